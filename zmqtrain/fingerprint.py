@@ -74,7 +74,10 @@ def remedy_of_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> 
             "One job has built two models: let its seed alone decide their shapes and values, and "
             "install the same versions on every host"
         )
-    return "Start every task with the same job file, data and options"
+    same = "Start every task with the same job file, data and options"
+    if DATA in _that_differ(theirs, ours):
+        return f"{same}; data made at random needs a seed, as in numpy.random.default_rng(0)"
+    return same
 
 
 def _that_differ(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:

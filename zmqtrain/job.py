@@ -34,6 +34,7 @@ from zmqtrain import policies
 from zmqtrain.data.arrays import Arrays, as_dataset
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.stream import StreamPlan, stream_of
+from zmqtrain.data.subset import Typed
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.fingerprint import (
     DEVICES,
@@ -646,7 +647,8 @@ class Job(BaseModel):
         match loaded:
             case (Dataset() as training, (Dataset() | None) as evaluation):
                 self._check_sizes(training, evaluation)
-                return training, evaluation
+                evaluated = None if evaluation is None else Typed(evaluation)
+                return Typed(training, self.data), evaluated
         parts = loaded if isinstance(loaded, tuple) else ()
         kind = (
             f"a {type(loaded).__name__}"

@@ -62,9 +62,9 @@ def test_without_inputs_all_columns_but_the_target_count() -> None:
     ("inputs", "message"),
     [
         ("wait", r"the table has no column 'wait'; it has age, .*; did you mean weight\?"),
-        ("name", "column 'name' .* holds object, such as .*a.*; expected numbers"),
-        ("ragged", "column 'ragged' has lists of 1 to 2 values; expected one length"),
-        ("gaps", "column 'gaps' has 1 empty values, the first in row 1"),
+        ("name", "column 'name' of the table holds string; expected numbers"),
+        ("ragged", "column 'ragged' of the table has lists of 1 to 2 values; expected one length"),
+        ("gaps", "column 'gaps' of the table has 1 empty values, the first in row 1"),
     ],
 )
 def test_column_that_makes_no_array_is_refused(inputs: str, message: str) -> None:
@@ -82,9 +82,9 @@ def write(path: Path, text: str) -> None:
         ({}, r"no file .*\*\.csv is in"),
         ({"a.csv": "x,y\n1,2\n3\n"}, r"a\.csv: cannot be read \(CSV parse error"),
         ({"a.csv": ""}, r"a\.csv: cannot be read"),
-        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, r"b\.csv and .*a\.csv differ .* y, z"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, r"b\.csv has no column 'y'"),
         ({"a.csv": "x,z\n1,2\n"}, "has no column 'y'"),
-        ({"a.csv": "x,y\n1,\n"}, "column 'y' has 1 empty values, the first in row 0"),
+        ({"a.csv": "x,y\n1,\n"}, r"column 'y' of .*a\.csv has 1 empty values, the first in row 0"),
     ],
 )
 def test_csv_that_cannot_be_read_is_refused(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.data.exact import joined, plain
 from zmqtrain.data.files import reading
 from zmqtrain.data.stream import Stream
 from zmqtrain.data.subset import Subset
@@ -21,6 +23,7 @@ READERS = {
     "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
     "datasets.iterable_dataset": "Stream(range(dataset.num_shards), read); docs/data.md has one",
     "pandas": "Table(frame, inputs=..., target=...)",
+    "polars": "Table(frame, inputs=..., target=...)",
     "pyarrow": "Table(table, inputs=..., target=...)",
 }
 """How examples of other libraries are read; they have another ``take`` than a Dataset."""
@@ -37,8 +40,12 @@ class ArrayDataset:
     def __init__(self, *arrays: Array) -> None:
         """
         Raises:
-            DataError: no array, a 0-d array, or different numbers of rows.
+            DataError: no array, a 0-d array, different numbers of rows, or masked values.
         """
+        arrays = tuple(
+            plain(array, f"array {place}") if isinstance(array, np.ma.MaskedArray) else array
+            for place, array in enumerate(arrays)
+        )
         shapes = [array.shape for array in arrays]
         if not shapes or () in shapes or len({shape[0] for shape in shapes}) != 1:
             raise DataError(
@@ -158,13 +165,45 @@ def as_dataset(examples: Any) -> Dataset:
 
 
 def _by_row(part: Any) -> Any:
-    """Return columns of pandas, whose rows are known by labels, as an array; others as they are."""
-    return np.asarray(part) if type(part).__module__.partition(".")[0] == "pandas" else part
+    """Return columns of pandas or polars as an array; others as they are.
+
+    Raises:
+        DataError: values are missing, or the columns have no common dtype.
+    """
+    library = type(part).__module__.partition(".")[0]
+    if library not in ("pandas", "polars"):
+        return part
+    if np.ndim(part) == 2:
+        columns = getattr(part, "iloc", part)
+        each = [_by_row(columns[:, place]) for place in range(part.shape[1])]
+        return joined(each, "the columns of a frame", partial(np.stack, axis=1))
+    missing = int(part.isna().sum()) if library == "pandas" else part.null_count()
+    array = np.asarray(part)
+    if missing and array.dtype.kind != "f":
+        raise DataError(
+            f"a column of {library} has {missing} empty values; expected a value in each row: fill "
+            "them in, or leave these rows out"
+        )
+    return array
 
 
 def _mapped(path: str | Path) -> NDArray[Any]:
     with reading(path):
-        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+        try:
+            found = np.load(path, mmap_mode="r")
+        except ValueError as error:
+            if "Python objects" not in str(error):
+                raise
+            raise DataError(
+                f"{path}: cannot be read (it holds Python objects); expected numbers: save "
+                "lists of one length, as np.save(path, np.array(lists, np.float32)) does"
+            ) from error
+    if not isinstance(found, np.ndarray):
+        raise DataError(
+            f"{path} is an archive of {', '.join(found.files)}; expected one array: load it with "
+            "numpy.load and give its arrays"
+        )
+    return found
 
 
 def _size(path: Any) -> int:

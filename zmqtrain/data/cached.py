@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset, as_dataset
 from zmqtrain.data.description import describe
+from zmqtrain.data.exact import exact
 from zmqtrain.data.files import one_task_at_a_time, write_whole
-from zmqtrain.data.subset import checked
+from zmqtrain.data.subset import Typed
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
 
@@ -37,7 +40,7 @@ class Cached:
 
     def __init__(self, examples: Any, directory: str | Path | None = None) -> None:
         """``examples``: a tuple of arrays, a Dataset, or one of torch."""
-        self.dataset = as_dataset(examples)
+        self.dataset = Typed(as_dataset(examples))
         self.directory = None if directory is None else Path(directory)
         self._kept: tuple[NDArray[np.bool_], list[NDArray[Any]]] | None = None
 
@@ -53,26 +56,40 @@ class Cached:
         """
         if self.directory is not None:
             return self._stored.take(indices)
-        if self._kept is None:
-            self._kept = self._make_room(self.dataset.take(np.asarray(indices)[:1]))
-        is_kept, arrays = self._kept
+        indices = np.asarray(indices)
+        is_kept, arrays = self._kept or (np.zeros(len(self), np.bool_), None)
         missing = np.unique(indices[~is_kept[indices]])
-        if missing.size:
-            for array, rows in zip(arrays, self._read(missing), strict=True):
-                array[missing] = rows
+        if arrays is None or missing.size:
+            batch = self.dataset.take(missing)
+            if arrays is None:
+                arrays = self._room(batch)
+                self._kept = is_kept, arrays
+            self._copy(batch, missing, arrays)
             is_kept[missing] = True
         return tuple(array[indices] for array in arrays)
 
     def __repr__(self) -> str:
         return f"Cached({self.dataset!r}{f', {str(self.directory)!r}' if self.directory else ''})"
 
-    def _read(self, indices: Array) -> Batch:
-        return checked(self.dataset.take(indices), len(indices), self.dataset)
+    def _copy(self, batch: Batch, indices: Array, room: Sequence[NDArray[Any]]) -> None:
+        """Copy a batch to the places of its examples.
 
-    def _make_room(self, first: Batch) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
-        """Return which examples are kept, and room for all of them."""
-        rows = [np.asarray(array) for array in first]
-        nbytes = len(self) * sum(row.nbytes for row in rows)
+        Raises:
+            DataError: they have another shape than the first ones, or longer texts.
+        """
+        for place, (rows, array) in enumerate(zip(map(np.asarray, batch), room, strict=True)):
+            what = f"array {place} of {self.dataset!r}"
+            if rows.shape[1:] != array.shape[1:]:
+                raise DataError(
+                    f"{what} has examples of the shape {rows.shape[1:]}, and {array.shape[1:]} in "
+                    "the first batch; expected one shape: crop, resize or pad them"
+                )
+            array[indices] = exact(rows, array.dtype, what, "keep numbers of texts instead")
+
+    def _room(self, batch: Batch) -> list[NDArray[Any]]:
+        """Return room for all examples, which are like those of this batch."""
+        like = [np.asarray(array) for array in batch]
+        nbytes = len(self) * sum(a.itemsize * prod(a.shape[1:]) for a in like)
         free = psutil.virtual_memory().available
         if nbytes > free:
             raise ConfigError(
@@ -80,8 +97,7 @@ class Cached:
                 f"has {free >> 20} MiB left; give it a directory: Cached(data, directory)"
             )
         log.info("the cache of %r takes up to %d MiB", self.dataset, nbytes >> 20)
-        room = [np.empty((len(self), *row.shape[1:]), row.dtype) for row in rows]
-        return np.zeros(len(self), np.bool_), room
+        return [np.empty((len(self), *a.shape[1:]), a.dtype) for a in like]
 
     @cached_property
     def _stored(self) -> ArrayDataset:
@@ -111,8 +127,7 @@ class Cached:
             ]
             for start in range(0, len(self), ROWS):
                 rows = np.arange(start, min(start + ROWS, len(self)))
-                for file, array in zip(files, self._read(rows), strict=True):
-                    file[rows] = array
+                self._copy(self.dataset.take(rows), rows, files)
             for file in files:
                 file.flush()
             write_whole(note, json.dumps({"data": description, "files": names}).encode())

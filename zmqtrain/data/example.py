@@ -28,9 +28,11 @@ message_type { name: "Features"
     field { name: "key" number: 1 type: TYPE_STRING }
     field { name: "value" number: 2 type_name: ".Feature" type: TYPE_MESSAGE } } }
 message_type { name: "Example"
-  field { name: "features" number: 1 type_name: ".Features" type: TYPE_MESSAGE } }
+  field { name: "features" number: 1 type_name: ".Features" type: TYPE_MESSAGE }
+  field { name: "feature_lists" number: 2 type: TYPE_BYTES } }
 """
-"""What tensorflow/core/example/example.proto and feature.proto declare."""
+"""What tensorflow/core/example/example.proto and feature.proto declare; feature_lists is
+SequenceExample's."""
 
 
 def parse_example(record: bytes) -> dict[str, Any]:
@@ -40,19 +42,24 @@ def parse_example(record: bytes) -> dict[str, Any]:
 
     Raises:
         ConfigError: protobuf is not installed.
-        DataError: the record is no Example.
+        DataError: the record is no Example, or it is a SequenceExample.
     """
     Example = _example_class()
     from google.protobuf.message import DecodeError
 
     try:
-        features = Example.FromString(record).features.feature
+        example = Example.FromString(record)
     except DecodeError as error:
         raise DataError(
             f"a record of {len(record)} bytes is not an Example ({error}); expected what "
             "tf.train.Example's SerializeToString returns; parse it as what it is"
         ) from error
-    return {name: _values(feature) for name, feature in features.items()}
+    if example.feature_lists:
+        raise DataError(
+            f"a record of {len(record)} bytes is a SequenceExample; expected an Example, which has "
+            "no feature_lists; parse it with tf.train.SequenceExample, or write lists of one length"
+        )
+    return {name: _values(feature) for name, feature in example.features.feature.items()}
 
 
 def _values(feature: Any) -> Any:

@@ -27,14 +27,27 @@ def files_of(paths: Paths) -> list[Path]:
     found: list[Path] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         text = os.fspath(path)
-        names = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+        names = (
+            [text] if os.path.exists(text) else sorted(glob.glob(_pattern(text), recursive=True))
+        )
         if not names:
+            brackets = "; in a pattern, [[] stands for a bracket" if "[" in text else ""
             raise DataError(
                 f"no file {text} is in {Path.cwd()}; expected a file or a pattern such as "
-                "data/train-*; correct the path, or copy the files to this host"
+                f"data/train-*; correct the path, or copy the files to this host{brackets}"
             )
         found += map(Path, names)
     return found
+
+
+def _pattern(text: str) -> str:
+    """Return a pattern in which the directories that exist stand for themselves."""
+    there = next((parent for parent in Path(text).parents if parent.exists()), None)
+    return (
+        text
+        if there is None
+        else os.path.join(glob.escape(str(there)), Path(text).relative_to(there))
+    )
 
 
 DAMAGED = (
@@ -54,11 +67,18 @@ def reading(path: object) -> Iterator[None]:
     try:
         yield
     except DAMAGED as error:
-        reason = getattr(error, "strerror", None) or error or type(error).__name__
-        raise DataError(
-            f"{path}: cannot be read ({reason}); expected a whole file; write or download it "
-            "again, or copy it to this host"
-        ) from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        advice = "a whole file; write or download it again, or copy it to this host"
+        if "is a directory" in reason.lower():
+            advice = f"a file, or a pattern of those in it: {path}/*{_ending(path)}"
+        raise DataError(f"{path}: cannot be read ({reason}); expected {advice}") from error
+
+
+def _ending(directory: object) -> str:
+    """Return the ending of most files in a directory."""
+    paths = Path(str(directory)).iterdir()
+    endings = [path.suffix for path in paths if path.name[0] not in "._"]
+    return max(endings, key=endings.count, default="")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from zmqtrain.errors import DataError, imported
 from zmqtrain.models.base import Array, Batch
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+BITS_PER_SAMPLE, WHITE_IS_ZERO = 258, 262  # TIFF's tags
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +25,11 @@ class ImageFolder:
 
     ``directory`` has a folder for each class, with images in it or below it. ``size`` is (height,
     width), or one number for both; images are stretched to it. ``channels``: "first" for arrays
-    (n, channels, height, width), as torch has them, or "last". ``mode``: "RGB", or "L" for gray.
-    ``threads`` decode the images of a batch.
+    (n, channels, height, width), as torch has them, or "last", as Keras has. ``mode``: "RGB", or
+    "L" for gray. ``threads`` decode the images of a batch.
+
+    Images of 8 and of 16 bits a channel are divided by their own range, so folders may mix them;
+    images of floats must be in 0 .. 1. Others, such as those of 32-bit integers, are refused.
     """
 
     directory: str | Path
@@ -78,7 +82,50 @@ class ImageFolder:
         library = imported("PIL.Image", "data")
         height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
         with reading(path), library.open(path) as image:
-            resized = image.convert(self.mode).resize((width, height), library.Resampling.BILINEAR)
+            image.load()
+            has_bytes = image.mode[0] not in "IF"
+            converted = _in_bytes(image, self.mode, path) if has_bytes else _in_floats(image, path)
+            resized = converted.resize((width, height), library.Resampling.BILINEAR)
         pixels = np.asarray(resized, np.float32).reshape(height, width, -1)
-        pixels = pixels / np.float32(255)
+        if resized.mode == "F":
+            pixels = np.repeat(pixels, len(self.mode), axis=2)
+        else:
+            pixels = pixels / np.float32(255)
         return pixels.transpose(2, 0, 1) if self.channels == "first" else pixels
+
+
+def _in_bytes(image: Any, mode: str, path: Path) -> Any:
+    """Return an image of at most 8 bits a channel in this mode.
+
+    Raises:
+        DataError: Pillow cannot convert it.
+    """
+    try:
+        return image.convert(mode)
+    except ValueError as error:
+        raise _refused(image, path, f"an image that Pillow converts to {mode}") from error
+
+
+def _in_floats(image: Any, path: Path) -> Any:
+    """Return a gray image of more than 8 bits in mode F, its range being 0 .. 1.
+
+    Raises:
+        DataError: its range is not known.
+    """
+    pixels, tags = np.asarray(image), getattr(image, "tag_v2", {})
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        if tags.get(WHITE_IS_ZERO) == 0:
+            raise _refused(image, path, "gray values of which 0 is black")
+        (bits,) = tags.get(BITS_PER_SAMPLE, (16,))
+        pixels = pixels / ((1 << bits) - 1)
+    elif image.mode == "I" or not (pixels.min() >= 0 and pixels.max() <= 1):
+        found = f"; it has values from {pixels.min()} to {pixels.max()}"
+        raise _refused(image, path, f"8 or 16 bits a channel, or floats in 0 .. 1{found}")
+    return imported("PIL.Image", "data").fromarray(pixels.astype(np.float32))
+
+
+def _refused(image: Any, path: Path, expected: str) -> DataError:
+    return DataError(
+        f"{path} is of Pillow's mode {image.mode!r}; expected {expected}; convert it, or leave it "
+        "out"
+    )

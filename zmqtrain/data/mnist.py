@@ -28,7 +28,8 @@ EXPECTED = (
 class Mnist:
     """Data: handwritten digits of 28 x 28 pixels, from the job's data directory.
 
-    The directory holds either Keras's ``mnist.npz`` or the IDX files of MNIST, gzipped or not.
+    The directory holds either Keras's ``mnist.npz`` or the IDX files of MNIST, gzipped or not; that
+    archive may also be named itself.
     Features are float32 (n, 784) in 0 .. 1, labels int64 (n,) in 0 .. 9.
 
     If there are training and test files, these are the two sets. If there is only one of them, the
@@ -45,6 +46,10 @@ class Mnist:
         if directory is None:
             raise DataError(f"no data directory is set; {EXPECTED}")
         folder = Path(directory)
+        if folder.suffix == ".npz" and folder.is_file():
+            return _of_archive(folder)
+        if folder.is_file():
+            raise DataError(f"{directory} is a file; {EXPECTED}")
         with reading(folder):
             files = sorted(folder.iterdir())
         if folder / ARCHIVE in files:

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from zmqtrain.data.arrays import as_dataset
+from zmqtrain.data.exact import concatenated
 from zmqtrain.data.subset import Seeded, take_seeded
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
@@ -75,7 +76,7 @@ class Parallel(Seeded):
             raise failure
         if count == 1:
             return answers[0]  # type: ignore[return-value]
-        return tuple(map(np.concatenate, zip(*answers, strict=True)))
+        return concatenated(answers, repr(self))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"Parallel({self.dataset!r}, {self.processes})"

@@ -8,19 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.data.exact import ONE_DTYPE, exact, joined, plain
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
+OTHER_BATCHES = (
+    "for batches of another kind, such as dicts, lists or graphs, give the examples' numbers as "
+    "data, (np.arange(n),), and make the batch in the model's training_step"
+)
 
-def take_seeded(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch:
+
+def take_seeded(
+    dataset: Dataset, indices: Array, seed: int, passes: Array, owner: object = None
+) -> Batch:
     """Return these examples, with random numbers of the seed and the pass where there are any.
+
+    ``owner``: what errors name instead of ``dataset``.
 
     Raises:
         DataError: it returns something else; see :func:`checked`.
     """
     own = getattr(dataset, "take_seeded", None)
     batch = dataset.take(indices) if own is None else own(indices, seed, passes)
-    return checked(batch, len(indices), dataset)
+    return checked(batch, len(indices), dataset if owner is None else owner)
 
 
 def checked(batch: Any, rows: int, owner: object) -> Batch:
@@ -32,7 +42,7 @@ def checked(batch: Any, rows: int, owner: object) -> Batch:
     if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
         raise DataError(
             f"take() of {owner!r} returned {batch!r:.80}; expected a tuple of arrays with a row "
-            "for each example, such as (features, labels)"
+            f"for each example, such as (features, labels); {OTHER_BATCHES}"
         )
     for place, array in enumerate(batch):
         if np.shape(array)[:1] != (rows,):
@@ -41,7 +51,19 @@ def checked(batch: Any, rows: int, owner: object) -> Batch:
                 f"returned has the shape {np.shape(array)}; expected {rows} rows in each array, in "
                 "the order of the indices"
             )
-    return batch
+    if all(_is_plain(array) for array in batch):
+        return batch
+    return tuple(
+        array if _is_plain(array) else plain(array, f"array {place} of {owner!r}")
+        for place, array in enumerate(batch)
+    )
+
+
+def _is_plain(array: Any) -> bool:
+    """Return whether an array can stay as it is; those of other libraries may."""
+    if type(array) is np.ndarray:
+        return bool(array.dtype.isnative)
+    return not isinstance(array, np.ndarray) and hasattr(array, "dtype")
 
 
 def layers(dataset: Any) -> Iterator[Any]:
@@ -58,7 +80,15 @@ def stacked(examples: Iterable[Any]) -> Batch:
         DataError: they have different shapes, or hold something else.
     """
     rows = [row if isinstance(row, tuple | list) else (row,) for row in examples]
-    columns = [[np.asarray(value) for value in column] for column in zip(*rows, strict=True)]
+    if len(counts := {len(row) for row in rows}) > 1:
+        raise DataError(
+            f"the examples have {' and '.join(map(str, sorted(counts)))} arrays; expected the same "
+            "number in each"
+        )
+    columns = [
+        [plain(value, f"array {place} of an example") for value in column]
+        for place, column in enumerate(zip(*rows, strict=True))
+    ]
     for place, column in enumerate(columns):
         if len(shapes := {array.shape for array in column}) > 1:
             raise DataError(
@@ -67,10 +97,13 @@ def stacked(examples: Iterable[Any]) -> Batch:
             )
         if column[0].dtype == object:
             raise DataError(
-                f"array {place} of the examples holds {column[0].item()!r:.80}; expected arrays or "
-                "numbers"
+                f"array {place} of the examples holds {column[0].ravel()[0]!r:.80}; expected "
+                f"arrays or numbers; {OTHER_BATCHES}"
             )
-    return tuple(np.stack(column) for column in columns)
+    return tuple(
+        joined(column, f"array {place} of the examples", np.stack)
+        for place, column in enumerate(columns)
+    )
 
 
 class Seeded:
@@ -86,6 +119,69 @@ class Seeded:
             DataError: an example cannot be read or made.
         """
         raise NotImplementedError
+
+
+class Typed:
+    """A data set whose batches have arrays like those of the first one.
+
+    Their number, dtypes and ranks are the same whatever rows a batch has; numbers of another dtype
+    are converted if all stay as they are. What a task trains on and evaluates is wrapped in this.
+    """
+
+    def __init__(self, dataset: Dataset, owner: object = None) -> None:
+        """``owner``: what errors name instead of ``dataset``."""
+        self.dataset, self._owner = dataset, owner
+        self._first: dict[str, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Array) -> Batch:
+        return self._fitted(checked(self.dataset.take(indices), len(indices), self))
+
+    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
+        return self._fitted(take_seeded(self.dataset, indices, seed, passes, self))
+
+    def __repr__(self) -> str:
+        return repr(self.dataset if self._owner is None else self._owner)
+
+    def _fitted(self, batch: Batch) -> Batch:
+        """
+        Raises:
+            DataError: the batch has other arrays than the first one.
+        """
+        if not self._first:
+            self._first.setdefault("batch", tuple(array[:0] for array in batch))
+        first = self._first["batch"]
+        if len(batch) != len(first):
+            raise DataError(
+                f"take() of {self!r} returned {len(batch)} arrays, and {len(first)} for the first "
+                "batch; expected the same number for all examples"
+            )
+        pairs = list(zip(batch, first, strict=True))
+        if all(a.ndim == b.ndim and a.dtype == b.dtype for a, b in pairs):
+            return batch
+        return tuple(_like(a, b, f"array {n} of {self!r}") for n, (a, b) in enumerate(pairs))
+
+
+def _like(array: Array, first: Array, what: str) -> Array:
+    """Return ``array`` in the dtype of ``first``, the same array of the first batch.
+
+    Raises:
+        DataError: it has another rank, or holds a value that this dtype cannot hold.
+    """
+    if array.ndim != first.ndim:
+        raise DataError(
+            f"{what} has examples of the shape {array.shape[1:]}, and {first.shape[1:]} in the "
+            "first batch; expected one number of dimensions"
+        )
+    advice = f"the first batch has {first.dtype}; {ONE_DTYPE}"
+    if isinstance(array, np.ndarray) and isinstance(first, np.ndarray):
+        is_text = array.dtype.kind == first.dtype.kind and array.dtype.kind in "SU"
+        return array if is_text else exact(array, first.dtype, what, advice)
+    if array.dtype != first.dtype:
+        raise DataError(f"{what} holds {array.dtype}; {advice}")
+    return array
 
 
 class Subset:

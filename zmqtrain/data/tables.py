@@ -3,29 +3,31 @@
 Examples are rows. ``inputs`` and ``target`` name columns; a batch is the inputs, then the target.
 One name is one array. Of several names, columns of numbers become one float32 array
 (n, columns), and columns of lists an array each. Without ``inputs`` all other columns count.
+
+All files of a data set have one schema: columns are found by name, in the order of the first file,
+and have one dtype. Floats are rounded to float32; a whole number that its array cannot hold is an
+error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
+from zmqtrain.data.columns import Choice, Columns, Names, numbers
+from zmqtrain.data.exact import concatenated, plain
 from zmqtrain.data.files import Paths, files_of, reading
-from zmqtrain.errors import DataError, did_you_mean, imported
+from zmqtrain.errors import DataError, imported
 from zmqtrain.models.base import Array, Batch
 
 if TYPE_CHECKING:
     import pyarrow
-
-Names: TypeAlias = str | Sequence[str] | None
-"""One column, several, or (None) for inputs all others, for a target none."""
 
 
 class _InMemory:
@@ -53,17 +55,16 @@ class _InMemory:
 
 @dataclass(frozen=True, eq=False)
 class Table(_InMemory):
-    """Examples in a pandas DataFrame or an Arrow table."""
+    """Examples in a DataFrame of pandas or polars, or in an Arrow table."""
 
     table: Any
     inputs: Names = None
     target: Names = None
 
     def _read(self) -> Batch:
-        arrow, table = imported("pyarrow", "data"), self.table
-        if not isinstance(table, arrow.Table):
-            table = arrow.Table.from_pandas(table, preserve_index=False)
-        return _batch(table, Columns(table.column_names, self.inputs, self.target, "the table"))
+        where = "the table"
+        table = _arrow(self.table, self.inputs, self.target, where)
+        return Columns([(where, table.schema)], self.inputs, self.target).batch(table, where)
 
     def __repr__(self) -> str:
         return f"Table({type(self.table).__name__}, {self.inputs!r}, {self.target!r})"
@@ -82,21 +83,55 @@ class CSV(_InMemory):
     delimiter: str = ","
 
     def _read(self) -> Batch:
-        arrow, csv = imported("pyarrow", "data"), imported("pyarrow.csv", "data")
-        files = files_of(self.paths)
-        options = csv.ParseOptions(delimiter=self.delimiter)
-        tables = []
-        for file in files:
-            with reading(file):
-                tables.append(csv.read_csv(file, parse_options=options))
-            if missing := set(tables[0].column_names) ^ set(tables[-1].column_names):
+        files = [str(file) for file in files_of(self.paths)]
+        tables = [self._table(file) for file in files]
+        schemas = [(file, table.schema) for file, table in zip(files, tables, strict=True)]
+        columns = Columns(schemas, self.inputs, self.target)
+        for file, table in zip(files, tables, strict=True):
+            self._check_wholes(file, table.select(columns.names))
+        parts = [columns.batch(table, file) for file, table in zip(files, tables, strict=True)]
+        return concatenated(parts, repr(self))
+
+    def _table(self, file: str, types: dict[str, Any] | None = None) -> pyarrow.Table:
+        csv = imported("pyarrow.csv", "data")
+        with reading(file):
+            return csv.read_csv(
+                file,
+                parse_options=csv.ParseOptions(delimiter=self.delimiter),
+                convert_options=csv.ConvertOptions(column_types=types),
+            )
+
+    def _check_wholes(self, file: str, table: pyarrow.Table) -> None:
+        """Check whole numbers that no int64 can hold: they were read as floats.
+
+        Raises:
+            DataError: there are some.
+        """
+        import pyarrow
+        from pyarrow import compute
+
+        for name in table.column_names:
+            column = table.column(name)
+            if not pyarrow.types.is_floating(column.type):
+                continue
+            if (compute.max(compute.abs(column)).as_py() or 0) < 2.0**63:
+                continue
+            texts = self._table(file, {name: pyarrow.string()}).column(name)
+            wholes = texts.filter(compute.match_substring_regex(texts, r"^\s*[+-]?\d{19,}\s*$"))
+            if len(wholes):
                 raise DataError(
-                    f"{file} and {files[0]} differ in the columns {', '.join(sorted(missing))}; "
-                    "expected the same in every file"
+                    f"column {name!r} of {file} holds {wholes[0]}, which int64 cannot hold; "
+                    "expected whole numbers below 2**63: number its values from 0 on"
                 )
-        columns = Columns(tables[0].column_names, self.inputs, self.target, str(files[0]))
-        tables = [table.select(columns.names) for table in tables]
-        return _batch(arrow.concat_tables(tables, promote_options="permissive"), columns)
+
+
+class _Group(NamedTuple):
+    """A row group: its file, its number there, and its rows."""
+
+    path: Path
+    number: int
+    first_row: int
+    rows: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,53 +161,61 @@ class Parquet:
         """
         indices = np.asarray(indices)
         groups = np.searchsorted(self._starts, indices, side="right") - 1
-        batch: Batch = ()
+        batch = tuple(np.empty((len(indices), *a.shape[1:]), a.dtype) for a in self._like)
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
-            arrays = self._read(group)
-            if not batch:
-                batch = tuple(np.empty((len(indices), *a.shape[1:]), a.dtype) for a in arrays)
-            for rows, array in zip(batch, arrays, strict=True):
+            for rows, array in zip(batch, self._read(group), strict=True):
                 rows[places] = array[indices[places] - self._starts[group]]
         return batch
 
     @cached_property
-    def _groups(self) -> list[tuple[Path, int, int]]:
-        """File, number and rows of each row group."""
+    def _schema(self) -> tuple[Columns, list[_Group]]:
+        """The columns of all files, and the row groups."""
         parquet = imported("pyarrow.parquet", "data")
-        groups = []
-        for file in files_of(self.paths):
-            with reading(file):
-                of_file = parquet.ParquetFile(file).metadata
-            counts = [of_file.row_group(n).num_rows for n in range(of_file.num_row_groups)]
-            groups += [(file, number, count) for number, count in enumerate(counts)]
-        return groups
+        schemas, groups = [], []
+        for path in files_of(self.paths):
+            with reading(path):
+                file = parquet.ParquetFile(path)
+                counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+            starts = np.cumsum([0, *counts]).tolist()
+            groups += [_Group(path, n, starts[n], rows) for n, rows in enumerate(counts)]
+            schemas.append((str(path), file.schema_arrow))
+        return Columns(schemas, self.inputs, self.target), groups
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """The first row of each row group, and the number of rows."""
-        return np.cumsum([0, *(rows for _, _, rows in self._groups)])
+        return np.cumsum([0, *(group.rows for group in self._schema[1])])
 
-    def _read(self, group: int) -> Batch:
+    @cached_property
+    def _like(self) -> Batch:
+        """Arrays with no rows: the lists of the first row group have the lengths of all."""
+        first = int(np.searchsorted(self._starts, 0, side="right")) - 1
+        return tuple(array[:0].copy() for array in self._read(first))
+
+    def _read(self, number: int) -> Batch:
         """Return a row group; the last ones that were read stay in memory."""
         from pyarrow import parquet
 
-        arrays = self._kept.pop(group, None)
+        arrays = self._kept.pop(number, None)
         if arrays is None:
-            path, number, rows = self._groups[group]
-            where = f"{path}, row group {number}"
+            columns, groups = self._schema
+            group = groups[number]
+            where = f"{group.path}, row group {group.number}"
             with reading(where):
-                file = parquet.ParquetFile(path)
-                columns = Columns(file.schema_arrow.names, self.inputs, self.target, str(path))
-                table = file.read_row_group(number, columns.names)
-            if len(table) != rows:
+                file = parquet.ParquetFile(group.path)
+                columns.check(file.schema_arrow, str(group.path))
+                table = file.read_row_group(group.number, columns.names)
+            if len(table) != group.rows:
                 raise DataError(
-                    f"{where} has {len(table)} rows, and had {rows} when the job began; data must "
-                    "stay as it is while it trains; start the task again"
+                    f"{where} has {len(table)} rows, and had {group.rows} when the job began; data "
+                    "must stay as it is while it trains; start the task again"
                 )
-            arrays = _batch(table, columns)
+            arrays = columns.batch(
+                table, str(group.path), range(group.first_row, group.first_row + group.rows)
+            )
             self._make_room(arrays)
-        self._kept[group] = arrays  # the last one
+        self._kept[number] = arrays  # the last one
         return arrays
 
     def _make_room(self, arrays: Batch) -> None:
@@ -180,6 +223,9 @@ class Parquet:
         for group in list(self._kept):
             if used > self.memory_nbytes:
                 used -= _nbytes(self._kept.pop(group, ()))
+
+
+WHERE = "the data set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,97 +245,65 @@ class HuggingFace:
         Raises:
             DataError: a column is missing or holds no numbers.
         """
-        dataset = self.dataset
+        dataset, rows = self.dataset, np.asarray(indices).tolist()
+        if (columns := self._columns) is not None:
+            batch = columns.batch(dataset.with_format("arrow")[rows], WHERE, rows)
+            return tuple(a.astype(np.int64) if a.dtype.kind in "iu" else a for a in batch)
         if dataset.format["type"] != "custom":
             dataset = dataset.with_format("numpy")
-        rows = dataset[np.asarray(indices).tolist()]
-        columns = Columns(list(rows), self.inputs, self.target, "the data set")
-        return columns.batch(lambda name: np.asarray(rows[name]))
+        found = dataset[rows]
+        choice = Choice(list(found), self.inputs, self.target, WHERE)
+
+        def column(name: str) -> NDArray[Any]:
+            what = f"column {name!r} of {WHERE}"
+            return numbers(plain(found[name], what), what)
+
+        return choice.batch(column, WHERE)
+
+    @cached_property
+    def _columns(self) -> Columns | None:
+        """The columns; None if a transform makes them, or ``datasets`` decodes them."""
+        if self.dataset.format["type"] == "custom":
+            return None
+        schema = self.dataset.features.arrow_schema
+        names = Choice(schema.names, self.inputs, self.target, WHERE).names
+        if any(_is_decoded(schema.field(name).type) for name in names):
+            return None
+        return Columns([(WHERE, schema)], self.inputs, self.target)
 
     def __repr__(self) -> str:
         return f"HuggingFace({len(self)} rows, {self.inputs!r}, {self.target!r})"
 
 
-class Columns:
-    """Which columns make the arrays of a batch."""
-
-    def __init__(self, available: Sequence[str], inputs: Names, target: Names, where: str) -> None:
-        """
-        Raises:
-            DataError: a column is missing; ``where`` says in what.
-        """
-        last = [] if target is None else [target]
-        if inputs is None:
-            inputs = [n for n in available if n != target and n not in (target or ())]
-        self._groups = [inputs, *last]
-        self._where = where
-        for name in self.names:
-            if name not in available:
-                raise DataError(
-                    f"{where} has no column {name!r}; it has {', '.join(available)}"
-                    f"{did_you_mean(name, available)}"
-                )
-
-    @property
-    def names(self) -> list[str]:
-        """All names, in order."""
-        return [n for group in self._groups for n in ([group] if isinstance(group, str) else group)]
-
-    def batch(self, column: Callable[[str], NDArray[Any]]) -> Batch:
-        """Return the columns as a batch: one array, or one after another.
-
-        Raises:
-            DataError: a column holds no numbers.
-        """
-        batch: list[NDArray[Any]] = []
-        for group in self._groups:
-            names = [group] if isinstance(group, str) else group
-            arrays = [self._numbers(name, column(name)) for name in names]
-            if not isinstance(group, str) and all(array.ndim == 1 for array in arrays):
-                arrays = [np.stack(arrays, axis=1).astype(np.float32)]
-            batch += arrays
-        return tuple(batch)
-
-    def _numbers(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Return floats as float32, single integers as int64, arrays of integers as they are."""
-        if array.dtype.kind not in "biuf":
-            raise DataError(
-                f"column {name!r} of {self._where} holds {array.dtype}, such as "
-                f"{array.ravel()[:1].tolist()}; expected numbers, or lists of one length: leave it "
-                "out, or give its values numbers first"
-            )
-        if array.dtype.kind == "f":
-            return array.astype(np.float32, copy=False)
-        return array.astype(np.int64, copy=False) if array.ndim == 1 else array
-
-
-def _batch(table: pyarrow.Table, columns: Columns) -> Batch:
-    return columns.batch(lambda name: _array(table.column(name).combine_chunks(), name))
-
-
-def _array(column: pyarrow.Array, name: str) -> NDArray[Any]:
-    """Return an Arrow column as an array, one of lists as (rows, length, ...).
-
-    Raises:
-        DataError: a value is missing, or lists have different lengths.
-    """
-    if column.null_count:
-        row = column.is_null().index(True).as_py()
-        raise DataError(
-            f"column {name!r} has {column.null_count} empty values, the first in row {row}; "
-            "expected a number in each row; fill them in, or leave these rows out"
-        )
-    if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    flat = _array(column.flatten(), name)
-    lengths = set(column.value_lengths().to_pylist())
-    if len(lengths) > 1:
-        raise DataError(
-            f"column {name!r} has lists of {min(lengths)} to {max(lengths)} values; expected one "
-            "length: cut or pad them"
-        )
-    return flat.reshape(len(column), *lengths, *flat.shape[1:])
-
-
 def _nbytes(arrays: Batch) -> int:
     return sum(int(array.nbytes) for array in arrays)
+
+
+def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Table:
+    """Return a table as one of Arrow; of pandas only the columns that are meant are converted.
+
+    Raises:
+        DataError: it is no table, or Arrow has no type for a column.
+    """
+    arrow = imported("pyarrow", "data")
+    if isinstance(table, arrow.Table):
+        return table
+    try:
+        if hasattr(table, "iloc"):
+            names = list(map(str, table.columns))
+            chosen = set(Choice(names, inputs, target, where).names)
+            meant = [place for place, name in enumerate(names) if name in chosen]
+            return arrow.Table.from_pandas(table.iloc[:, meant], preserve_index=False)
+        return arrow.table(table)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise DataError(
+            f"{where}, a {type(table).__name__}, cannot be read ({error}); expected a DataFrame of "
+            "pandas or polars, or an Arrow table, with numbers in the columns that are meant"
+        ) from error
+
+
+def _is_decoded(kind: pyarrow.DataType) -> bool:
+    """Return whether ``datasets`` makes other values, such as images, of those of an Arrow type."""
+    while hasattr(kind, "value_type") and not hasattr(kind, "storage_type"):
+        kind = kind.value_type
+    return hasattr(kind, "storage_type") or bool(imported("pyarrow", "data").types.is_struct(kind))

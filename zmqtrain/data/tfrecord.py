@@ -276,7 +276,10 @@ def _decompressed(file: IO[bytes]) -> Iterator[bytes]:
     engine = zlib.decompressobj(AUTO)
     while chunk := file.read(MIB):
         while chunk:
-            if engine.eof:  # a gzip file may have several parts
+            if engine.eof:  # a gzip file may have several parts, and zeros behind each
+                chunk = chunk.lstrip(b"\0")
+                if not chunk:
+                    break
                 engine = zlib.decompressobj(AUTO)
             yield engine.decompress(chunk)
             chunk = engine.unused_data

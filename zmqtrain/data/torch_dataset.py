@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.data.parallel import Parallel
-from zmqtrain.data.subset import Seeded, stacked
+from zmqtrain.data.subset import OTHER_BATCHES, Seeded, stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
@@ -60,7 +60,18 @@ class TorchDataset(Seeded):
             return arrays
         with user_code("collate_fn", self, DataError):
             batch = self.collate_fn(list(arrays[0]))
-            return tuple(map(np.asarray, batch if isinstance(batch, tuple | list) else (batch,)))
+        parts = batch if isinstance(batch, tuple | list) else (batch,)
+        try:
+            found = tuple(map(np.asarray, parts))
+        except (TypeError, ValueError, RuntimeError):  # such as tensors of different lengths
+            found = ()
+        if not found or any(array.dtype == object for array in found):
+            raise DataError(
+                f"collate_fn of {self!r} returned a {type(batch).__name__}, {batch!r:.80}; "
+                "expected a tuple of arrays or tensors with a row for each example; "
+                f"{OTHER_BATCHES}"
+            )
+        return found
 
     def __repr__(self) -> str:
         return f"TorchDataset({self._examples!r})"

@@ -16,7 +16,7 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
-from zmqtrain.data.subset import first_of
+from zmqtrain.data.subset import Typed, first_of
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
@@ -316,5 +316,5 @@ def _examples(examples: Any) -> Dataset:
     """Return what to measure: of a Data its evaluation set."""
     if isinstance(examples, Data):
         train, validation = examples.load(None)
-        return train if validation is None else validation
-    return as_dataset(examples)
+        return Typed(train if validation is None else validation)
+    return Typed(as_dataset(examples))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.data.exact import concatenated
 from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Measures, Metric, Totals
@@ -127,9 +128,14 @@ def predict(
         raise DataError("there are no examples to predict; expected at least one")
     batches = _batches(dataset, range(len(dataset)), rows)
     parts = [outputs_of(model, parameters, batch) for batch in batches]
-    if isinstance(parts[0], tuple):
-        return tuple(map(np.concatenate, zip(*parts, strict=True)))
-    return np.concatenate(parts)
+    several = [part if isinstance(part, tuple) else (part,) for part in parts]
+    try:
+        outputs = concatenated(several, f"the outputs of {model!r}")
+    except DataError as error:
+        raise DataError(
+            f"{error}, or predict all examples in one batch: batch_size={len(dataset)}"
+        ) from error
+    return outputs if isinstance(parts[0], tuple) else outputs[0]
 
 
 def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:

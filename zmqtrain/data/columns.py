@@ -1,0 +1,263 @@
+"""Columns of tables as arrays: which ones, and of which dtype in all files of a data set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.data.exact import exact, promoted, rounded
+from zmqtrain.errors import DataError, did_you_mean, imported
+from zmqtrain.models.base import Batch
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Names: TypeAlias = str | Sequence[str] | None
+"""One column, several, or (None) for inputs all others, for a target none."""
+
+EXPECTED = (
+    "expected numbers, or lists of one length: leave it out, or give its values numbers first"
+)
+
+
+class Choice:
+    """Which columns make the arrays of a batch, by name."""
+
+    def __init__(self, available: Sequence[str], inputs: Names, target: Names, where: str) -> None:
+        """``available``: all columns of the first file; ``where`` names it in errors.
+
+        Raises:
+            DataError: a column is missing, or a name is not a text.
+        """
+        last = [] if target is None else [target]
+        self.is_all = inputs is None
+        if inputs is None:
+            inputs = [n for n in available if n != target and n not in (target or ())]
+        self.groups = [inputs, *last]
+        for group in self.groups:
+            if not isinstance(group, str | list | tuple) or not all(
+                isinstance(name, str) for name in group
+            ):
+                raise DataError(
+                    f"the columns are given as {group!r:.80}; expected the name of one as text, or "
+                    f"a list of names, of {', '.join(map(repr, available))}"
+                )
+        self._available, self._first = set(available), where
+        self.check(available, where)
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return [n for group in self.groups for n in ([group] if isinstance(group, str) else group)]
+
+    def check(self, available: Sequence[str], where: str) -> None:
+        """Check the names of the columns of one file.
+
+        Raises:
+            DataError: a column is missing or occurs twice, or there is one more and all are meant.
+        """
+        count = Counter(available)
+        for name in self.names:
+            if name not in count:
+                raise DataError(
+                    f"{where} has no column {name!r}; it has {', '.join(available)}"
+                    f"{did_you_mean(name, available)}"
+                )
+            if count[name] > 1:
+                raise DataError(
+                    f"{where} has {count[name]} columns named {name!r}; expected one: rename the "
+                    "others"
+                )
+        if self.is_all and (more := sorted(count.keys() - self._available)):
+            raise DataError(
+                f"{where} has columns that {self._first} lacks: {', '.join(more)}; expected the "
+                "same columns in every file: name those that are meant, with inputs="
+            )
+
+    def batch(self, column: Callable[[str], NDArray[Any]], where: str) -> Batch:
+        """Return the columns as a batch: one array, or one after another.
+
+        Of several names, single numbers become one float32 array (n, columns).
+
+        Raises:
+            DataError: a whole number is not exact as float32.
+        """
+        batch: list[NDArray[Any]] = []
+        for group in self.groups:
+            names = [group] if isinstance(group, str) else group
+            arrays = [column(name) for name in names]
+            if not isinstance(group, str) and all(array.ndim == 1 for array in arrays):
+                parts = zip(names, arrays, strict=True)
+                arrays = [np.stack([rounded(a, _of(n, where)) for n, a in parts], axis=1)]
+            batch += arrays
+        return tuple(batch)
+
+
+class Columns:
+    """The schema of a data set of tables: its columns, their dtypes, and the lengths of lists."""
+
+    def __init__(
+        self, schemas: Iterable[tuple[str, pyarrow.Schema]], inputs: Names, target: Names
+    ) -> None:
+        """``schemas``: of each file, with the name by which errors call it.
+
+        Raises:
+            DataError: a file has other columns, or a column that is no number.
+        """
+        (first, schema), *_ = schemas = list(schemas)
+        self._choice = Choice(schema.names, inputs, target, first)
+        kinds: dict[str, list[tuple[np.dtype[Any] | None, int]]] = {n: [] for n in self.names}
+        for where, schema in schemas:
+            self.check(schema, where)
+            for name in set(self.names):
+                kinds[name].append(_kind(schema.field(name).type, _of(name, where)))
+        self._kinds = {
+            name: _common(found, [where for where, _ in schemas], name)
+            for name, found in kinds.items()
+        }
+        self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return self._choice.names
+
+    def check(self, schema: pyarrow.Schema, where: str) -> None:
+        """
+        Raises:
+            DataError: a file has other columns.
+        """
+        self._choice.check(schema.names, where)
+
+    def batch(self, table: pyarrow.Table, where: str, rows: Sequence[int] | None = None) -> Batch:
+        """Return some rows of a table as arrays; ``rows``: their numbers, for errors.
+
+        Raises:
+            DataError: a value is missing or does not fit, or lists have different lengths.
+        """
+
+        rows = range(len(table)) if rows is None else rows
+
+        def column(name: str) -> NDArray[Any]:
+            what = _of(name, where)
+            dtype, depth = self._kinds[name]
+            array = _array(table.column(name).combine_chunks(), depth, what, rows)
+            if len(array):
+                self._check_shape(name, array.shape[1:], where)
+            if dtype.kind == "f":
+                return rounded(array, what)
+            return exact(array, dtype, what, "number its values from 0 on, or use fewer bits")
+
+        return self._choice.batch(column, where)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...], where: str) -> None:
+        expected, first = self._shapes.setdefault(name, (shape, where))
+        if shape != expected:
+            raise DataError(
+                f"{_of(name, where)} has lists of {_times(shape)} values, and of "
+                f"{_times(expected)} in {first}; expected one length: cut or pad them"
+            )
+
+
+def numbers(array: NDArray[Any], what: str) -> NDArray[Any]:
+    """Return floats as float32, single integers as int64, arrays of integers as they are.
+
+    Raises:
+        DataError: it holds something else, or a value that would change.
+    """
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{what} holds {array.dtype}, such as {array.ravel()[:1].tolist()}; {EXPECTED}"
+        )
+    if array.dtype.kind == "f":
+        return rounded(array, what)
+    return exact(array, np.int64, what, "number its values from 0 on") if array.ndim == 1 else array
+
+
+def _of(name: str, where: str) -> str:
+    return f"column {name!r} of {where}"
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _kind(kind: pyarrow.DataType, what: str) -> tuple[np.dtype[Any] | None, int]:
+    """Return the dtype of the numbers of an Arrow type, None if all are missing, and the depth of
+    lists around them.
+
+    Raises:
+        DataError: they are no numbers.
+    """
+    types, depth, found = imported("pyarrow", "data").types, 0, kind
+    while types.is_dictionary(found) or _is_list(types, found):
+        depth += _is_list(types, found)
+        found = found.value_type
+    if types.is_null(found):
+        return None, depth
+    if not (types.is_integer(found) or types.is_floating(found) or types.is_boolean(found)):
+        raise DataError(f"{what} holds {kind}; {EXPECTED}")
+    return np.dtype(found.to_pandas_dtype()), depth
+
+
+def _is_list(types: Any, kind: pyarrow.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _common(
+    kinds: Sequence[tuple[np.dtype[Any] | None, int]], files: Sequence[str], name: str
+) -> tuple[np.dtype[Any], int]:
+    """Return the dtype and depth of a column in all files: floats are float32, single integers
+    int64.
+
+    Raises:
+        DataError: it is of lists in one file, and of numbers, or other lists, in another.
+    """
+    known = [(dtype, depth, file) for (dtype, depth), file in zip(kinds, files, strict=True)
+             if dtype is not None or depth]  # fmt: skip
+    depths = {depth: file for _, depth, file in reversed(known)}
+    if len(depths) > 1:
+        texts = [f"{'lists of ' * depth}numbers in {file}" for depth, file in depths.items()]
+        raise DataError(f"column {name!r} has {', and '.join(texts)}; expected one kind")
+    dtypes = [dtype for dtype, _, _ in known if dtype is not None]
+    depth = min(depths, default=0)
+    dtype = promoted(dtypes) if dtypes else np.dtype(np.float32)
+    if dtype.kind == "f":
+        return np.dtype(np.float32), depth
+    return (dtype if depth else np.dtype(np.int64)), depth
+
+
+def _decoded(column: pyarrow.Array) -> pyarrow.Array:
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
+def _array(column: pyarrow.Array, depth: int, what: str, rows: Sequence[int]) -> NDArray[Any]:
+    """Return an Arrow column as an array, one of lists as (rows, length, ...).
+
+    Raises:
+        DataError: a value is missing, or lists have different lengths.
+    """
+    if not len(column):
+        return np.zeros((0,) * (depth + 1), np.int8)
+    column = _decoded(column)
+    if column.null_count:
+        row = rows[column.is_null().index(True).as_py() * len(rows) // len(column)]
+        kind = "lists" if depth else "values"
+        raise DataError(
+            f"{what} has {column.null_count} empty {kind}, the first in row {row}; expected "
+            "a number in each row: fill them in, or leave these rows out"
+        )
+    if not depth:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    lengths = set(column.value_lengths().unique().to_pylist())
+    if len(lengths) > 1:
+        raise DataError(
+            f"{what} has lists of {min(lengths)} to {max(lengths)} values; expected one length: "
+            "cut or pad them"
+        )
+    flat = _array(column.flatten(), depth - 1, what, rows)
+    return flat.reshape(len(column), *lengths, *flat.shape[1:])

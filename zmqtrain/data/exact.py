@@ -1,0 +1,154 @@
+"""Conversions of arrays that keep every value, or name one that they would change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from zmqtrain.errors import DataError
+from zmqtrain.models.base import Array
+
+ONE_DTYPE = "return one dtype for every example, as np.float32(value) does"
+
+
+def plain(array: Any, what: str) -> NDArray[Any]:
+    """Return an array of NumPy in native byte order; ``what`` names ``array`` in an error.
+
+    Raises:
+        DataError: it is a masked array with masked values, which other code would take for values.
+    """
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        count = int(np.ma.getmaskarray(array).sum())
+        raise DataError(
+            f"{what} is a masked array with {count} masked values; expected a "
+            "value everywhere: replace them with filled(value), or leave these examples out"
+        )
+    try:
+        found = np.asarray(array)
+    except ValueError as error:  # nested lists of different lengths
+        raise DataError(
+            f"{what} is {array!r:.80}, which is no array ({error}); expected numbers, or lists of "
+            "one length: pad them"
+        ) from error
+    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+
+def exact(array: NDArray[Any], dtype: DTypeLike, what: str, advice: str) -> NDArray[Any]:
+    """Return ``array`` as ``dtype``, with every value unchanged.
+
+    Raises:
+        DataError: ``dtype`` cannot hold one of the values; the text ends with ``advice``.
+    """
+    dtype = np.dtype(dtype)
+    if array.dtype == dtype:
+        return array
+    try:
+        with np.errstate(all="ignore"):
+            found = array.astype(dtype)
+            is_kept = _is_kept(array, found)
+    except (TypeError, ValueError, OverflowError):  # a text that is no number, for instance
+        is_kept = np.zeros(array.shape, np.bool_)
+    if not is_kept.all():
+        value = array[~is_kept].reshape(-1)[0]
+        raise DataError(
+            f"{what} holds {value!s:.80} ({array.dtype}), which {dtype} cannot hold unchanged; "
+            f"{advice}"
+        )
+    return found
+
+
+def _is_kept(array: NDArray[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where ``found``, a conversion of ``array``, has the same values; NaN equals NaN."""
+    if np.can_cast(array.dtype, found.dtype, "safe") and found.dtype.kind not in "fc":
+        return np.ones(array.shape, np.bool_)
+    is_kept = np.asarray((found == array) | ((found != found) & (array != array)))
+    whole, other = (array, found) if array.dtype.kind in "iu" else (found, array)
+    if whole.dtype.kind in "iu" and other.dtype.kind == "f":
+        is_kept &= np.abs(other) < 2.0**63  # NumPy compares 64-bit integers with floats as floats
+        is_kept &= other.astype(np.int64) == whole
+    return is_kept
+
+
+def rounded(array: NDArray[Any], what: str) -> NDArray[np.float32]:
+    """Return numbers as float32: floats are rounded to the nearest, whole numbers are exact.
+
+    Raises:
+        DataError: float32 cannot hold a whole number, or a float is beyond its range.
+    """
+    if array.dtype.kind != "f":
+        advice = (
+            "name the column alone (inputs='id' is int64), number its values from 0 on, or convert "
+            "it to floats, which are rounded"
+        )
+        return exact(array, np.float32, what, advice)
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32, copy=False)
+    if (is_beyond := np.isinf(found) & np.isfinite(array)).any():
+        raise DataError(
+            f"{what} holds {array[is_beyond].reshape(-1)[0]}, which is infinite as float32; "
+            "expected numbers up to 3.4e38: scale them, or take their logarithms"
+        )
+    return found
+
+
+def promoted(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the dtype that holds numbers of all these dtypes; of int64 and uint64, int64.
+
+    NumPy's own choice for these two, float64, changes numbers above 2**53.
+
+    Raises:
+        TypeError: only some of them are of numbers.
+    """
+    every = set(dtypes)
+    if len({dtype.kind in "biufc" for dtype in every}) > 1:
+        raise TypeError("numbers and other values have no common dtype")
+    found = np.result_type(*every)
+    is_whole = all(dtype.kind in "biu" for dtype in every)
+    return np.dtype(np.int64) if is_whole and found.kind == "f" else found
+
+
+def joined(
+    arrays: Sequence[Array], what: str, join: Callable[[Sequence[Array]], Array]
+) -> NDArray[Any]:
+    """Return what ``join``, such as ``numpy.stack``, makes of arrays, with all values unchanged.
+
+    Raises:
+        DataError: the arrays have no common dtype; ``what`` names them.
+    """
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) > 1:
+        try:
+            dtype = promoted(dtypes)
+        except TypeError:
+            raise DataError(
+                f"{what} holds {' and '.join(sorted(map(str, dtypes)))}; expected one dtype; "
+                f"{ONE_DTYPE}"
+            ) from None
+        arrays = [exact(array, dtype, what, ONE_DTYPE) for array in arrays]
+    return np.asarray(join(arrays))
+
+
+def concatenated(batches: Sequence[tuple[Array, ...]], what: str) -> tuple[Array, ...]:
+    """Return batches of rows, one behind another, as one batch.
+
+    Raises:
+        DataError: the arrays at one place have no common dtype, or rows of different shapes.
+    """
+    if len({len(batch) for batch in batches}) > 1:
+        raise DataError(
+            f"{what} has {sorted({len(b) for b in batches})} arrays; expected as many each time"
+        )
+    columns = list(zip(*batches, strict=True))
+    for place, column in enumerate(columns):
+        if len(shapes := {np.shape(array)[1:] for array in column}) > 1:
+            raise DataError(
+                f"array {place} of {what} has rows of the shapes {sorted(map(list, shapes))}; "
+                "expected one shape: pad them to one length"
+            )
+    return tuple(
+        joined(column, f"array {place} of {what}", np.concatenate)
+        for place, column in enumerate(columns)
+    )
