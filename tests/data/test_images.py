@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,112 @@ def test_image_that_cannot_be_read_is_named(damage: str, folder: Path) -> None:
 def test_directory_without_folders_is_refused(name: str, folder: Path) -> None:
     with pytest.raises(DataError, match=str(folder / name)):
         len(ImageFolder(folder / name, 4))
+
+
+RANDOM = np.random.default_rng(0)
+GRAY16 = RANDOM.integers(0, 2**16, (6, 5)).astype(np.uint16)
+BYTES = RANDOM.integers(0, 256, (6, 5, 4)).astype(np.uint8)
+FLOATS = RANDOM.random((6, 5)).astype(np.float32)
+
+
+def put(folder: Path, name: str, image: Any, **options: Any) -> ImageFolder:
+    (folder / "class").mkdir(exist_ok=True)
+    image.save(folder / "class" / name, **options)
+    return ImageFolder(folder, (6, 5), "last")
+
+
+def pixels(dataset: ImageFolder, index: int = 0) -> Any:
+    return dataset.take(np.array([index]))[0][0]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("a.png", GRAY16),
+        ("a.tif", GRAY16),
+        ("a.tif", GRAY16.astype(">u2")),
+        ("a.pgm", GRAY16),
+        ("a.tif", FLOATS),
+    ],
+)
+def test_gray_values_of_more_than_8_bits_keep_all_of_them(
+    name: str, array: Any, mode: Any, tmp_path: Path
+) -> None:
+    dataset = replace(put(tmp_path, name, Image.fromarray(array)), mode=mode)
+    expected = array / (1 if array.dtype == np.float32 else 65535)
+    found = pixels(dataset)
+    assert found.shape == (6, 5, len(mode))
+    np.testing.assert_allclose(found, np.repeat(expected[..., None], len(mode), 2), atol=1e-6)
+
+
+def test_images_of_8_and_16_bits_have_one_scale(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", Image.fromarray(BYTES[..., 0]))
+    dataset = put(tmp_path, "b.png", Image.fromarray(BYTES[..., 0].astype(np.uint16) * 257))
+    np.testing.assert_allclose(pixels(dataset, 0), pixels(dataset, 1), atol=1e-6)
+
+
+def test_16_bit_image_is_resized_as_one_of_8_bits(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", Image.fromarray(BYTES[..., 0]))
+    put(tmp_path, "b.png", Image.fromarray(BYTES[..., 0].astype(np.uint16) * 257))
+    dataset = ImageFolder(tmp_path, 3, mode="L")
+    np.testing.assert_allclose(pixels(dataset, 0), pixels(dataset, 1), atol=1 / 255)
+
+
+MODES = ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("source", [*MODES, "LAB", "I", "I;16", "I;16B", "F"])
+def test_every_mode_is_as_pillow_converts_it_or_refused_by_name(
+    source: str, mode: Any, tmp_path: Path
+) -> None:
+    image = Image.fromarray(BYTES[..., :3])
+    image = Image.new(source, (5, 6)) if source == "LAB" else converted(image, source)
+    dataset = replace(put(tmp_path, "a.tif", image), mode=mode)
+    with Image.open(tmp_path / "class" / "a.tif") as stored:
+        found_mode, gray = stored.mode, np.asarray(stored)
+        is_wide = found_mode[0] in "IF"
+        try:
+            expected = np.asarray(stored.convert(mode)).reshape(6, 5, -1) / 255
+        except ValueError:
+            expected = None
+    if found_mode == "I" or expected is None or (found_mode == "F" and gray.max() > 1):
+        with pytest.raises(DataError, match=rf"a\.tif is of Pillow's mode '{found_mode}'"):
+            pixels(dataset)
+    else:
+        if is_wide:
+            expected = np.repeat(gray[..., None] / 65535, len(mode), 2)
+        np.testing.assert_allclose(pixels(dataset), expected, atol=1e-6)
+
+
+def converted(image: Any, mode: str) -> Any:
+    """Return an image in a mode, by way of one that Pillow has a conversion from."""
+    try:
+        return image.convert(mode)
+    except ValueError:
+        return image.convert("L").convert(mode)
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.5, np.nan])
+def test_floats_beyond_one_are_refused_with_the_values(value: float, tmp_path: Path) -> None:
+    array = FLOATS.copy()
+    array[2, 3] = value
+    dataset = put(tmp_path, "a.tif", Image.fromarray(array))
+    with pytest.raises(DataError, match=r"a\.tif is of Pillow's mode 'F'; .* values from .* to "):
+        pixels(dataset)
+
+
+def test_image_of_12_bits_is_divided_by_its_own_range(tmp_path: Path) -> None:
+    entries = [(256, 4, 2), (257, 4, 1), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 8),
+               (277, 3, 1), (278, 4, 1), (279, 4, 3)]  # fmt: skip
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "a.tif").write_bytes(
+        b"II*\0\x0c\0\0\0"
+        + bytes([0xFF, 0xF8, 0x00, 0x00])  # 4095 and 2048
+        + struct.pack("<H", len(entries))
+        + b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+        + bytes(4)
+    )
+    found = pixels(ImageFolder(tmp_path, (1, 2), "last", "L"))
+    np.testing.assert_allclose(found[0, :, 0], [1, 2048 / 4095], atol=1e-6)

@@ -13,10 +13,13 @@ from jax import numpy as jnp
 
 from zmqtrain.adapters.common import constant_loss
 from zmqtrain.compute.threads import thread_limit
+from zmqtrain.data.exact import exact, rounded
 from zmqtrain.models.backend import array_module
 from zmqtrain.models.base import Gradients, written
 
 log = logging.getLogger(__name__)
+
+IN_JAX = "an array for JAX, which computes in 32 bits,"
 
 Values: TypeAlias = dict[str, Any]
 """Arrays by name."""
@@ -29,9 +32,24 @@ def limit_threads() -> None:
 
 
 def taken(arrays: Any) -> Any:
-    """Return arrays of NumPy as they are, for jit takes them, and those of CuPy as JAX's."""
-    host = np.ndarray | np.generic
-    return jax.tree.map(lambda x: x if isinstance(x, host) else jnp.from_dlpack(x), arrays)
+    """Return arrays of NumPy for jit, which takes them, and those of CuPy as JAX's.
+
+    Raises:
+        DataError: JAX, which computes in 32 bits unless told otherwise, would change a number.
+    """
+    return jax.tree.map(_taken, arrays)
+
+
+def _taken(array: Any) -> Any:
+    if not isinstance(array, np.ndarray | np.generic):
+        return jnp.from_dlpack(array)
+    if array.dtype.itemsize < 8 or array.dtype.kind not in "iuf" or jax.config.jax_enable_x64:
+        return array
+    if array.dtype.kind == "f":
+        return rounded(np.asarray(array), IN_JAX)
+    dtype = np.int32 if array.dtype.kind == "i" else np.uint32
+    advice = 'number its values from 0 on, or call jax.config.update("jax_enable_x64", True)'
+    return exact(np.asarray(array), dtype, IN_JAX, advice)
 
 
 def store(values: Mapping[str, Any], out: Gradients) -> None:

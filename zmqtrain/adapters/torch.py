@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
+from zmqtrain.data.exact import rounded
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
 
@@ -283,7 +284,7 @@ class TorchModel:
         return self._as_tensors(batch)
 
     def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
-        tensors = map(tensor_over, batch)
+        tensors = map(tensor_over, batch if self._is_double else map(_single, batch))
         if self._is_double:
             return tuple(t.double() if t.is_floating_point() else t for t in tensors)
         return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
@@ -332,6 +333,12 @@ class TorchModel:
             self._modules = list(module.modules())
             self._persistent = sum(map(_persistent, self._modules))
         self._bound.load()
+
+
+def _single(array: Any) -> Any:
+    """Return float64 of NumPy as float32; others as they are."""
+    is_double = isinstance(array, np.ndarray) and array.dtype == np.float64
+    return rounded(array, "a batch") if is_double else array
 
 
 def _arrays(outputs: Any) -> Any:

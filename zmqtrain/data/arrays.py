@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from zmqtrain.data.exact import joined, plain
 from zmqtrain.data.files import reading
 from zmqtrain.data.stream import Stream
-from zmqtrain.data.subset import Subset
+from zmqtrain.data.subset import Subset, plain_batch
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
@@ -74,7 +74,7 @@ class ArrayDataset:
                     f"{path} has {found} bytes, and had {size} when it was opened; data must stay "
                     "as it is while it trains; start the task again with whole files"
                 )
-        return tuple(array[indices] for array in self.arrays)
+        return plain_batch(tuple(array[indices] for array in self.arrays), self)
 
     def __repr__(self) -> str:
         return f"ArrayDataset({_described(self.arrays)})"
@@ -178,13 +178,12 @@ def _by_row(part: Any) -> Any:
         each = [_by_row(columns[:, place]) for place in range(part.shape[1])]
         return joined(each, "the columns of a frame", partial(np.stack, axis=1))
     missing = int(part.isna().sum()) if library == "pandas" else part.null_count()
-    array = np.asarray(part)
-    if missing and array.dtype.kind != "f":
+    if missing and getattr(part.dtype, "kind", "") != "f":  # where NaN is a value
         raise DataError(
             f"a column of {library} has {missing} empty values; expected a value in each row: fill "
             "them in, or leave these rows out"
         )
-    return array
+    return np.asarray(part)
 
 
 def _mapped(path: str | Path) -> NDArray[Any]:

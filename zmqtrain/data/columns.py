@@ -219,7 +219,9 @@ def _common(
     """
     known = [(dtype, depth, file) for (dtype, depth), file in zip(kinds, files, strict=True)
              if dtype is not None or depth]  # fmt: skip
-    depths = {depth: file for _, depth, file in reversed(known)}
+    depths: dict[int, str] = {}
+    for _, depth, file in known:
+        depths.setdefault(depth, file)
     if len(depths) > 1:
         texts = [f"{'lists of ' * depth}numbers in {file}" for depth, file in depths.items()]
         raise DataError(f"column {name!r} has {', and '.join(texts)}; expected one kind")

@@ -51,7 +51,16 @@ def checked(batch: Any, rows: int, owner: object) -> Batch:
                 f"returned has the shape {np.shape(array)}; expected {rows} rows in each array, in "
                 "the order of the indices"
             )
-    if all(_is_plain(array) for array in batch):
+    return plain_batch(batch, owner)
+
+
+def plain_batch(batch: Batch, owner: object) -> Batch:
+    """Return the arrays of a batch in native byte order.
+
+    Raises:
+        DataError: an array has masked values; the text names ``owner``.
+    """
+    if all(map(_is_plain, batch)):
         return batch
     return tuple(
         array if _is_plain(array) else plain(array, f"array {place} of {owner!r}")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.data.columns import Choice, Columns, Names, numbers
-from zmqtrain.data.exact import concatenated, plain
+from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Paths, files_of, reading
 from zmqtrain.errors import DataError, imported
 from zmqtrain.models.base import Array, Batch
@@ -248,7 +248,7 @@ class HuggingFace:
         dataset, rows = self.dataset, np.asarray(indices).tolist()
         if (columns := self._columns) is not None:
             batch = columns.batch(dataset.with_format("arrow")[rows], WHERE, rows)
-            return tuple(a.astype(np.int64) if a.dtype.kind in "iu" else a for a in batch)
+            return tuple(_as_int64(array) if array.dtype.kind in "iu" else array for array in batch)
         if dataset.format["type"] != "custom":
             dataset = dataset.with_format("numpy")
         found = dataset[rows]
@@ -307,3 +307,7 @@ def _is_decoded(kind: pyarrow.DataType) -> bool:
     while hasattr(kind, "value_type") and not hasattr(kind, "storage_type"):
         kind = kind.value_type
     return hasattr(kind, "storage_type") or bool(imported("pyarrow", "data").types.is_struct(kind))
+
+
+def _as_int64(array: NDArray[Any]) -> NDArray[np.int64]:
+    return exact(array, np.int64, f"a column of {WHERE}", "number its values from 0 on")
