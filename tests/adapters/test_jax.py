@@ -20,8 +20,9 @@ from tests.adapters import step as steps  # noqa: E402
 from tests.adapters.step import BATCH, X, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.jax import JaxModel, load_pytree  # noqa: E402
+from zmqtrain.adapters.jax_memory import taken  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
-from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import Momentum  # noqa: E402
@@ -424,3 +425,26 @@ def test_state_comes_home_from_a_logdir(tmp_path: Path) -> None:
         jax.random.key_data(state["key"]), jax.random.key_data(jax.random.key(7))
     )
     assert (load_pytree(parameters, tmp_path)[0]["kernel"] != parameters[0]["kernel"]).any()
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**40])
+def test_whole_number_that_jax_would_wrap_is_refused(number: int) -> None:
+    model, labels = JaxModel(init, loss), np.zeros(len(X), np.int64)
+    labels[2] = number
+    parameters = model.parameters(0)
+    out = {name: np.empty_like(value) for name, value in parameters.items()}
+    for use in (model.metrics, lambda p, batch: model.loss_and_gradients(p, batch, out)):
+        with pytest.raises(DataError, match=f"holds {number} .int64., which int32 cannot hold"):
+            use(parameters, (X, labels))
+    with jax.enable_x64(True):
+        assert taken(labels)[2] == number
+
+
+def test_numbers_of_64_bits_that_fit_are_those_that_jax_computes_with() -> None:
+    arrays = np.array([3, -(2**31)]), np.array([2**32 - 1], np.uint64), np.array([0.1, 1e30])
+    found = taken(arrays)
+    assert [array.dtype for array in found] == [np.int32, np.uint32, np.float32]
+    for array, given in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(array, given.astype(array.dtype))
+    with pytest.raises(DataError, match=r"holds 1e\+300, which is infinite as float32"):
+        taken(np.array([1e300]))

@@ -26,7 +26,7 @@ from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.compute import threads  # noqa: E402
 from zmqtrain.data import Arrays, Digits  # noqa: E402
-from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
@@ -388,6 +388,8 @@ def test_copy_has_a_module_of_its_own() -> None:
 
 def test_batches_of_float64_are_computed_in_float32() -> None:
     assert Step()((X.astype(np.float64), Y)) == Step()((X, Y))
+    with pytest.raises(DataError, match=r"a batch holds 1e\+300, which is infinite as float32"):
+        Step()((np.full_like(X, 1e300, np.float64), Y))
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,12 @@ def test_remedy_of_a_model_that_is_built_otherwise_is_not_another_job_file(
     assert remedy in remedy_of_difference(theirs, ours)
 
 
+def test_remedy_of_data_made_at_random_is_a_seed() -> None:
+    remedy = remedy_of_difference({"data": "1"}, {"data": "2"})
+    assert "data made at random needs a seed, as in numpy.random.default_rng(0)" in remedy
+    assert "a seed" not in remedy_of_difference({"data": "1", "steps": "5"}, {"steps": "6"})
+
+
 def test_where_a_job_lies_and_how_its_lines_end_is_no_part_of_its_fingerprint(home: Path) -> None:
     elsewhere = home / "package" / "job.py"
     elsewhere.write_bytes(FILES["named.py"].replace("\n", "\r\n").encode())

@@ -61,3 +61,10 @@ def test_any_bytes_are_features_or_a_data_error(record: bytes) -> None:
     except DataError:
         return
     assert all(isinstance(name, str) for name in found)
+
+
+def test_sequence_example_is_refused_and_not_cut_to_its_context() -> None:
+    lists = bytes.fromhex("120b 0a09 0a0178 1204 0a02 0a00".replace(" ", ""))
+    with pytest.raises(DataError, match=r"is a SequenceExample; expected an Example"):
+        parse_example(GOLDEN + lists)
+    assert parse_example(GOLDEN + bytes.fromhex("1200")).keys() == parse_example(GOLDEN).keys()

@@ -163,3 +163,16 @@ def test_labels_of_another_set_are_refused(tmp_path: Path) -> None:
 def test_split_that_cannot_be_is_refused_before_loading(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Mnist(**options)
+
+
+def test_archive_may_be_named_itself(tmp_path: Path) -> None:
+    write_archive(tmp_path)
+    train, evaluation = Mnist().load(str(tmp_path / "mnist.npz"))
+    assert_examples(train, TRAIN)
+    assert_examples(evaluation, TEST)
+
+
+def test_other_file_than_the_archive_asks_for_the_directory(tmp_path: Path) -> None:
+    write_pair(tmp_path, "train", TRAIN)
+    with pytest.raises(DataError, match="train-images-idx3-ubyte is a file; expected a directory"):
+        Mnist().load(str(tmp_path / "train-images-idx3-ubyte"))
