@@ -270,6 +270,23 @@ def test_frame_of_any_library_with_an_arrow_stream_is_a_table() -> None:
         len(Table(object(), "a"))
 
 
+def test_csv_column_that_is_not_asked_for_may_change_its_kind_anywhere(tmp_path: Path) -> None:
+    rows = 200_000  # beyond what pyarrow looks at to guess the kinds
+    (tmp_path / "0.csv").write_text("a,z\n" + "1,12345\n" * rows + "2,text\n")
+    a = CSV(tmp_path / "0.csv", "a").take(np.array([0, rows]))[0]
+    np.testing.assert_array_equal(a, [1, 2])
+    with pytest.raises(DataError, match=r"0\.csv: cannot be read|column 'z' of .* holds string"):
+        len(CSV(tmp_path / "0.csv", ["a", "z"]))
+
+
+def test_files_without_rows_make_batches_without_rows(tmp_path: Path) -> None:
+    lists = arrow.array([], arrow.list_(arrow.int8()))
+    write(tmp_path / "0.parquet", a=lists, y=arrow.array([], arrow.float64()))
+    dataset = Parquet(tmp_path / "0.parquet", "a", "y")
+    assert len(dataset) == 0
+    assert [array.shape for array in dataset.take(np.arange(0))] == [(0, 0), (0,)]
+
+
 def test_csv_of_the_header_alone_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("a,y\n")
     assert len(CSV(tmp_path / "0.csv", target="y")) == 0

@@ -133,6 +133,13 @@ class Columns:
         """
         self._choice.check(schema.names, where)
 
+    def empty(self) -> Batch:
+        """Return the arrays of no rows."""
+        kinds = self._kinds
+        return self._choice.batch(
+            lambda name: np.zeros((0,) * (kinds[name][1] + 1), kinds[name][0]), ""
+        )
+
     def batch(self, table: pyarrow.Table, where: str, rows: Sequence[int] | None = None) -> Batch:
         """Return some rows of a table as arrays; ``rows``: their numbers, for errors.
 

@@ -28,7 +28,7 @@ def plain(array: Any, what: str) -> NDArray[Any]:
         )
     try:
         found = np.asarray(array)
-    except ValueError as error:  # nested lists of different lengths
+    except (TypeError, ValueError, RuntimeError) as error:  # lists of different lengths, bfloat16
         raise DataError(
             f"{what} is {array!r:.80}, which is no array ({error}); expected numbers, or lists of "
             "one length: pad them"

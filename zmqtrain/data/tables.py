@@ -11,6 +11,7 @@ error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -84,22 +85,35 @@ class CSV(_InMemory):
 
     def _read(self) -> Batch:
         files = [str(file) for file in files_of(self.paths)]
-        tables = [self._table(file) for file in files]
+        names = [self._names(file) for file in files]
+        choice = Choice(names[0], self.inputs, self.target, files[0])
+        for file, available in zip(files, names, strict=True):
+            choice.check(available, file)
+        tables = [self._table(file, choice.names) for file in files]
         schemas = [(file, table.schema) for file, table in zip(files, tables, strict=True)]
         columns = Columns(schemas, self.inputs, self.target)
         for file, table in zip(files, tables, strict=True):
-            self._check_wholes(file, table.select(columns.names))
+            self._check_wholes(file, table)
         parts = [columns.batch(table, file) for file, table in zip(files, tables, strict=True)]
         return concatenated(parts, repr(self))
 
-    def _table(self, file: str, types: dict[str, Any] | None = None) -> pyarrow.Table:
+    def _names(self, file: str) -> list[str]:
+        """Return the names of all columns."""
         csv = imported("pyarrow.csv", "data")
+        with reading(file), csv.open_csv(file, parse_options=self._parsing(csv)) as reader:
+            return list(reader.schema.names)
+
+    def _table(
+        self, file: str, names: Sequence[str], types: dict[str, Any] | None = None
+    ) -> pyarrow.Table:
+        """Return columns; the others may hold anything."""
+        csv = imported("pyarrow.csv", "data")
+        options = csv.ConvertOptions(include_columns=list(dict.fromkeys(names)), column_types=types)
         with reading(file):
-            return csv.read_csv(
-                file,
-                parse_options=csv.ParseOptions(delimiter=self.delimiter),
-                convert_options=csv.ConvertOptions(column_types=types),
-            )
+            return csv.read_csv(file, parse_options=self._parsing(csv), convert_options=options)
+
+    def _parsing(self, csv: Any) -> Any:
+        return csv.ParseOptions(delimiter=self.delimiter)
 
     def _check_wholes(self, file: str, table: pyarrow.Table) -> None:
         """Check whole numbers that no int64 can hold: they were read as floats.
@@ -116,7 +130,7 @@ class CSV(_InMemory):
                 continue
             if (compute.max(compute.abs(column)).as_py() or 0) < 2.0**63:
                 continue
-            texts = self._table(file, {name: pyarrow.string()}).column(name)
+            texts = self._table(file, [name], {name: pyarrow.string()}).column(name)
             wholes = texts.filter(compute.match_substring_regex(texts, r"^\s*[+-]?\d{19,}\s*$"))
             if len(wholes):
                 raise DataError(
@@ -190,6 +204,8 @@ class Parquet:
     @cached_property
     def _like(self) -> Batch:
         """Arrays with no rows: the lists of the first row group have the lengths of all."""
+        if not len(self):
+            return self._schema[0].empty()
         first = int(np.searchsorted(self._starts, 0, side="right")) - 1
         return tuple(array[:0].copy() for array in self._read(first))
 
@@ -246,9 +262,10 @@ class HuggingFace:
             DataError: a column is missing or holds no numbers.
         """
         dataset, rows = self.dataset, np.asarray(indices).tolist()
-        if (columns := self._columns) is not None:
-            batch = columns.batch(dataset.with_format("arrow")[rows], WHERE, rows)
-            return tuple(_as_int64(array) if array.dtype.kind in "iu" else array for array in batch)
+        if self._plain is not None:
+            columns, dataset = self._plain
+            batch = columns.batch(dataset[rows], WHERE, rows)
+            return tuple(np.require(_wide(array), requirements="W") for array in batch)
         if dataset.format["type"] != "custom":
             dataset = dataset.with_format("numpy")
         found = dataset[rows]
@@ -261,15 +278,17 @@ class HuggingFace:
         return choice.batch(column, WHERE)
 
     @cached_property
-    def _columns(self) -> Columns | None:
-        """The columns; None if a transform makes them, or ``datasets`` decodes them."""
+    def _plain(self) -> tuple[Columns, Any] | None:
+        """The columns, and the data set that returns them as a table of Arrow; None if a transform
+        makes them, or ``datasets`` decodes them."""
         if self.dataset.format["type"] == "custom":
             return None
         schema = self.dataset.features.arrow_schema
         names = Choice(schema.names, self.inputs, self.target, WHERE).names
         if any(_is_decoded(schema.field(name).type) for name in names):
             return None
-        return Columns([(WHERE, schema)], self.inputs, self.target)
+        columns = Columns([(WHERE, schema)], self.inputs, self.target)
+        return columns, self.dataset.with_format("arrow", columns=list(dict.fromkeys(names)))
 
     def __repr__(self) -> str:
         return f"HuggingFace({len(self)} rows, {self.inputs!r}, {self.target!r})"
@@ -294,6 +313,8 @@ def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Tabl
             chosen = set(Choice(names, inputs, target, where).names)
             meant = [place for place, name in enumerate(names) if name in chosen]
             return arrow.Table.from_pandas(table.iloc[:, meant], preserve_index=False)
+        if type(table).__module__.startswith("polars."):
+            table = table.select(Choice(table.columns, inputs, target, where).names)
         return arrow.table(table)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise DataError(
@@ -309,5 +330,8 @@ def _is_decoded(kind: pyarrow.DataType) -> bool:
     return hasattr(kind, "storage_type") or bool(imported("pyarrow", "data").types.is_struct(kind))
 
 
-def _as_int64(array: NDArray[Any]) -> NDArray[np.int64]:
+def _wide(array: NDArray[Any]) -> NDArray[Any]:
+    """Return integers as int64, as ``datasets`` has them; others as they are."""
+    if array.dtype.kind not in "iu":
+        return array
     return exact(array, np.int64, f"a column of {WHERE}", "number its values from 0 on")
