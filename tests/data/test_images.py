@@ -169,16 +169,26 @@ def test_floats_beyond_one_are_refused_with_the_values(value: float, tmp_path: P
         pixels(dataset)
 
 
-def test_image_of_12_bits_is_divided_by_its_own_range(tmp_path: Path) -> None:
-    entries = [(256, 4, 2), (257, 4, 1), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 8),
-               (277, 3, 1), (278, 4, 1), (279, 4, 3)]  # fmt: skip
-    (tmp_path / "class").mkdir()
-    (tmp_path / "class" / "a.tif").write_bytes(
+def tiff(path: Path, bits: int, photometric: int) -> ImageFolder:
+    """Write an image of two pixels; of 12 bits they are 4095 and 2048."""
+    entries = [(256, 4, 2), (257, 4, 1), (258, 3, bits), (259, 3, 1), (262, 3, photometric),
+               (273, 4, 8), (277, 3, 1), (278, 4, 1), (279, 4, bits // 4)]  # fmt: skip
+    (path / "class").mkdir()
+    (path / "class" / "a.tif").write_bytes(
         b"II*\0\x0c\0\0\0"
-        + bytes([0xFF, 0xF8, 0x00, 0x00])  # 4095 and 2048
+        + bytes([0xFF, 0xF8, 0x00, 0x00])
         + struct.pack("<H", len(entries))
         + b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
         + bytes(4)
     )
-    found = pixels(ImageFolder(tmp_path, (1, 2), "last", "L"))
+    return ImageFolder(path, (1, 2), "last", "L")
+
+
+def test_image_of_12_bits_is_divided_by_its_own_range(tmp_path: Path) -> None:
+    found = pixels(tiff(tmp_path, 12, photometric=1))
     np.testing.assert_allclose(found[0, :, 0], [1, 2048 / 4095], atol=1e-6)
+
+
+def test_image_in_which_white_is_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"mode 'I;16'; expected gray values of which 0 is black"):
+        pixels(tiff(tmp_path, 16, photometric=0))

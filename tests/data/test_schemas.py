@@ -270,6 +270,30 @@ def test_frame_of_any_library_with_an_arrow_stream_is_a_table() -> None:
         len(Table(object(), "a"))
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1, -(2**63) - 1, 10**30])
+def test_whole_number_of_csv_that_int64_cannot_hold_is_refused(number: int, tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text(f"a\n5\n{number}\n")
+    with pytest.raises(DataError, match=rf"column 'a' of .*0\.csv holds {number}, which int64"):
+        len(CSV(tmp_path / "0.csv", "a"))
+    (tmp_path / "0.csv").write_text("a\n5\n1e30\n2.5e20\n")
+    found = CSV(tmp_path / "0.csv", "a").take(np.arange(3))[0]
+    np.testing.assert_array_equal(found, np.float32([5, 1e30, 2.5e20]))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_later_file_with_more_columns_is_refused_when_all_are_meant(
+    kind: str, tmp_path: Path
+) -> None:
+    write = parquet.write_table if kind == "parquet" else csv.write_csv
+    write(arrow.table({"a": [1], "y": [0]}), tmp_path / f"0.{kind}")
+    write(arrow.table({"z": [7], "y": [1], "a": [2]}), tmp_path / f"1.{kind}")
+    source: Any = Parquet if kind == "parquet" else CSV
+    with pytest.raises(DataError, match=rf"1\.{kind} has columns that .*0\.{kind} lacks: z; "):
+        len(source(tmp_path / f"*.{kind}", target="y"))
+    a, y = source(tmp_path / f"*.{kind}", ["a"], "y").take(np.arange(2))
+    assert (a.tolist(), y.tolist()) == ([[1.0], [2.0]], [0, 1])
+
+
 def test_csv_column_that_is_not_asked_for_may_change_its_kind_anywhere(tmp_path: Path) -> None:
     rows = 200_000  # beyond what pyarrow looks at to guess the kinds
     (tmp_path / "0.csv").write_text("a,z\n" + "1,12345\n" * rows + "2,text\n")
