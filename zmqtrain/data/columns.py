@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,19 +33,18 @@ class Choice:
         Raises:
             DataError: a column is missing, or a name is not a text.
         """
-        last = [] if target is None else [target]
+        self.groups: list[str | list[str]] = [
+            _names(group) for group in (inputs, target) if group is not None
+        ]
         self.is_all = inputs is None
-        if inputs is None:
-            inputs = [n for n in available if n != target and n not in (target or ())]
-        self.groups = [inputs, *last]
-        for group in self.groups:
-            if not isinstance(group, str | list | tuple) or not all(
-                isinstance(name, str) for name in group
-            ):
-                raise DataError(
-                    f"the columns are given as {group!r:.80}; expected the name of one as text, or "
-                    f"a list of names, of {', '.join(map(repr, available))}"
-                )
+        if self.is_all:
+            targets = self.names
+            self.groups.insert(0, [name for name in available if name not in targets])
+        if [] in self.groups:
+            raise DataError(
+                f"{where} has no columns left for the {'target' if self.groups[0] else 'inputs'}; "
+                f"it has {', '.join(available)}; expected at least one"
+            )
         self._available, self._first = set(available), where
         self.check(available, where)
 
@@ -183,6 +182,24 @@ def numbers(array: NDArray[Any], what: str) -> NDArray[Any]:
     if array.dtype.kind == "f":
         return rounded(array, what)
     return exact(array, np.int64, what, "number its values from 0 on") if array.ndim == 1 else array
+
+
+def _names(group: Any) -> str | list[str]:
+    """Return one name, or several as a list.
+
+    Raises:
+        DataError: they are no texts.
+    """
+    if isinstance(group, str):
+        return group
+    is_listed = isinstance(group, Iterable) and not isinstance(group, Mapping)
+    names: list[Any] = list(group) if is_listed else []
+    if not is_listed or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"columns are given as {group!r:.80}; expected the name of one as text, or several: "
+            'inputs=["age", "height"], target="y"'
+        )
+    return names
 
 
 def _of(name: str, where: str) -> str:
