@@ -83,7 +83,7 @@ def _policy_spec(spec: str, info: ValidationInfo) -> str:
     # The module of one's own may be beside the job file, which is not loaded yet.
     if info.context != "option" or not policies.is_own(spec):
         with _as_mistake():
-            policies.make_policy(spec)
+            policies.load_policy(spec)
     return spec
 
 

@@ -207,7 +207,9 @@ async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
         await t.check(worker, batches)
 
 
-@pytest.mark.parametrize("spec", ["nope", "bounded-staleness:-1", "math:sqrt:x", ".relative:x"])
+@pytest.mark.parametrize(
+    "spec", ["nope", "hogwild:", "bounded-staleness:-1", "os:abort", "os:_exit:7", ".relative:x"]
+)
 async def test_live_policy_is_not_changed_to_one_that_cannot_be_made(spec: str) -> None:
     async with table(make_job()) as t:
         await t.begin()

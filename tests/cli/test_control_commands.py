@@ -45,8 +45,7 @@ def test_plug_in_of_the_working_directory_is_found(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "plugged.py").write_text(
-        "from zmqtrain.policies.hogwild import Hogwild\n\n\n"
-        "def make(options):\n    return Hogwild()\n"
+        "from zmqtrain.policies.hogwild import Hogwild\n\n\nclass Mine(Hogwild):\n    pass\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -54,8 +53,8 @@ def test_plug_in_of_the_working_directory_is_found(
         GetStatus: [training, replace(training, policy="hogwild")],
         SwitchPolicy: [Done("hogwild")],
     }
-    assert main(["policy", "plugged:make"]) == ExitCode.OK
-    assert ps.questions(SwitchPolicy) == [SwitchPolicy("plugged:make")]
+    assert main(["policy", "plugged:Mine"]) == ExitCode.OK
+    assert ps.questions(SwitchPolicy) == [SwitchPolicy("plugged:Mine")]
 
 
 def test_barrier_that_is_not_reached_names_who_computes(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.coordination.plays import coordinator, play
-from zmqtrain.policies import Apply, Decision, Held, Release
+from zmqtrain.policies import Apply, Decision, Held, Release, load_policy
 from zmqtrain.wire.messages import SwitchPolicy
 
 
 class OnTheNextPush:
     """Lets a worker in when another pushes, so that it never begins between two updates."""
 
-    spec = "on-the-next-push"
+    spec = f"{__name__}:OnTheNextPush"
     coordinated = True
     step_per_push = True
     staleness_bound = None
@@ -48,10 +48,6 @@ class OnTheNextPush:
         return [Release(worker) for worker in released]
 
 
-def make(_: str) -> OnTheNextPush:
-    return OnTheNextPush()
-
-
 def test_worker_that_is_fed_again_may_be_held_by_the_policy() -> None:
     play(
         coordinator(OnTheNextPush(), joined=3, workers=3, steps=3, lookahead=1),
@@ -80,12 +76,12 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
         pull 2     -> -
         """,
     )
-    run.handle(SwitchPolicy(f"{__name__}:make"))
+    run.handle(SwitchPolicy(load_policy(OnTheNextPush.spec).spec))
     play(
         run,
-        """
+        f"""
         push 0 1 0 -> apply 0
-        push 1 1 2 -> apply 1, switch on-the-next-push, release 0
+        push 1 1 2 -> apply 1, switch {OnTheNextPush.spec}, release 0
         held       -> 1 waits for 0, 2 waits for 0
         push 0 2 1 -> apply 0, release 0 stop, release 1 stop, admit 2 stop
         """,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.policies import make_policy, registry
+from zmqtrain.policies import load_policy, make_policy, registry, try_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
 from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
@@ -22,18 +22,40 @@ class Patient(BoundedStaleness):
         super().__init__(len(options))
         self.options = options
 
-def broken(options):
-    raise KeyError(options)
+class Broken(Patient):
+    def __init__(self, options):
+        raise KeyError(options)
 
-def nothing(options):
-    return options
+class Leaving(Patient):
+    def __init__(self, options):
+        raise SystemExit(options)
+
+class Counted(Patient):
+    def __init__(self, options):
+        super().__init__("x" * int(options))
+
+class Unsaid(Patient):
+    spec = "not-a-policy"
+
+class Late(Patient):
+    spec = __name__ + ":Late"
+
+    def start(self, version, workers):
+        raise ValueError("late")
+
+class Halved:
+    def __init__(self):
+        raise AssertionError("made")
+
+    def start(self, version, workers):
+        pass
 
 class Plain(BoundedStaleness):
     def __init__(self):
         super().__init__(2)
 
 def plain():
-    return Plain()
+    raise AssertionError("called")
 """
 
 
@@ -44,7 +66,6 @@ def plain():
         (" hogwild ", Hogwild),
         ("bounded-staleness:3", BoundedStaleness),
         ("sync-replicas", SyncReplicas),
-        ("sync-replicas:", SyncReplicas),
         ("sync-replicas:aggregate=2", SyncReplicas),
         ("sync-replicas:aggregate=2,tokens=0", TokenSyncReplicas),
         ("sync-replicas:tokens=3,aggregate=2", TokenSyncReplicas),
@@ -66,6 +87,13 @@ def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
         (".json:loads", "'.json:loads'"),
         ("a/b.py:attr", "'a/b.py:attr'"),
         ("hogwild:3", "'3'"),
+        ("hogwild:", "unknown option '' of hogwild"),
+        ("hogwild:whole:", "'whole:'"),
+        ("hogwild:whole,", "'whole,'"),
+        ("sync-replicas:", "unknown option '' of sync-replicas"),
+        ("sync-replicas:aggregate=2,", "unknown option ''"),
+        ("sync-replicas:aggregate=2,,tokens=3", "unknown option ''"),
+        ("bounded-staleness:2:", "'2:'"),
         ("bounded-staleness", "as in bounded-staleness:4"),
         ("bounded-staleness:", "bounded-staleness:S: got ''"),
         ("bounded-staleness:-1", "'-1'"),
@@ -82,12 +110,17 @@ def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
         ("sync-replicas:2", "'2'"),
         ("sync-replicas:total=2", "'total=2'"),
         ("json:nope", "module json has no 'nope'"),
-        ("math:pi", "TypeError"),
+        ("json:", "'json:'"),
+        ("math:pi", "names a float, expected a class"),
+        ("os:system:true", "names a builtin_function_or_method, expected a class"),
+        ("subprocess:run:true", "names a function, expected a class"),
+        ("subprocess:Popen:true", "names the class Popen, which lacks start, join"),
+        ("threading:Thread:x", "names the class Thread, which lacks leave, push"),
     ],
 )
 def test_wrong_spec_is_a_config_error(spec: str, told: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        make_policy(spec)
+        load_policy(spec)
     assert told in str(raised.value)
     assert len(str(raised.value)) < 500
 
@@ -105,28 +138,31 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize(("rest", "options"), [("", ""), (":abc", "abc"), (":a=1:b=2", "a=1:b=2")])
 def test_module_and_attribute_make_a_policy(plug_in: str, rest: str, options: str) -> None:
-    policy = make_policy(f"{plug_in}:Patient{rest}")
+    policy = load_policy(f"{plug_in}:Patient{rest}")
     assert type(policy).__name__ == "Patient"
     assert policy.options == options
 
 
-@pytest.mark.parametrize("name", ["Plain", "plain"])
-def test_class_without_a_parameter_is_called_without_options(plug_in: str, name: str) -> None:
-    assert type(make_policy(f"{plug_in}:{name}")).__name__ == "Plain"
+def test_class_without_a_parameter_is_called_without_options(plug_in: str) -> None:
+    assert type(load_policy(f"{plug_in}:Plain")).__name__ == "Plain"
 
 
 @pytest.mark.parametrize(
     ("attribute", "problem"),
     [
         ("Missing", ": module patience_plug_in has no 'Missing'"),
-        ("broken:x", " cannot be made: KeyError: 'x'"),
-        ("nothing", " made a str, which lacks spec, coordinated"),
+        ("Broken:x", " cannot be made: KeyError: 'x'"),
+        ("Leaving:x", " cannot be made: SystemExit: x"),
+        ("plain", " names a function, expected a class"),
+        ("plain:x", " names a function, expected a class"),
+        ("Halved", " names the class Halved, which lacks join, leave, push, drain, held"),
+        ("Patient:", " ends with a colon"),
         ("Patiant", "; did you mean Patient?"),
     ],
 )
 def test_wrong_attribute_is_a_config_error(plug_in: str, attribute: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        make_policy(f"{plug_in}:{attribute}")
+        load_policy(f"{plug_in}:{attribute}")
     assert f"policy '{plug_in}:{attribute}'" in str(raised.value)
     assert problem in str(raised.value)
 
@@ -141,7 +177,7 @@ def test_wrong_attribute_is_a_config_error(plug_in: str, attribute: str, problem
 )
 def test_plug_in_that_does_not_import_is_not_called_unknown(module: str, reason: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        make_policy(f"{module}:Policy")
+        load_policy(f"{module}:Policy")
     assert str(raised.value) == f"policy '{module}:Policy' cannot be made: {reason}"
 
 
@@ -156,3 +192,37 @@ def test_installed_plug_in_is_found_by_name(plug_in: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(registry, "entry_points", installed.select)
     assert make_policy("patient:ab").staleness_bound == 2
     assert type(make_policy("hogwild")) is Hogwild
+    with pytest.raises(ConfigError, match="ends with a colon"):
+        make_policy("patient:")
+
+
+def test_only_the_class_that_the_job_names_is_known_from_a_peer(
+    plug_in: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{plug_in}.py").rename(tmp_path / "named_late.py")
+    plug_in = "named_late"
+    with pytest.raises(ConfigError, match="has to be named by the job itself"):
+        make_policy(f"{plug_in}:Patient")
+    assert plug_in not in sys.modules
+    load_policy(f"{plug_in}:Patient:abc")
+    assert make_policy(f"{plug_in}:Patient:abcd").staleness_bound == 4
+    for other in ("Plain", "Broken:x", "plain"):
+        with pytest.raises(ConfigError, match="unknown policy"):
+            make_policy(f"{plug_in}:{other}")
+
+
+@pytest.mark.parametrize(
+    ("of_the_job", "of_the_peer", "told"),
+    [
+        ("Counted:3", "Counted:x", "ValueError: invalid literal"),
+        ("Counted:3", "Counted", "ValueError: invalid literal"),
+        ("Late", "Late:x", "ValueError: late"),
+        ("Unsaid", "Unsaid:x", "unknown policy 'not-a-policy'"),
+    ],
+)
+def test_policy_that_fails_with_a_peers_options_is_refused_before_it_is_used(
+    plug_in: str, of_the_job: str, of_the_peer: str, told: str
+) -> None:
+    load_policy(f"{plug_in}:{of_the_job}")
+    with pytest.raises(ConfigError, match=told):
+        try_policy(f"{plug_in}:{of_the_peer}")

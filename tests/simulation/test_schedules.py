@@ -12,7 +12,6 @@ from simulation.fakes import metrics_of
 from simulation.run import run_seed, simulate, smallest
 from simulation.schedule import Fault, draw
 from tests.traces import ON_A_BOARD, calm, held, trace_of
-from zmqtrain.policies import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
 BLOCK = 20
@@ -130,18 +129,20 @@ def test_ps_that_is_stopped_and_killed_is_away_no_longer_than_who_is_killed(
     assert [float(line.split()[0]) < stop.ends_at for line in killed] == [True]
 
 
-def own_policy(options: str) -> Policy:
-    """A plug-in: the factory that ``module:attribute`` names."""
-    return BoundedStaleness(1)
+class OwnPolicy(BoundedStaleness):
+    """A plug-in: the class that ``module:Class`` names."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
 
 
 def test_policy_of_ones_own_goes_through_the_same_schedules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = ModuleType("policy_of_ones_own")
-    module.make = own_policy  # type: ignore[attr-defined]
+    module.OwnPolicy = OwnPolicy  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    own, drawn = draw(7, "policy_of_ones_own:make"), draw(7)
+    own, drawn = draw(7, "policy_of_ones_own:OwnPolicy"), draw(7)
     assert own.policy != drawn.policy
     assert (own.faults, own.workers) == (drawn.faults, drawn.workers)
     assert not simulate(own).broken

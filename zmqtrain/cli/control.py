@@ -13,7 +13,7 @@ from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError
-from zmqtrain.policies import make_policy
+from zmqtrain.policies import load_policy
 from zmqtrain.units import duration
 from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
 
@@ -37,7 +37,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
       bounded-staleness:S        no worker is more than S of its steps ahead of the slowest
       sync-replicas              a step is the mean of one gradient from each worker
       sync-replicas:aggregate=R  a step is the mean of R gradients
-      NAME, MODULE:ATTR          an installed plug-in, or your own class
+      NAME, MODULE:CLASS         an installed plug-in, or the class that the job itself names
 
     The staleness in reports is another figure: updates by all workers between a gradient's pull and
     its push. It can be larger than S.
@@ -49,8 +49,8 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
       zmqtrain policy digits-x7k2 sync-replicas     # a submitted job
     """
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # the roles look for module:attr there, too
-    wanted = make_policy(spec).spec
+        sys.path.insert(0, str(Path.cwd()))  # the roles look for module:Class there, too
+    wanted = load_policy(spec).spec
     before = job.status()
     # If the answer is late or lost, the status shows the policy.
     with contextlib.suppress(PeerLostError):

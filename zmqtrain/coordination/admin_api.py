@@ -20,7 +20,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.policies import make_policy
+from zmqtrain.policies import try_policy
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import (
@@ -171,7 +171,7 @@ class AdminApi:
         if self._leader.coordinator.finished:
             raise RefusedError("the job needs no more gradients: there is no policy to change")
         try:
-            policy = make_policy(message.spec)
+            policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
         if not policy.coordinated and self._leader.job.copies_on(self._leader.shards) > 1:

@@ -10,7 +10,7 @@ from zmqtrain.policies.base import (
     Reduce,
     Release,
 )
-from zmqtrain.policies.registry import FORMS, is_own, make_policy
+from zmqtrain.policies.registry import FORMS, is_own, load_policy, make_policy, try_policy
 
 __all__ = [
     "FORMS",
@@ -23,5 +23,7 @@ __all__ = [
     "Reduce",
     "Release",
     "is_own",
+    "load_policy",
     "make_policy",
+    "try_policy",
 ]

@@ -82,8 +82,8 @@ class Lockstep(Protocol):
 class Policy(Protocol):
     """The rule of a run. Workers are named by their index.
 
-    For ``module:attr:options`` the class or function ``attr`` is called with the options' text,
-    for ``module:attr`` with "" if it takes a parameter, else with nothing.
+    For ``module:Class:options`` the class is called with the options' text, for ``module:Class``
+    with "" if it takes a parameter, else with nothing.
 
     A worker is *computing* from its Release until its next ``push``. Between ``join`` and
     ``leave`` it is live.

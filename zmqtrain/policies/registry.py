@@ -1,12 +1,19 @@
-"""From a spec string to a policy: built in, by entry point, or by "module:attr"."""
+"""From a spec string to a policy: built in, by entry point, or the class "module:Class".
+
+A spec also comes from peers, checkpoints and segments. Only :func:`load_policy` imports a module,
+and it is called with a spec of the job's owner alone. :func:`make_policy` knows the classes that
+were loaded this way, so no text of a peer is ever imported or called.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import TypeAlias
 
 from zmqtrain.errors import ConfigError, did_you_mean
@@ -20,54 +27,128 @@ ENTRY_POINTS = "zmqtrain.policies"
 MAX_COUNT = 1_000_000
 """Largest number in a spec; a token queue has that many tokens."""
 
-Factory: TypeAlias = Callable[[str], Policy]
-"""Makes a policy from what follows the first colon of a spec, "" if nothing does."""
+Factory: TypeAlias = Callable[[str | None], Policy]
+"""Makes a policy from what follows the first colon of a spec, None if there is no colon."""
 
 FORMS = (
     "hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
-    'sync-replicas:aggregate=R,tokens=N, the name of an installed plug-in, or "module:attr"'
+    'sync-replicas:aggregate=R,tokens=N, the name of an installed plug-in, or "module:Class"'
 )
+
+_METHODS = ("start", "join", "leave", "push", "drain", "held")
+
+_LOADED: dict[str, type] = {}
+"""The policy classes that jobs of this process name, by "module:Class"."""
 
 
 def make_policy(spec: str) -> Policy:
-    """Return a new policy.
+    """Return a new policy that is built in, installed, or of a class that was loaded.
+
+    The spec may come from a peer: no module is imported for it, and nothing but a policy class is
+    called.
+
+    Raises:
+        ConfigError: no such policy is known, or its options are wrong.
+    """
+    name, options = _cut(spec.strip())
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](options)
+    kind = _installed(name)
+    if kind is None and options:
+        attribute, options = _cut(options)
+        kind = _LOADED.get(f"{name}:{attribute}")
+    if kind is None:
+        hint = "; a class of your own has to be named by the job itself" if is_own(spec) else ""
+        raise ConfigError(f"unknown policy {_shown(spec)}: expected {FORMS}{_meant(name)}{hint}")
+    if options == "":
+        raise ConfigError(f"policy {_shown(spec)} ends with a colon; expected its options after it")
+    return _made(kind, options, spec)
+
+
+def load_policy(spec: str) -> Policy:
+    """Return the policy that a job's owner names, after importing the module of a class.
+
+    From then on :func:`make_policy` knows the class, also with other options.
 
     Raises:
         ConfigError: no policy has this name, or its options are wrong.
     """
-    try:
-        policy: object = _made(spec)
-    except ConfigError:
-        raise
-    except Exception as error:  # a plug-in's; it must not take down the ps that was asked for it
-        raise ConfigError(
-            f"policy {spec!r} cannot be made: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(policy, Policy):
-        needed = [name for name in vars(Policy) if not name.startswith("_")]
-        missing = [name for name in needed if not hasattr(policy, name)]
-        raise ConfigError(
-            f"policy {spec!r} made a {type(policy).__name__}, which lacks {', '.join(missing)}; "
-            "expected what zmqtrain.policies.Policy has"
-        )
-    return policy
+    if is_own(spec):
+        module, attribute, *_ = spec.strip().split(":")
+        _LOADED[f"{module}:{attribute}"] = _imported(module, attribute, spec)
+    return make_policy(spec)
+
+
+def try_policy(spec: str) -> Policy:
+    """Return a policy that was made from its own ``spec`` and has started, both as a trial.
+
+    Raises:
+        ConfigError: it would fail in a running job.
+    """
+    with _refusing(spec):
+        policy = make_policy(make_policy(spec).spec)
+        policy.start(0, 1)
+        return policy
 
 
 def is_own(spec: str) -> bool:
-    """Return whether a spec names a module, such as one beside the job's file."""
-    name, colon, _ = spec.strip().partition(":")
-    is_known = name in _BUILT_IN or _installed(name) is not None
-    return bool(colon) and not is_known and all(part.isidentifier() for part in name.split("."))
-
-
-def _made(spec: str) -> Policy:
+    """Return whether a spec names a class in a module, such as one beside the job's file."""
     name, _, options = spec.strip().partition(":")
-    factory = _BUILT_IN.get(name) or _installed(name)
-    if factory is None:
-        if not options or not is_own(spec):
-            raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}{_meant(name)}")
-        return _imported(name, options, spec)
-    return factory(options)
+    is_known = name in _BUILT_IN or _entry(name) is not None
+    return bool(options) and not is_known and all(part.isidentifier() for part in name.split("."))
+
+
+@contextmanager
+def _refusing(spec: str) -> Iterator[None]:
+    """Turn any error of a plug-in into a ConfigError: it must not take down the ps."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"policy {_shown(spec)} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _cut(text: str) -> tuple[str, str | None]:
+    """Return what is before the first colon and what is behind it, None if there is no colon."""
+    before, colon, behind = text.partition(":")
+    return before, behind if colon else None
+
+
+def _shown(spec: str) -> str:
+    return f"{spec!r:.80}"
+
+
+def _made(kind: type, options: str | None, spec: str) -> Policy:
+    """Return an instance, called with the options if there are some or it takes them."""
+    with _refusing(spec):
+        takes = options is not None or _takes_options(kind)
+        policy: object = kind(options or "") if takes else kind()
+        if isinstance(policy, Policy):
+            return policy
+    needed = [name for name in vars(Policy) if not name.startswith("_")]
+    missing = [name for name in needed if not hasattr(policy, name)]
+    raise ConfigError(
+        f"policy {_shown(spec)} made a {type(policy).__name__}, which lacks {', '.join(missing)}; "
+        "expected what zmqtrain.policies.Policy has"
+    )
+
+
+def _policy_class(found: object, spec: str) -> type:
+    """Return what a spec names, if it is a class that has the methods of a policy."""
+    if not isinstance(found, type):
+        raise ConfigError(
+            f"policy {_shown(spec)} names a {type(found).__name__}, expected a class that has what "
+            "zmqtrain.policies.Policy has"
+        )
+    if missing := [name for name in _METHODS if not callable(getattr(found, name, None))]:
+        raise ConfigError(
+            f"policy {_shown(spec)} names the class {found.__name__}, which lacks "
+            f"{', '.join(missing)}; expected what zmqtrain.policies.Policy has"
+        )
+    return found
 
 
 def _meant(name: str) -> str:
@@ -75,28 +156,28 @@ def _meant(name: str) -> str:
     return did_you_mean(name, [*_BUILT_IN, *installed])
 
 
-def _hogwild(options: str) -> Policy:
-    if options not in ("", "whole"):
+def _hogwild(options: str | None) -> Policy:
+    if options not in (None, "whole"):
         raise ConfigError(
-            f"unknown option {options!r} of hogwild: expected hogwild, or hogwild:whole for steps "
-            "that count on every ps or on none, even if their worker dies"
+            f"unknown option {options!r:.80} of hogwild: expected hogwild, or hogwild:whole for "
+            "steps that count on every ps or on none, even if their worker dies"
         )
-    return Hogwild(whole=bool(options))
+    return Hogwild(whole=options == "whole")
 
 
-def _bounded_staleness(options: str) -> Policy:
-    bound = _count(options, "bounded-staleness:S", least=0)
+def _bounded_staleness(options: str | None) -> Policy:
+    bound = _count(options or "", "bounded-staleness:S", least=0)
     return BoundedStaleness(bound)
 
 
-def _sync_replicas(options: str) -> Policy:
+def _sync_replicas(options: str | None) -> Policy:
     values: dict[str, int] = {}
     counts = {"aggregate": ("aggregate=R", 1), "tokens": ("aggregate=R,tokens=N", 0)}
-    for option in filter(None, options.split(",")):
+    for option in () if options is None else options.split(","):
         key, _, value = option.partition("=")
         if key not in counts:
             raise ConfigError(
-                f"unknown option {option!r} of sync-replicas: expected aggregate=R (gradients "
+                f"unknown option {option!r:.80} of sync-replicas: expected aggregate=R (gradients "
                 "averaged in a step) or, for TensorFlow's token queue, tokens=N as well"
             )
         if key in values:
@@ -122,37 +203,46 @@ def _count(text: str, form: str, *, least: int) -> int:
     return int(text)
 
 
-def _installed(name: str) -> Factory | None:
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        factory: Factory = entry.load()
-        return factory
-    return None
+def _entry(name: str) -> EntryPoint | None:
+    return next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
 
 
-def _imported(module: str, rest: str, spec: str) -> Policy:
-    """Return what the class or function in a module makes, called with the options if it may be."""
-    attribute, colon, options = rest.partition(":")
-    try:
-        home = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there; something inside it is missing
+def _installed(name: str) -> type | None:
+    entry = _entry(name)
+    if entry is None:
+        return None
+    with _refusing(name):
+        return _policy_class(entry.load(), name)
+
+
+def _imported(module: str, attribute: str, spec: str) -> type:
+    """Return the policy class that a module has under this name."""
+    with _refusing(spec):
+        home = _module(module)
+    if home is None:
         hint = f"no module {module!r} beside the job's file or where Python looks; "
-        is_meant = attribute.isidentifier()
-        raise ConfigError(
-            f"unknown policy {spec!r}: {hint if is_meant else ''}expected {FORMS}{_meant(module)}"
-        ) from None
-    factory: Callable[..., Policy] | None = getattr(home, attribute, None)
-    if factory is None:
+        hint = hint if attribute.isidentifier() else ""
+        raise ConfigError(f"unknown policy {_shown(spec)}: {hint}expected {FORMS}{_meant(module)}")
+    if not hasattr(home, attribute):
         close = did_you_mean(attribute, vars(home).keys())
-        raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}{close}")
-    return factory(options) if colon or _takes_options(factory) else factory()
+        raise ConfigError(f"policy {_shown(spec)}: module {module} has no {attribute!r}{close}")
+    return _policy_class(getattr(home, attribute), spec)
 
 
-def _takes_options(factory: Callable[..., Policy]) -> bool:
-    """Return whether a class or function has a parameter for the options of a spec."""
+def _module(name: str) -> ModuleType | None:
+    """Import a module; return None if there is none, raise what it raises otherwise."""
     try:
-        inspect.signature(factory).bind("")
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # the module is there; something inside it is missing
+
+
+def _takes_options(kind: type) -> bool:
+    """Return whether a class has a parameter for the options of a spec."""
+    try:
+        inspect.signature(kind).bind("")
     except TypeError:
         return False
     except ValueError:  # of a class that is not written in Python
