@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -56,6 +58,49 @@ def test_file_that_holds_no_weights_is_an_error(tmp_path: Path, name: str) -> No
         (tmp_path / bad).write_bytes(b"nothing of use")
     with pytest.raises(ConfigError, match=name):
         read(tmp_path / name)
+
+
+def npz_of(path: Path, member: bytes, count: int = 1) -> None:
+    with ZipFile(path, "w") as archive:
+        for number in range(count):
+            archive.writestr(f"{number}.npy", member)
+
+
+def array_of_shape(shape: tuple[int, ...]) -> bytes:
+    """Return an .npy file whose header promises more than there is."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"shape": shape, "fortran_order": False, "descr": "<f4"}
+    )
+    return file.getvalue() + bytes(8)
+
+
+@pytest.mark.parametrize("shape", [(2**50,), (2**31, 2**31), (2**62, 4), (3,)])
+def test_array_that_promises_more_than_the_file_holds_is_an_error(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    npz_of(tmp_path / "bomb.npz", array_of_shape(shape))
+    with pytest.raises(ConfigError, match=r"bomb.npz"):
+        read(tmp_path / "bomb.npz")
+
+
+def test_archive_that_unpacks_to_more_than_the_memory_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    npz_of(path, array_of_shape((2,)), 2000)
+    content = bytearray(path.read_bytes())
+    at = 0
+    while (at := content.find(b"PK\x01\x02", at)) >= 0:
+        content[at + 24 : at + 28] = b"\xf0\xff\xff\xff"  # its size without compression
+        at += 28
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"bomb.npz.*it holds 8.6 TB of arrays, this host has"):
+        read(path)
+
+
+def test_array_of_objects_is_never_unpickled(tmp_path: Path) -> None:
+    np.savez(tmp_path / "objects.npz", weights=np.array([{}], dtype=object))
+    with pytest.raises(ConfigError, match=r"objects.npz.*allow_pickle=False"):
+        read(tmp_path / "objects.npz")
 
 
 def test_logdir_without_a_checkpoint_has_no_weights(tmp_path: Path) -> None:

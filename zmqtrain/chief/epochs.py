@@ -19,6 +19,7 @@ from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights
 from zmqtrain.callbacks.history import History, plain
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.errors import ConfigError
+from zmqtrain.files import read_file
 from zmqtrain.job import Job
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.store.durable import replace_file, writing
@@ -280,7 +281,7 @@ class Epochs:
         if self._file is None or not self._file.exists():
             return
         try:
-            records = json.loads(await asyncio.to_thread(self._file.read_bytes))
+            records = json.loads(await asyncio.to_thread(read_file, self._file))
             History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
             self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:

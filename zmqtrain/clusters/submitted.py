@@ -17,6 +17,7 @@ from pathlib import Path
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.files import read_file
 from zmqtrain.transport.keys import key_files
 
 RECORD = "job.json"
@@ -100,7 +101,7 @@ def submitted_jobs() -> list[Submitted]:
     found = []
     for path in sorted(_home().glob(f"*/{RECORD}")):
         with contextlib.suppress(OSError, ValueError, TypeError):  # being written or removed
-            found.append(Submitted(**json.loads(path.read_text())))
+            found.append(Submitted(**json.loads(read_file(path))))
     return found
 
 

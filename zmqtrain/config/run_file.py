@@ -19,6 +19,7 @@ import psutil
 
 from zmqtrain.config.cluster import Role, connect_endpoint
 from zmqtrain.errors import ConfigError, no_temporary_directory
+from zmqtrain.files import read_file
 
 NOTE_S = 3600.0
 """A worker that is started again so long after the end of its job waits in vain."""
@@ -58,7 +59,7 @@ def running_jobs() -> list[RunningJob]:
     jobs: dict[str, RunningJob] = {}
     for path in _files(_directory()):
         try:
-            fields = json.loads(path.read_text())
+            fields = json.loads(read_file(path))
             job = RunningJob(**fields | {"ps": tuple(fields["ps"])})
             leader = connect_endpoint(job.ps[0])  # tasks may spell it differently
         except (OSError, ValueError, LookupError, TypeError, ConfigError):
@@ -85,7 +86,7 @@ def end_since(ps: tuple[str, ...], since: float) -> int | None:
     ``since`` is a Unix time. A job that ended before it was another one at the same addresses.
     """
     try:
-        note = json.loads(_end_file(ps).read_text())
+        note = json.loads(read_file(_end_file(ps)))
         return int(note["exit_code"]) if note["at"] > since else None
     except (OSError, ValueError, LookupError, TypeError, ConfigError):
         return None

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from zmqtrain.data.arrays import ArrayDataset, as_dataset
 from zmqtrain.data.description import describe
 from zmqtrain.data.exact import exact
-from zmqtrain.data.files import one_task_at_a_time, write_whole
+from zmqtrain.data.files import one_task_at_a_time, reading, write_whole
 from zmqtrain.data.subset import Typed
 from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.files import read_file
 from zmqtrain.models.base import Array, Batch
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ class Cached:
             with one_task_at_a_time(note):
                 if not note.exists():
                     self._write(directory, note, description)
-        found = json.loads(note.read_text())
+        with reading(note):
+            found = json.loads(read_file(note))
         if found["data"] != description:
             raise DataError(
                 f"{directory} holds {found['data']}, but {self.dataset!r} has {description}; "

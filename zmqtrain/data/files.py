@@ -51,7 +51,7 @@ def _pattern(text: str) -> str:
 
 
 DAMAGED = (
-    *(OSError, ValueError, EOFError, LookupError, TypeError, NotImplementedError),
+    *(OSError, ValueError, EOFError, LookupError, TypeError, NotImplementedError, MemoryError),
     *(zlib.error, zipfile.BadZipFile),
 )
 """What readers of files raise for those that are missing or damaged."""

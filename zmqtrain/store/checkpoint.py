@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.files import check_regular
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.durable import (
     digest_file,
@@ -356,6 +357,7 @@ def _described(shape: tuple[int, ...], dtype: str, kind: str) -> str:
 
 def _copy_from(file: Path, copies: Sequence[_Copy]) -> None:
     try:
+        check_regular(file)
         with safe_open(file, framework="np") as tensors:
             for copy in copies:
                 stored = tensors.get_tensor(copy.tensor)

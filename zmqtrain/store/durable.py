@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError
+from zmqtrain.files import open_file
 
 
 def new_token() -> str:
@@ -49,7 +50,7 @@ def digest_bytes(content: bytes) -> str:
 
 def digest_file(path: Path) -> str:
     """Return the 256-bit BLAKE2b of a file as 64 hexadecimal digits (``b2sum -l 256``)."""
-    with path.open("rb") as handle:
+    with open(open_file(path), "rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
 
 

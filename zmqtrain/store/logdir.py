@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
+from zmqtrain.files import IrregularFileError, open_file, read_file
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.durable import (
     deleting,
@@ -164,7 +165,7 @@ def last_generation(root: Path) -> int:
     file = root / GENERATION_FILE
     with reading(file):
         try:
-            content = file.read_bytes()
+            content = read_file(file)
         except FileNotFoundError:
             return 0
     if not _NUMBER.fullmatch(content):
@@ -199,7 +200,7 @@ def newest_group(logdir: str) -> tuple[int, tuple[str, ...]]:
     last = max((int(number[1]) for number in numbers if number), default=0)
     file = root / f"{GROUP_FILE}-{last}"
     with reading(file), suppress(FileNotFoundError):
-        return last, tuple(file.read_text().split())
+        return last, tuple(read_file(file).decode().split())
     return 0, ()
 
 
@@ -239,6 +240,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
     Raises:
         OccupiedError: another job's chief runs there.
+        CheckpointError: the lock is no regular file.
     """
     descriptor = _open_lock(checkpoints_directory(Path(logdir))) if logdir else None
     if descriptor is None:
@@ -314,7 +316,12 @@ def _is_complete(path: Path) -> bool:
 def _open_lock(root: Path) -> int | None:
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
+    file = root / LOCK_FILE
     for mode in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # another user's can be locked as well
-        with suppress(OSError):
-            return os.open(root / LOCK_FILE, mode, 0o666)
+        try:
+            return open_file(file, mode)
+        except IrregularFileError as error:
+            raise CheckpointError(f"{file}: {error.strerror}; remove it, and start again") from None
+        except OSError:
+            continue
     return None

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from zmqtrain.errors import CheckpointError
+from zmqtrain.files import check_regular, read_file
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
 from zmqtrain.wire.messages import Count, LedgerState, ShardFile, WorkerMark
@@ -31,6 +32,8 @@ from zmqtrain.wire.messages import Count, LedgerState, ShardFile, WorkerMark
 FORMAT: Final = 3
 """Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate."""
 MANIFEST_FILE = "manifest.json"
+MOST_NBYTES = 256 << 20
+"""Largest manifest that is read."""
 PARAMETERS = "parameters"
 """The key of the parameters beside the names of the optimizer's slots."""
 
@@ -193,7 +196,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST_FILE
     with reading(file):
-        content = file.read_bytes()
+        content = read_file(file, MOST_NBYTES)
     sealed = _SEALED.fullmatch(content)
     if sealed is None or digest_bytes(sealed[2]).encode() != sealed[1]:
         raise CheckpointError(
@@ -230,7 +233,7 @@ def verify_sizes(path: Path, manifest: Manifest) -> None:
     for written in manifest.files:
         file = path / written.file
         with reading(file):
-            nbytes = file.stat().st_size
+            nbytes = check_regular(file)
         if nbytes != written.nbytes:
             raise CheckpointError(
                 f"{file}: {nbytes} bytes; the manifest says {written.nbytes}; the file was cut off "

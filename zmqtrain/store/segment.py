@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import SegmentError
+from zmqtrain.files import open_file
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_layout import (
     BOARD_LINE,
@@ -276,7 +277,7 @@ class _Mapping:
     def __init__(self, path: Path, layout: SegmentLayout) -> None:
         self._path, self._layout = path, layout
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._descriptor = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SegmentError(f"{path} cannot be opened: {reason}") from error

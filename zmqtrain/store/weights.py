@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import io
 import logging
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.files import check_regular
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.durable import replace_file, writing
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import read_manifest
+from zmqtrain.units import data_size
 
 log = logging.getLogger(__name__)
+
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, EOFError, MemoryError, NotImplementedError, SyntaxError),
+    *(BadZipFile, zlib.error, SafetensorError),
+)
+"""What reading a file of arrays raises if the file is missing, damaged or too large."""
 
 FOREIGN = (".h5", ".keras")
 """Endings of files that a model reads and writes by its framework."""
@@ -85,15 +95,28 @@ def read(path: str | Path) -> dict[str, NDArray[Any]]:
     path = Path(path)
     _check_ending(path)
     try:
+        nbytes = check_regular(path)
         if path.suffix == ".npz":
+            with ZipFile(path) as archive:
+                _check_memory(sum(member.file_size for member in archive.infolist()))
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
+        _check_memory(nbytes)
         return load_file(path)
-    except (OSError, ValueError, KeyError, SafetensorError, BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ConfigError(
             f"weights cannot be read from {str(path)!r}: {error}; expected a file that zmqtrain "
             "export, safetensors or numpy.savez has written"
         ) from error
+
+
+def _check_memory(nbytes: int) -> None:
+    available = psutil.virtual_memory().available
+    if nbytes > available:
+        raise MemoryError(
+            f"it holds {data_size(nbytes)} of arrays, this host has {data_size(available)} of "
+            "memory left"
+        )
 
 
 def named_arrays(value: Any, model: Any = None) -> dict[str, NDArray[Any]]:

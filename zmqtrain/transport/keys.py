@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmqtrain.errors import ConfigError, OccupiedError
+from zmqtrain.files import read_file
 
 REGISTRY = "registry"
 ROLES = ("ps", "chief", "worker", "client")
@@ -124,7 +125,7 @@ def read_registry(directory: Path) -> tuple[Entry, ...]:
     with _readable(f"{path}", "zmqtrain keys new"):
         _refuse_open(directory, _OTHERS_WRITE, "700")
         _refuse_open(path, _OTHERS_WRITE, "600")
-        lines = path.read_text("ascii").splitlines()
+        lines = read_file(path).decode("ascii").splitlines()
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
     entries = tuple(_parsed(line, f"{path}, line {number}") for number, line in numbered)
     _check_registry(entries, path)
@@ -155,7 +156,7 @@ def read_secret(directory: Path, owner: Owner) -> bytes:
     path = secret_path(directory, owner)
     with _readable(f"{path}, the secret key of {owner},", f"zmqtrain keys add {owner}"):
         _refuse_open(path, _OTHERS_READ_OR_WRITE, "600")
-        text = path.read_text("ascii").strip()
+        text = read_file(path).decode("ascii").strip()
     if not _KEY.fullmatch(text):
         raise ConfigError(f"{path} holds no secret key, which is 64 hexadecimal digits; revoke it")
     return bytes.fromhex(text)
@@ -187,7 +188,7 @@ def key_files(directory: Path) -> dict[str, str]:
     """
     names = (REGISTRY, *map(secret_name, secrets_in(directory)))
     try:
-        return {name: (directory / name).read_text() for name in names}
+        return {name: read_file(directory / name).decode() for name in names}
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}; expected keys of this user, made "

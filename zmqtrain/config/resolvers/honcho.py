@@ -17,6 +17,7 @@ from honcho.environ import parse_procfile
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
+from zmqtrain.files import read_file
 
 PROCESS_NAME = "HONCHO_PROCESS_NAME"
 
@@ -102,7 +103,7 @@ def running_counts(environ: Mapping[str, str]) -> dict[str, int] | None:
             options = _parse(argv)
             # honcho's .env may name the Procfile, and honcho passes its .env on to us.
             name = options.procfile or environ.get("PROCFILE") or "Procfile"
-            text = (directory / (options.app_root or ".") / name).read_text()
+            text = read_file(directory / (options.app_root or ".") / name).decode()
             return honcho_counts(argv, parse_procfile(text).processes)
         except (ConfigError, OSError, psutil.Error):
             continue
