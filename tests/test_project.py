@@ -21,9 +21,9 @@ DOCS = {page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
-errors user_code units files models metrics compute wire transport policies optim data store
-adapters observe callbacks fingerprint job training config actors coordination server exchanges
-chief roles local clusters cli
+errors user_code units texts files models metrics compute wire transport policies optim data
+store adapters observe callbacks fingerprint job training config actors coordination server
+exchanges chief roles local clusters cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""
 

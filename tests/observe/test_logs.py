@@ -47,7 +47,20 @@ def test_json_line_holds_a_traceback_as_a_field_and_reads_back_as_text() -> None
     assert str(line) == Formatter("ps 0", "text").format(record)
 
 
-@pytest.mark.parametrize("text", ["", "hello", "3", "[]", "{}", '{"loss": 3}', "null"])
+@pytest.mark.parametrize("log_format", FORMATS)
+def test_message_of_a_peer_forges_no_line_and_no_escape(log_format: str) -> None:
+    forged = "x\n2026-11-25T12:00:00.000+00:00 INFO ps 0: all is well\x1b]0;t\x07\u202e\x9b"
+    formatter = Formatter("ps 0", log_format)
+    written = formatter.format(record_of(logging.INFO, forged))
+    assert written.isprintable()
+    shown = written if log_format == "text" else str(LogLine.parsed(written))
+    assert r"x\n2026-11-25" in shown and shown.endswith(r"\x1b]0;t\x07\u202e\x9b")
+    traced = formatter.format(record_of(logging.ERROR, "no", ValueError(forged)))
+    _, *others = traced.split("\n")
+    assert all(line.isprintable() and line.startswith("  ") for line in others)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "[" * 9999, "3", "[]", "{}", '{"loss": 3}', "null"])
 def test_what_somebody_prints_is_no_line_of_a_log(text: str) -> None:
     assert LogLine.parsed(text) is None
 

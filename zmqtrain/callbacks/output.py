@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
+from rich.text import Text
 
 from zmqtrain.callbacks.base import Callback, Logs
 from zmqtrain.callbacks.history import plain
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import as_json
+from zmqtrain.texts import printable
 
 REDRAW_S = 0.1
 
@@ -97,7 +99,7 @@ class ProgressBar(Callback):
         row = Table.grid(padding=(0, 1))
         done, steps = batch + 1, self.params.get("steps") or 0
         row.add_row(
-            self._title(), Bar(steps, done, width=30), f"{done}/{steps}", _shown(logs or {})
+            self._title(), Bar(steps, done, width=30), f"{done}/{steps}", Text(_shown(logs or {}))
         )
         self._live.update(row, refresh=True)
 
@@ -105,7 +107,7 @@ class ProgressBar(Callback):
         self._end_live()
         seconds = time.monotonic() - self._began_at
         self._console.print(
-            f"{self._title()}  {seconds:.1f} s  {_shown(logs or {})}", soft_wrap=True
+            Text(f"{self._title()}  {seconds:.1f} s  {_shown(logs or {})}"), soft_wrap=True
         )
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -121,4 +123,4 @@ class ProgressBar(Callback):
 
 
 def _shown(logs: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in numbers(logs).items())
+    return printable("  ".join(f"{name} {value:.4g}" for name, value in numbers(logs).items()))

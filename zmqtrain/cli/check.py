@@ -13,6 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
+from zmqtrain.cli.output import say
 from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_of_this_host, parse_address
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
@@ -92,17 +93,15 @@ def check_command(file: str | None, role: str | None, reach: bool, **flags: Any)
         _check_peers(config, problems, reach=reach)
     for level, texts in (("error", problems.errors), ("warning", problems.warnings)):
         for text in texts:
-            click.echo(f"{level}: {text}")
+            say(f"{level}: {text}")
     if problems.errors or config is None:
         return ExitCode.USAGE
-    click.echo(f"ok: {_summary(config)}")
+    say(f"ok: {_summary(config)}")
     sources = {"role": role_from, "index": index_from}
     if named := [f"its {what} by {source}" for what, source in sources.items() if source]:
-        click.echo(f"ok: {', '.join(named)}")
+        say(f"ok: {', '.join(named)}")
     if job is not None:
-        click.echo(
-            f"ok: one step of {flags['job']} works: its data, its model and its gradient fit"
-        )
+        say(f"ok: one step of {flags['job']} works: its data, its model and its gradient fit")
     return ExitCode.OK
 
 

@@ -12,7 +12,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, shape_of, show, show_json, table
+from zmqtrain.cli.output import NOTHING, say, shape_of, show, show_json, table
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import read_manifest, verify
@@ -66,7 +66,7 @@ def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -
     """
     weights = load(logdir, step=step, average=average)
     save(to, weights)
-    click.echo(f"{to}: {counted(len(weights), 'variable')}")
+    say(f"{to}: {counted(len(weights), 'variable')}")
 
 
 def _described(path: Path) -> dict[str, Any]:

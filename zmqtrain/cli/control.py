@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from zmqtrain.cli.numbers import seconds_option
+from zmqtrain.cli.output import say
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
@@ -64,7 +65,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
             f"the policy is still {after.policy}: the job ended before the barrier "
             f"({after.stop or after.failure or 'or another command changed it'})"
         )
-    click.echo(f"{wanted} from step {after.step} on; it was {before.policy}")
+    say(f"{wanted} from step {after.step} on; it was {before.policy}")
 
 
 @click.command("save")
@@ -86,7 +87,7 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
     except PeerLostError:
         then = "it will save when it can"
         raise late("no checkpoint was saved", wait_s, job.status(), then) from None
-    click.echo(done.text)
+    say(done.text)
 
 
 @click.command("stop")
@@ -114,15 +115,15 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     if force and job.submitted is None:
         raise ConfigError("--force is given; expected the name of a submitted job to remove")
     if not force:
-        click.echo(_stopped(job, wait_s))
+        say(_stopped(job, wait_s))
     if job.submitted is not None:
         try:
             engine_of(job.submitted).remove(job.submitted)
-            click.echo(f"{job.name} is removed from its engine")
+            say(f"{job.name} is removed from its engine")
         except (PeerLostError, ConfigError) as error:
             if not force:
                 raise
-            click.echo(f"{job.name} is forgotten here; what its engine has of it is left: {error}")
+            say(f"{job.name} is forgotten here; what its engine has of it is left: {error}")
         job.submitted.forget()
 
 

@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.observe.summary import as_json
+from zmqtrain.texts import printable, printable_lines
 
 PIPED_WIDTH = 250  # columns; a reader of a pipe wants a row on one line
 NOTHING = "-"
+MOST_IN_A_CELL = 2000  # characters
 
 
 def show(view: RenderableType) -> None:
@@ -26,6 +28,11 @@ def show(view: RenderableType) -> None:
         console.print(view)
     else:
         click.echo(text_of(view), nl=False)
+
+
+def say(text: str) -> None:
+    """Write a text to stdout, in which a peer may have its say."""
+    click.echo(printable_lines(text))
 
 
 def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:
@@ -92,12 +99,12 @@ def narrowing_table(
 def narrowing_line(parts: Sequence[str], fewest: int = 1) -> FirstThatFits:
     """Return a line whose last parts a narrow terminal hides, all but the ``fewest`` first."""
     counts = range(len(parts), fewest - 1, -1)
-    return FirstThatFits([Text("   ".join(parts[:count])) for count in counts])
+    return FirstThatFits([cell("   ".join(parts[:count])) for count in counts])
 
 
 def cell(value: object, style: str = "") -> Text:
-    """Return a value as a cell; its text is never read as markup."""
-    return Text(str(value), style=style)
+    """Return a value as a cell; its text is neither read as markup nor obeyed by a terminal."""
+    return Text(printable(str(value), MOST_IN_A_CELL), style=style)
 
 
 def shape_of(shape: Sequence[int]) -> str:

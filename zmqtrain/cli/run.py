@@ -120,7 +120,7 @@ def _show_as_text(task: Task, line: str) -> None:
 def _show_as_json(task: Task, line: str) -> None:
     """Show a line of a task's log unchanged; show other output as the message of an object."""
     if LogLine.parsed(line) is None:
-        line = json.dumps({"task": str(task), "message": line}, ensure_ascii=False)
+        line = json.dumps({"task": str(task), "message": line})
     sys.stderr.write(f"{line}\n")
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from zmqtrain.chief.progress import line
-from zmqtrain.cli.output import show_json
+from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import status_json
 from zmqtrain.cli.top_view import Watched, top_view
@@ -106,17 +106,17 @@ def _show(job: RemoteJob, console: Console) -> None:
         for status in statuses(job):
             news += map(_now, watched.take(status, time.monotonic()))
             live.update(top_view(watched, title, news, console), refresh=True)
-    click.echo(watched.end)
+    say(watched.end)
 
 
 def _write_lines(job: RemoteJob) -> None:
     watched = Watched()
     for status in statuses(job):
         for text in watched.take(status, time.monotonic()):
-            click.echo(_now(text))
+            say(_now(text))
         if status is not None:
-            click.echo(_now(line(status)))
-    click.echo(_now(watched.end))
+            say(_now(line(status)))
+    say(_now(watched.end))
 
 
 def _now(text: str) -> str:

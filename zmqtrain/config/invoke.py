@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from zmqtrain.errors import ExitCode, ZmqTrainError, no_temporary_directory
+from zmqtrain.texts import printable_lines
 
 
 def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
         click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
         return ExitCode.CRASH
     except ZmqTrainError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {printable_lines(str(error))}", err=True)
         return error.exit_code
     return int(code or ExitCode.OK)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from zmqtrain.texts import printable, printable_lines
+
 LINES_PER_SECOND = 20
 
 
@@ -27,7 +29,7 @@ class LogLine:
         """Return what :meth:`json` wrote; None of something else, such as output of a print()."""
         try:
             return cls(**json.loads(line))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
 
     @property
@@ -40,14 +42,17 @@ class LogLine:
         return "\n".join(filter(None, (self.message, self.exception)))
 
     def __str__(self) -> str:
-        """Return ``2026-11-22T12:30:01.250+01:00 INFO worker 3: message``."""
-        return f"{self.time} {self.level} {self.task}: {self.text}"
+        """Return ``2026-11-22T12:30:01.250+01:00 INFO worker 3: message``.
+
+        The message is one line, and the lines of a traceback are indented.
+        """
+        line = printable(f"{self.time} {self.level} {self.task}: {self.message}")
+        return f"{line}\n  {printable_lines(self.exception)}" if self.exception else line
 
     def json(self) -> str:
         """Return an object with all fields; an exception only if there is one."""
         return json.dumps(
-            {name: text for name, text in asdict(self).items() if text or name != "exception"},
-            ensure_ascii=False,
+            {name: text for name, text in asdict(self).items() if text or name != "exception"}
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from zmqtrain.errors import ExitCode
 from zmqtrain.metrics import Measures, numbers
+from zmqtrain.texts import printable
 from zmqtrain.units import counted
 from zmqtrain.wire.messages import Status
 
@@ -126,7 +127,7 @@ class Summary:
             lines.append(f"checkpoint {self.checkpoint}")
         elif self.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             lines.append("nothing was saved: the job has no logdir (--logdir DIR)")
-        return lines
+        return [*map(printable, lines)]
 
 
 def parameters_sha256(parameters: Mapping[str, Any]) -> str:
@@ -139,8 +140,8 @@ def parameters_sha256(parameters: Mapping[str, Any]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as one line of JSON; NaN and infinity become null."""
-    return json.dumps(_finite(value))
+    """Return a value as one line of ASCII; NaN and infinity become null."""
+    return json.dumps(_finite(value)).replace("\x7f", r"\u007f")
 
 
 def _finite(value: Any) -> Any:
