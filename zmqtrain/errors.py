@@ -8,6 +8,7 @@ TFJob's ``ExitCode`` restart policy: 1-127 are permanent, 128-255 are worth a re
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import re
 from collections.abc import Collection, Mapping
@@ -60,6 +61,12 @@ class CheckpointError(ZmqTrainError):
 
 class SegmentError(ZmqTrainError):
     """A shard's memory cannot be allocated, or this process cannot map it."""
+
+    exit_code = ExitCode.USAGE
+
+
+class LimitError(ZmqTrainError):
+    """This process may have no more memory, threads, processes or open files."""
 
     exit_code = ExitCode.USAGE
 
@@ -166,6 +173,46 @@ def expectation(mistake: Mapping[str, Any]) -> str:
     text = _EXPECTED[kind].format_map(context)
     choices = re.findall(r"'([^']+)'", context.get("expected", ""))
     return text + did_you_mean(str(mistake["input"]), choices)
+
+
+_LIMITS = {
+    errno.ENOMEM: "memory (ulimit -v, or the limit of its container)",
+    errno.EAGAIN: "processes and threads (ulimit -u, or pids.max of its container)",
+    errno.EMFILE: "open files (ulimit -n)",
+    errno.ENFILE: "open files of all processes of this host (fs.file-max)",
+}
+
+
+def host_error(error: BaseException) -> ZmqTrainError | None:
+    """Return the error that explains one whose cause is this host, None if it has another cause.
+
+    The cause is a limit of the process, or that the host has no temporary directory.
+    """
+    if isinstance(error, OSError) and (mistake := no_temporary_directory(error)):
+        return mistake
+    number = _number_of(error)
+    if number not in _LIMITS:
+        return None
+    said = str(error) or type(error).__name__
+    return LimitError(
+        f"{said}: this process has reached its limit of {_LIMITS[number]}; raise the limit, or "
+        "start fewer or smaller tasks on this host"
+    )
+
+
+def _number_of(error: BaseException) -> int | None:
+    """Return the number by which the system calls the cause of an error."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return errno.EAGAIN
+    if isinstance(error, OSError | ImportError) and "failed to map segment" in str(error):
+        return errno.ENOMEM
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if isinstance(error, OSError | ImportError) and error.__context__ is not None:
+        return _number_of(error.__context__)  # why a library cannot be loaded
+    return None
 
 
 def not_installed(package: str, extra: str) -> ConfigError:

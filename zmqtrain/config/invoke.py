@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from zmqtrain.errors import ExitCode, ZmqTrainError, no_temporary_directory
+from zmqtrain.errors import ExitCode, ZmqTrainError, host_error
 from zmqtrain.texts import printable_lines
 
 
@@ -28,18 +28,22 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
         click.echo("error: stopped by Ctrl-C", err=True)
         return ExitCode.INTERRUPTED
     except OSError as error:
-        if mistake := no_temporary_directory(error):
-            click.echo(f"error: {mistake}", err=True)
-            return mistake.exit_code
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
+            return _refused(host_error(error) or error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
         return ExitCode.CRASH
-    except ZmqTrainError as error:
-        click.echo(f"error: {printable_lines(str(error))}", err=True)
-        return error.exit_code
+    except Exception as error:
+        return _refused(host_error(error) or error)
     return int(code or ExitCode.OK)
+
+
+def _refused(error: Exception) -> int:
+    """Show an error that a user can correct, and return its exit code; raise a bug."""
+    if not isinstance(error, ZmqTrainError):
+        raise error
+    click.echo(f"error: {printable_lines(str(error))}", err=True)
+    return error.exit_code
 
 
 def _open_standard_files() -> None:

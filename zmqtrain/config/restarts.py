@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ConfigError, ExitCode
 
 SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
 """Variable with the Unix time at which the supervisor of this process began."""
@@ -17,6 +18,25 @@ FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
 HEALTHY_S = 5.0
 """A process that ran for this long was healthy: the delays start again from the first."""
+
+
+def supervised_since(environ: Mapping[str, str]) -> float:
+    """Return the Unix time at which the supervisor of this process began, infinity without one.
+
+    Raises:
+        ConfigError: the variable holds no time.
+    """
+    text = environ.get(SUPERVISED_SINCE, "").strip() or "inf"
+    try:
+        since = float(text)
+    except ValueError:
+        since = math.nan
+    if math.isnan(since):
+        raise ConfigError(
+            f"{SUPERVISED_SINCE} is {text!r:.80}; expected a Unix time in seconds, as zmqtrain "
+            "supervise sets it; remove the variable"
+        )
+    return since
 
 
 class Advice(StrEnum):

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, decide
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, host_error
 from zmqtrain.roles import signals
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -54,7 +54,7 @@ async def start(
     try:
         return await asyncio.create_subprocess_exec(*command, preexec_fn=prepare, **options)
     except OSError as error:
-        raise ConfigError(
+        raise host_error(error) or ConfigError(
             f"cannot start {command[0]!r}: {error.strerror}; expected a program on PATH, or the "
             "path of one"
         ) from None

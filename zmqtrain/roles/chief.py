@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from zmqtrain.config.cluster import Role
-from zmqtrain.roles.launch import launch
+from zmqtrain.roles.start import start
 
 if __name__ == "__main__":
-    sys.exit(launch(Role.CHIEF))
+    sys.exit(start("chief"))

@@ -27,7 +27,7 @@ from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
-from zmqtrain.config.restarts import SUPERVISED_SINCE
+from zmqtrain.config.restarts import supervised_since
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.errors import (
     CheckpointError,
@@ -36,7 +36,7 @@ from zmqtrain.errors import (
     PeerLostError,
     RefusedError,
     ZmqTrainError,
-    no_temporary_directory,
+    host_error,
 )
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
@@ -164,7 +164,8 @@ def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
         log.error("%s", error)
         return error.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and (mistake := no_temporary_directory(error)):
+        if mistake := host_error(error):
+            log.debug("ended by", exc_info=True)
             log.error("%s", mistake)
             return mistake.exit_code
         log.exception("this is a bug in zmqtrain or in a plug-in")
@@ -343,7 +344,7 @@ async def _serve_group(
     if config.role is Role.WORKER:
         worker = Worker(config, job, transport)
         actors.append(worker)
-        since = float(ENVIRON.get(SUPERVISED_SINCE) or "inf")
+        since = supervised_since(ENVIRON)
         worker.add_background_task(partial(_leave_with_the_job, worker, actors, config, since))
     with contextlib.ExitStack() as stack:
         for actor in actors:

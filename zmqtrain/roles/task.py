@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from zmqtrain.roles.launch import launch
+from zmqtrain.roles.start import start
 
 if __name__ == "__main__":
-    sys.exit(launch(None))
+    sys.exit(start(None))

@@ -1,0 +1,21 @@
+"""The begin of a process that is one task: what it needs is imported only here."""
+
+from __future__ import annotations
+
+import sys
+
+from zmqtrain.errors import host_error
+
+
+def start(role: str | None) -> int:
+    """Run the task of this process; return its exit code. ``role``: None if options name it."""
+    try:
+        from zmqtrain.config.cluster import Role
+        from zmqtrain.roles.launch import launch
+    except (ImportError, OSError, MemoryError, RuntimeError) as error:
+        limit = host_error(error)
+        if limit is None:
+            raise
+        sys.stderr.write(f"error: {limit}\n")
+        return limit.exit_code
+    return launch(None if role is None else Role(role))
