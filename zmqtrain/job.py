@@ -109,11 +109,14 @@ def _exchange_name(name: Any) -> Any:
 
 def _names_of_devices(value: Any) -> Any:
     """Return the names of devices in a text such as "gpu:0,gpu:1"; else what was given."""
-    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+    return tuple(value.split(",") if value else ()) if isinstance(value, str) else value
+
+
+_DEVICE = re.compile(r"(cpu|gpu):(0|[1-9][0-9]{0,2})")
 
 
 def _are_devices(names: tuple[str, ...]) -> tuple[str, ...]:
-    if wrong := [name for name in names if not re.fullmatch(r"(cpu|gpu):(0|[1-9]\d{0,2})", name)]:
+    if wrong := [name for name in names if not _DEVICE.fullmatch(name)]:
         raise ValueError(f"{wrong[0]!r} is no device; expected names such as gpu:0 or cpu:1")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]} is listed twice; expected devices that differ")

@@ -900,6 +900,8 @@ def test_logs_are_those_of_the_tasks_newest_pod(kubectl: Kubectl) -> None:
         ["status", "digit"],
         ["stop", "digit"],
         ["logs", "digits", "client=0"],
+        ["logs", "digits", "worker="],
+        ["logs", "digits", "worker=\u0663"],
         ["status", "digits", "other"],
         ["status", "digits", "--ps", "h:1"],
     ],

@@ -121,6 +121,8 @@ def test_job_that_does_not_import_is_a_config_error_that_names_the_line(
         ("lost.py", "does not exist (looked in HOME)"),
         ("package.py", "does not exist (looked in HOME)"),
         ("", "''"),
+        ("notes.py:", "ends with a colon"),
+        ("package.module:", "ends with a colon"),
         ("a:b/job.py", "a:b/job.py does not exist"),
         ("notes.txt", "did you mean notes.py?"),
         ("lost.csv", "is neither a Python file (looked in HOME) nor a module"),

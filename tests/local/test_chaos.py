@@ -133,6 +133,23 @@ def test_task_that_cannot_be_reached_is_left_out(
     assert reason in text_of(chaos_view(report))
 
 
+@pytest.mark.parametrize("pid", ["-1", "0", "1", "", "x", "٣", "9" * 5000, "the shell"])
+def test_process_that_can_be_no_task_is_not_killed(
+    job: Job, pid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", pytest.fail)
+    with subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE) as shell:
+        named = f"{job.host}:{shell.pid if pid == 'the shell' else pid}"
+        lying = replace(job.status(), tasks=(task("worker", named),))
+        report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
+        assert (
+            report.skipped == [f"kill worker 0: {named} is no Python process of this user"]
+            and not report.done
+        )
+        assert shell.poll() is None
+        shell.communicate(b"\n")
+
+
 @pytest.mark.parametrize("role", ["chief", "ps"])
 def test_process_with_which_others_would_end_is_not_killed(
     job: Job, role: str, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +212,12 @@ def test_intervals_that_are_none_are_refused(text: str) -> None:
     result = CliRunner().invoke(cli, ["chaos", "--ps", "127.0.0.1:1", "--kill", text])
     assert result.exit_code != 0
     assert f"--kill has {text!r}; expected a role" in str(result.exception)
+
+
+@pytest.mark.parametrize("text", ["worker=7,", ",worker=7", "worker=7,,ps=3", ","])
+def test_empty_item_among_intervals_is_refused(text: str) -> None:
+    result = CliRunner().invoke(cli, ["chaos", "--ps", "127.0.0.1:1", "--kill", text])
+    assert "--kill has ''; expected a role" in str(result.exception)
 
 
 @pytest.mark.parametrize("flag", ["--kill", "--pause"])

@@ -118,6 +118,10 @@ def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Pat
     ("fields", "told"),
     [
         ({"devices": "cuda:0"}, "'cuda:0' is no device"),
+        ({"devices": "cpu:0,"}, "'' is no device"),
+        ({"devices": ","}, "'' is no device"),
+        ({"devices": "cpu:0,,cpu:1"}, "'' is no device"),
+        ({"devices": "cpu:1\u0663"}, "is no device"),
         ({"devices": ("gpu:0", "gpu:0")}, "gpu:0 is listed twice"),
         ({"strategy": "mirrored"}, "expected devices"),
         ({"devices": ("gpu:0", "gpu:00")}, "'gpu:00' is no device"),

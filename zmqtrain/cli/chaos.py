@@ -113,7 +113,7 @@ def _intervals(flag: str, text: str) -> dict[str, float]:
         ConfigError: the text is not of this form, or has a role twice.
     """
     intervals: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
+    for part in text.split(",") if text else ():
         role, _, number = part.partition("=")
         try:
             every_s = float(number)

@@ -152,8 +152,8 @@ def logs_command(name: str, task: str, *, follow: bool) -> None:
       zmqtrain logs digits-x7k2 chief
       zmqtrain logs digits-x7k2 worker=3 -f
     """
-    role, _, index = task.partition("=")
-    if role not in set(Role) or (index and not index.isdecimal()):
+    role, equals, index = task.partition("=")
+    if role not in set(Role) or (equals and not re.fullmatch("[0-9]{1,9}", index)):
         raise ConfigError(f"TASK is {task!r}; expected one such as chief, ps=0 or worker=3")
     job = submitted_job(name)
     engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)

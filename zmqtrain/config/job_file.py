@@ -36,7 +36,12 @@ def load_job(reference: str, **overrides: Any) -> Job:
             wrong, or the file has a loop of its own of which the job does not say so.
     """
     is_path = reference.endswith(".py")  # with a colon in it or not
-    source, _, name = (reference, "", "") if is_path else reference.partition(":")
+    source, colon, name = (reference, "", "") if is_path else reference.partition(":")
+    if colon and not name:
+        raise ConfigError(
+            f"job {reference!r} ends with a colon; expected file.py, file.py:name or "
+            "package.module:name; give the name of its Job, or leave the colon out"
+        )
     namespace = _run_file(Path(source)) if source.endswith(".py") else _import(source)
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     job = _chosen(jobs, source, name).with_overrides(**overrides)

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
@@ -180,11 +181,14 @@ class Chaos:
         if task is None or task.state in _ABSENT:
             report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: the task was absent")
             return
-        host, _, number = task.process.rpartition(":")
+        host, pid = _process_of(task)
         if host != socket.gethostname():
             report.skipped.append(f"{act.kind} {act.task}: it runs on {host}")
             return
-        pid = int(number)
+        if not _is_python_of_this_user(pid):
+            told = f"{task.process} is no Python process of this user"
+            report.skipped.append(f"{act.kind} {act.task}: {told}")
+            return
         if act.kind == "kill" and _runs_others(task, status):
             report.skipped.append(f"{act.kind} {act.task}: other tasks would end with its process")
             return
@@ -218,17 +222,34 @@ def _runs_others(task: TaskStatus, status: Status) -> bool:
 
     The ps and the chief that a worker hosts do not count: all are started again.
     """
-    host, _, pid = task.process.rpartition(":")
+    host, pid = _process_of(task)
     for other in status.tasks:
-        where, _, number = other.process.rpartition(":")
+        where, number = _process_of(other)
         is_own = (other.index, {other.role, task.role}) == (task.index, {Role.PS, Role.WORKER})
         is_own |= task.role == Role.WORKER and other.role == Role.CHIEF
         if other.task == task.task or where != host or is_own:
             continue
         with contextlib.suppress(psutil.Error):
-            if number == pid or psutil.Process(int(number)).ppid() == int(pid):
+            if number == pid or psutil.Process(number).ppid() == pid:
                 return True
     return False
+
+
+def _process_of(task: TaskStatus) -> tuple[str, int]:
+    """Return the host and the pid that a task names for itself; pid 0 if it names none."""
+    host, _, number = task.process.rpartition(":")
+    is_pid = number.isascii() and number.isdigit() and len(number) < 10
+    return host, int(number) if is_pid else 0
+
+
+def _is_python_of_this_user(pid: int) -> bool:
+    """Say whether a process may be a task: what a task says of its process may be a lie."""
+    try:
+        process = psutil.Process(pid)
+        is_python = "python" in Path(process.exe()).name
+        return pid > 1 and is_python and process.uids().real == os.getuid()
+    except psutil.Error:
+        return False
 
 
 def _is_back(done: Done, task: TaskStatus) -> bool:

@@ -19,15 +19,15 @@ def make_compression(spec: str) -> Compression | None:
     Raises:
         ConfigError: no compression has this name, or its option is wrong.
     """
-    name, _, option = spec.strip().partition(":")
+    name, colon, option = spec.strip().partition(":")
     if name not in _BUILT_IN:
         raise ConfigError(f"unknown compression {spec!r}: expected {FORMS}")
     make, key, default = _BUILT_IN[name]
     try:
-        if option and not (key and option.startswith(f"{key}=")):
+        if colon and not (key and option.startswith(f"{key}=")):
             expected = f"expected {key}=" if key else "it takes none"
-            raise ValueError(f"unknown option {option!r}, {expected}")
-        return make(option.partition("=")[2] if option else default)
+            raise ValueError(f"unknown option {option!r:.80}, {expected}")
+        return make(option.partition("=")[2] if colon else default)
     except ValueError as error:
         raise ConfigError(f"compression {spec!r}: {error}; the forms are {FORMS}") from None
 
