@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from tests.bad_input.parts import make_job, table
+from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import DATA
+from zmqtrain.store.checkpoint import attempt_of
 from zmqtrain.store.logdir import claimed
 from zmqtrain.wire.messages import (
     Done,
@@ -165,6 +167,33 @@ async def test_chief_of_a_wrong_list_of_ps_does_not_end_the_job_of_another() -> 
         error, text = await other.refused(Shutdown(77, "the chief failed: it was refused"))
         assert (error, text[-14:]) == ("FencedError", "has not joined")
         await t.check(worker, batches)
+
+
+NOWHERE = ["/etc", "/etc/passwd", "../../x", "a\0b", ""]
+NOWHERE += ["LOGDIR/checkpoints/..", "LOGDIR/step-00000001"]
+"""Directories in which no checkpoint can be, and none that a peer may name."""
+
+
+@pytest.mark.parametrize("text", NOWHERE)
+async def test_chief_names_no_directory_but_that_of_a_checkpoint(text: str, tmp_path: Path) -> None:
+    text = text.replace("LOGDIR", str(tmp_path))
+    async with table(make_job(logdir=str(tmp_path))) as t:
+        chief = await t.begin()
+        chief.generation = 2
+        error, told = await chief.refused(Initialize(text))
+        assert (error, "is no directory of a checkpoint" in told) == ("CheckpointError", True)
+        if text and not text.endswith("step-00000001"):
+            error, told = await chief.refused(Initialize(None, text))
+            assert (error, "is no directory of a checkpoint" in told) == ("CheckpointError", True)
+
+
+@pytest.mark.parametrize("text", NOWHERE)
+def test_shard_is_written_into_no_directory_but_that_of_an_attempt(text: str) -> None:
+    with pytest.raises(CheckpointError, match="is no directory of a checkpoint"):
+        attempt_of(text)
+    assert attempt_of("runs/checkpoints/step-00000010.tmp-0123abcd").name == (
+        "step-00000010.tmp-0123abcd"
+    )
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])

@@ -21,6 +21,7 @@ from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
+from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Keep, Order, Pull, PullReply, Push, PushReply
 
 
@@ -209,7 +210,8 @@ async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
 
     executor._spawn = spawn
     executor.halt_at_snapshot()
-    executor.carry_out([(1, Order("rate", text="0.5")), (2, Order("snapshot", text=str(tmp_path)))])
+    snapshot = Order("snapshot", text=str(checkpoint.begin(tmp_path, 0)))
+    executor.carry_out([(1, Order("rate", text="0.5")), (2, snapshot)])
     executor.carry_out([(3, Order("apply", (0,))), (4, release(1))])
     await within(is_taken.wait())
     executor.carry_out([(5, Order("rate", text="0.25"))])

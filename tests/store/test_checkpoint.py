@@ -267,3 +267,13 @@ def test_manifest_cannot_be_made_from_a_contradiction(job, tmp_path: Path) -> No
     outside = tuple(replace(file, file=f"../{file.file}") for file in manifest.files)
     with pytest.raises(ValidationError, match=r"files\.0\.file"):
         Manifest(**(dict(manifest) | {"files": outside}))
+
+
+def test_manifest_that_claims_more_than_its_files_hold_allocates_nothing(
+    job, tmp_path: Path
+) -> None:
+    path = job.save(tmp_path)
+    found = read_manifest(path)
+    files = tuple(replace(file, nbytes=1) for file in found.files)
+    with pytest.raises(CheckpointError, match=r"its variables have .*, its files \d+ B"):
+        read_parameters(path, found.model_copy(update={"files": files}))

@@ -270,4 +270,5 @@ class Executor:
 def _copy(directory: str, state: ShardState) -> Path:
     """Copy the shard, which is at rest, into a file."""
     shard = state.shard
-    return checkpoint.copy_shard(Path(directory), shard.layout, shard.parameters, shard.slots)
+    attempt = checkpoint.attempt_of(directory)
+    return checkpoint.copy_shard(attempt, shard.layout, shard.parameters, shard.slots)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.membership import PeerTable
-from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
+from zmqtrain.errors import CheckpointError, ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
@@ -110,7 +109,7 @@ class ParameterAccess:
             return
         try:
             checkpoint.check_found(message.logdir)
-        except ConfigError as error:
+        except (CheckpointError, ConfigError) as error:
             request.refuse(error)
             return
         if not is_claim_seen(message.logdir):
@@ -148,7 +147,7 @@ class ParameterAccess:
             shard.initialize(shard.layout.flat_of(self._job.initial_values()))
             self._state.restored_from = None
             return
-        path = self._state.restored_from = Path(checkpoint_path)
+        path = self._state.restored_from = checkpoint.checkpoint_of(checkpoint_path)
         names = [slot.name for slot in shard.rule.slots]
         manifest = read_manifest(path)
         for mark in manifest.worker_marks.values():

@@ -9,6 +9,7 @@ stores slices under their global coordinates, so it can be read into any other p
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,14 +44,49 @@ from zmqtrain.store.manifest import (
     tensor_name,
     verify_sizes,
 )
+from zmqtrain.units import data_size
 from zmqtrain.wire.messages import ShardFile
 
 LATEST_FILE = "LATEST"
+
+# A name with ".replaced-" is left when a commit dies while it takes the place of an older
+# checkpoint of the same step.
+COMMITTED = re.compile(r"step-(\d{8,})(\.replaced-[0-9a-f]{8})?", re.ASCII)
+_ANY = re.compile(r"[^.].*", re.DOTALL)
+_ATTEMPT = re.compile(r"step-\d{8,}\.tmp-[0-9a-f]{8}", re.ASCII)
 
 
 def checkpoints_directory(logdir: Path) -> Path:
     """Return the directory that holds the checkpoints of a job."""
     return logdir / "checkpoints"
+
+
+def attempt_of(text: str) -> Path:
+    """Return the directory of an attempt that a peer names, as :func:`begin` has made it.
+
+    Raises:
+        CheckpointError: it is no such directory, so nothing of a checkpoint belongs there.
+    """
+    return _named(text, _ATTEMPT, "step-00000010.tmp-0123abcd")
+
+
+def checkpoint_of(text: str) -> Path:
+    """Return the directory of a checkpoint that a peer names.
+
+    Raises:
+        CheckpointError: no checkpoint can have this name.
+    """
+    return _named(text, COMMITTED, "step-00000010")
+
+
+def _named(text: str, name: re.Pattern[str], example: str) -> Path:
+    path = Path(text)
+    if "\0" in text or path.parent.name != "checkpoints" or not name.fullmatch(path.name):
+        raise CheckpointError(
+            f"{text!r:.200} is no directory of a checkpoint; expected one such as "
+            f"LOGDIR/checkpoints/{example}"
+        )
+    return path
 
 
 def begin(logdir: Path, step: int) -> Path:
@@ -77,9 +113,12 @@ def check_found(directory: str) -> None:
     ``directory``: "" if the job has no logdir.
 
     Raises:
+        CheckpointError: it lies in no directory of checkpoints.
         ConfigError: it is not there, or this user cannot write to it.
     """
-    if directory and not os.access(directory, os.W_OK | os.X_OK):
+    if not directory:
+        return
+    if not os.access(_named(directory, _ANY, "step-00000010.tmp-0123abcd"), os.W_OK | os.X_OK):
         raise ConfigError(
             f"{directory}, which the chief has just made in the job's logdir, is not there on "
             f"{socket.gethostname()}, or cannot be written to; expected one directory with the "
@@ -228,7 +267,9 @@ def read_parameters(
         CheckpointError: a variable is not in the checkpoint, or is of another shape, dtype or kind;
             there are no averages; or a file does not hold what the manifest says.
     """
-    variables = manifest.variables() if variables is None else variables
+    if variables is None:
+        variables = manifest.variables()
+        _check_sizes(path, manifest, variables)
     plan, values = _Plan(path, manifest), empty_values(variables)
     for variable in variables:
         key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
@@ -236,6 +277,17 @@ def read_parameters(
         plan.add(key, Slice(variable, 0, rows, 0), values[variable.name])
     plan.carry_out()
     return values
+
+
+def _check_sizes(path: Path, manifest: Manifest, variables: Sequence[Variable]) -> None:
+    """Check that the files can hold the variables, before memory is allocated for these."""
+    claimed = sum(prod(each.shape) * np.dtype(each.dtype).itemsize for each in variables)
+    held = sum(file.nbytes for file in manifest.files)
+    if claimed > held:
+        raise CheckpointError(
+            f"{path / MANIFEST_FILE}: its variables have {data_size(claimed)}, its files "
+            f"{data_size(held)}; resume from another checkpoint"
+        )
 
 
 def _step_name(step: int) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
 from zmqtrain.files import IrregularFileError, open_file, read_file
-from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.store.checkpoint import COMMITTED, checkpoints_directory
 from zmqtrain.store.durable import (
     deleting,
     discard,
@@ -37,9 +37,6 @@ GROUP_FILE = "GROUP"
 
 _GROUP = re.compile(rf"{GROUP_FILE}-(\d{{1,9}})")
 _NUMBER = re.compile(rb"\d{1,18}\s*")
-# A name with ".replaced-" is left when a commit dies while it takes the place of an older
-# checkpoint of the same step.
-_COMMITTED = re.compile(r"step-(\d{8,})(\.replaced-[0-9a-f]{8})?")
 _LITTER = re.compile(
     r"(step-\d{8,}|LATEST|EPOCH)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
 )
@@ -56,7 +53,7 @@ def checkpoints(logdir: Path) -> list[Path]:
     Raises:
         CheckpointError: the directory exists and cannot be listed.
     """
-    found = {path: name for path in _entries(logdir) if (name := _COMMITTED.fullmatch(path.name))}
+    found = {path: name for path in _entries(logdir) if (name := COMMITTED.fullmatch(path.name))}
     generations = {path: _generation(path) for path in found}
     latest = max(
         (generation for generation in generations.values() if generation is not None), default=0
@@ -127,7 +124,7 @@ def valid_at(logdir: Path, step: int) -> tuple[Path, Manifest]:
 
 def step_of(path: Path) -> int:
     """Return the step of a checkpoint's directory, as its name says."""
-    name = _COMMITTED.fullmatch(path.name)
+    name = COMMITTED.fullmatch(path.name)
     return int(name[1]) if name else -1
 
 

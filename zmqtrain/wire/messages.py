@@ -21,7 +21,7 @@ PROTOCOL_VERSION = 22
 BATCH = 1000
 """Most pushes or orders in one message; more are sent as several messages."""
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 """Bounds of what goes into a checkpoint's manifest, which checks them; the codec does not."""
 
 
