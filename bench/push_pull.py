@@ -104,6 +104,7 @@ async def _run(workload: PushPull, job: Job, described: str) -> float:
                 lane=workload.lane,
                 crash_safe=workload.crash_safe,
                 keys=keys,
+                insecure=keys is None,  # or on loopback no messages would go by TCP
             )
 
         chief, worker = config(Role.CHIEF), config(Role.WORKER)
@@ -147,7 +148,9 @@ async def _start(config: TaskConfig, described: str) -> asyncio.subprocess.Proce
     }
     if config.role == Role.WORKER:
         flags["threads"] = 1
-    if config.keys is not None:
+    if config.keys is None:
+        flags["insecure"] = True
+    else:
         flags["keys"] = config.keys
     command = [sys.executable, "-m", f"zmqtrain.roles.{config.role}", *flags_of(flags)]
     return await asyncio.create_subprocess_exec(*command, env={**os.environ, VARIABLE: described})

@@ -32,6 +32,7 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
@@ -87,7 +88,7 @@ class Siege:
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.fingerprint = job.fingerprint(1)
-        self.transport = ZmqTransport()
+        self.transport = ZmqTransport(Security(insecure=True))
         self.ps = ParameterServer(self._config(Role.PS), job, self.transport)
         self.chief = Chief(self._config(Role.CHIEF), job, self.transport, lambda status: None)
         self.worker = Worker(self._config(Role.WORKER), job, self.transport)

@@ -32,7 +32,7 @@ def test_job_is_known_for_as_long_as_it_runs(directory: Path) -> None:
 
 
 def test_job_is_known_once_by_its_chief_or_else_by_its_ps(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     parent = os.getppid()  # a process that lives
     of_ps = RunningJob(parent, "job.py", ("a:1",), "ps 0")
     (directory / f"{parent}.json").write_text(json.dumps(asdict(of_ps)))
@@ -60,7 +60,7 @@ def test_no_directory_for_small_files_is_told_with_the_remedy(
 
 
 def test_file_of_a_dead_task_is_removed_when_the_next_begins(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     with subprocess.Popen(["true"]) as process:
         process.wait()
     left = directory / f"{process.pid}.json"
@@ -82,7 +82,7 @@ def link_to_a_directory(path: Path) -> None:
     [
         (Path.touch, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
         (link_to_nothing, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
-        (link_to_a_directory, "belongs to another user", "remove it, or set TMPDIR"),
+        (link_to_a_directory, "is no directory, a link", "remove what is there, or set TMPDIR"),
     ],
 )
 def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
@@ -96,7 +96,7 @@ def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
 
 
 def test_full_disk_is_told_with_the_remedy_and_leaves_nothing(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     path = directory / f"{os.getpid()}.json"
     path.with_suffix(f".{os.getpid()}").symlink_to("/dev/full")
     expected = (

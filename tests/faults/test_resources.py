@@ -26,6 +26,7 @@ from zmqtrain.optim import SGD
 from zmqtrain.store.logdir import checkpoints
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.buffers import Buffer
 
 LIMIT_S = 10.0
@@ -127,7 +128,7 @@ def no_descriptors() -> Iterator[None]:
 async def test_listener_without_descriptors_keeps_its_peers_and_lets_others_in_later(
     crowd: Crowd,
 ) -> None:
-    transport = ZmqTransport()
+    transport = ZmqTransport(Security(insecure=True))
     heard: asyncio.Queue[bytes] = asyncio.Queue()
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     listener = transport.bind("tcp://127.0.0.1:0")

@@ -196,7 +196,7 @@ class Keyed:
         self, directory: Path | None = None, *, keyed: bool = True
     ) -> tuple[Endpoint, Inbox, Troubles]:
         directory = (directory or self.directory) if keyed else None
-        transport = self.transport(Security(Owner("ps"), directory))
+        transport = self.transport(Security(Owner("ps"), directory, insecure=not keyed))
         endpoint, inbox, troubles = transport.bind("tcp://127.0.0.1:0"), Inbox(), Troubles()
         self.servers[endpoint.address] = Owner("ps")
         endpoint.start(inbox)
@@ -214,8 +214,7 @@ class Keyed:
     ) -> tuple[Endpoint, Inbox, Troubles]:
         """Connect with the secret that a directory, by default the job's, has for a task."""
         known = (directory or self.directory) if keyed else None
-        security = Security(owner, known, servers=self.servers, patience_s=patience_s)
-        transport = self.transport(security)
+        transport = self.transport(Security(owner, known, not keyed, self.servers, patience_s))
         endpoint, inbox, troubles = transport.connect(address), Inbox(), Troubles()
         endpoint.start(inbox)
         endpoint.on_failure(troubles)
@@ -242,7 +241,7 @@ def unused_ports() -> Iterator[str]:
 @pytest.fixture(scope="session", autouse=True)
 def lent_before() -> None:
     """The first frame that is sent from where it lies has pyzmq start a thread, which stays."""
-    transport = ZmqTransport(linger_ms=0)
+    transport = ZmqTransport(Security(insecure=True), linger_ms=0)
     transport.connect("tcp://127.0.0.1:1").send([bytes(COPIED_NBYTES + 1)])
     transport.close()
 
@@ -254,7 +253,7 @@ def transport_of(kind: str) -> Transport:
         loop: Any = asyncio.get_running_loop()  # in time that passes by itself
         network = Network(loop, Random(0), Weather(0.0, 0.0), lambda *_: None)
         return network.transport(Process("everyone"))
-    return TransportByAddress()
+    return TransportByAddress(Security(insecure=kind == "tcp"))
 
 
 async def lane_of(kind: str) -> AsyncIterator[Lane]:
@@ -266,6 +265,7 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
         addresses = {
             "memory": (f"tcp://127.0.0.1:{port}" for port in itertools.count(2000)),
             "tcp": unused_ports(),
+            "loopback": unused_ports(),
             "simulated": (f"ipc://simulated/{number}" for number in itertools.count()),
             "unix": (f"unix://{directory}/{number}" for number in itertools.count()),
         }[kind]
@@ -296,7 +296,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[Keyed]:
     assert stray == []
 
 
-@pytest.fixture(params=["memory", "tcp", "unix", "simulated"])
+@pytest.fixture(params=["memory", "tcp", "loopback", "unix", "simulated"])
 async def lane(request: pytest.FixtureRequest) -> AsyncIterator[Lane]:
     async for lane in lane_of(request.param):
         yield lane

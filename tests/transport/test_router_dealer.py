@@ -152,7 +152,8 @@ def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane) -> None:
     """Which would wait for ever otherwise."""
     program = f"""
 from zmqtrain.transport.router_dealer import ZmqTransport
-transport = ZmqTransport(linger_ms=-1)
+from zmqtrain.transport.security import Security
+transport = ZmqTransport(Security(insecure=True), linger_ms=-1)
 peer = transport.connect({tcp.unused()!r})
 peer.send([b"hello"])
 peer.close(discard=True)

@@ -32,10 +32,11 @@ from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
 from zmqtrain.roles.hosting import check_own_address
 from zmqtrain.roles.regroup import may_regroup
-from zmqtrain.store import own_directory
+from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.segment_files import default_directory
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.training.evaluation import ROWS, evaluate
+from zmqtrain.transport import own_directory
 from zmqtrain.units import counted, data_size
 from zmqtrain.user_code import user_code
 
@@ -260,7 +261,7 @@ def _check_segment(config: TaskConfig, job: Job | None) -> None:
             "that this user can write to"
         )
     if directory.exists():
-        own_directory.check(directory)
+        own_directory.check(directory, REMEDY)
     if job is None:
         return
     layout = segment_layout(job.layouts(len(config.ps))[config.index], job.update())

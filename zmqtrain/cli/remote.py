@@ -43,7 +43,8 @@ OPTIONS = {
     "host:port (default: from TF_CONFIG, else the one job that runs on this host)",
     "base_port": None,
     "keys": "directory with a client's key and the job's registry",
-    "insecure": "connect to other hosts without keys",
+    "insecure": "connect without keys, to a job that runs with --insecure: whoever listens at its "
+    "address is trusted",
 }
 """The options that find a job, with their help where it differs from that of a task."""
 

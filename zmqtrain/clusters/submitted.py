@@ -19,6 +19,7 @@ from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.files import read_file
 from zmqtrain.transport.keys import key_files
+from zmqtrain.transport.own_directory import make_private
 
 RECORD = "job.json"
 TAKEN = (
@@ -133,7 +134,7 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
         ConfigError: they cannot be written.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         for name, text in texts.items():
             path = directory / name
             path.with_suffix(".new").write_text(text)

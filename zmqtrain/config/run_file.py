@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,8 +17,9 @@ from pathlib import Path
 import psutil
 
 from zmqtrain.config.cluster import Role, connect_endpoint
-from zmqtrain.errors import ConfigError, no_temporary_directory
+from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file
+from zmqtrain.transport.own_directory import for_small_files
 
 NOTE_S = 3600.0
 """A worker that is started again so long after the end of its job waits in vain."""
@@ -42,7 +42,7 @@ def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
     Raises:
         ConfigError: the file cannot be written.
     """
-    path = _directory() / f"{os.getpid()}.json"
+    path = for_small_files() / f"{os.getpid()}.json"
     _files(path.parent)  # removes the file of a killed task
     try:
         _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task))))
@@ -57,7 +57,7 @@ def running_jobs() -> list[RunningJob]:
     If a job has both, the chief's file counts.
     """
     jobs: dict[str, RunningJob] = {}
-    for path in _files(_directory()):
+    for path in _files(for_small_files()):
         try:
             fields = json.loads(read_file(path))
             job = RunningJob(**fields | {"ps": tuple(fields["ps"])})
@@ -95,12 +95,12 @@ def end_since(ps: tuple[str, ...], since: float) -> int | None:
 def old_notes() -> list[Path]:
     """Return the notes of ends that no worker will read any more: those older than an hour."""
     limit = time.time() - NOTE_S
-    return [path for path in _directory().glob("*.ended") if path.stat().st_mtime < limit]
+    return [path for path in for_small_files().glob("*.ended") if path.stat().st_mtime < limit]
 
 
 def _end_file(ps: tuple[str, ...]) -> Path:
     name = hashlib.blake2b(",".join(ps).encode(), digest_size=8).hexdigest()
-    return _directory() / f"{name}.ended"
+    return for_small_files() / f"{name}.ended"
 
 
 def _files(directory: Path) -> list[Path]:
@@ -125,25 +125,3 @@ def _write(path: Path, text: str) -> None:
         ) from None
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _directory() -> Path:
-    """Return this user's private directory of run files; make it if it is missing.
-
-    Raises:
-        ConfigError: it cannot be made, or belongs to another user.
-    """
-    try:
-        path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
-    except FileNotFoundError as error:
-        raise no_temporary_directory(error) or error from None
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be made: {error.strerror}; expected a directory; remove what is there, "
-            "or set TMPDIR"
-        ) from None
-    if path.lstat().st_uid != os.getuid() or path.is_symlink():
-        raise ConfigError(f"{path} belongs to another user; remove it, or set TMPDIR")
-    return path

@@ -156,7 +156,11 @@ class TaskConfig(SharedConfig):
         description="directory of keys (made by zmqtrain keys new); with keys every tcp connection "
         "is encrypted and authenticated",
     )
-    insecure: bool = Field(False, description="whether to talk to other hosts without keys")
+    insecure: bool = Field(
+        False,
+        description="whether to connect without keys to anyone: every host and every local user "
+        "that can reach a ps may read, change and stop the job",
+    )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
     )

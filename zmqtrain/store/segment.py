@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
-from zmqtrain.store import own_directory
 from zmqtrain.store.segment_layout import (
     BOARD_LINE,
     CHANGE_NBYTES,
@@ -49,8 +48,12 @@ from zmqtrain.store.segment_layout import (
     WORDS_AT,
     SegmentLayout,
 )
+from zmqtrain.transport import own_directory
 from zmqtrain.units import data_size
 
+REMEDY = (
+    "expected a directory that this user can write; correct --segment-dir (or ZMQTRAIN_SEGMENT_DIR)"
+)
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
 
 _Lane = Literal["memory", "shm"]
@@ -121,13 +124,11 @@ class Segment:
                 alone, or its file system has no room or refuses.
         """
         path = path.absolute()  # others look for it from where they are
-        own_directory.make(path.parent)
+        own_directory.make(path.parent, REMEDY, SegmentError)
         try:
             return cls._create(layout, path)
         except OSError as error:
-            raise SegmentError(
-                f"{path} cannot be made: {error.strerror}; {own_directory.REMEDY}"
-            ) from error
+            raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
 
     @classmethod
     def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
@@ -161,9 +162,7 @@ class Segment:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SegmentError(
-                f"{path} cannot be opened: {error.strerror}; {own_directory.REMEDY}"
-            ) from error
+            raise SegmentError(f"{path} cannot be opened: {error.strerror}; {REMEDY}") from error
         try:
             lock = _flocked(path, descriptor)
             nonce = _nonce_of(descriptor, layout)

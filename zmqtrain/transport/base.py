@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
+from zmqtrain.errors import ConfigError
 from zmqtrain.wire.buffers import Buffer
 
 HIGH_WATER_MARK = 64
@@ -36,6 +37,14 @@ COPIED_NBYTES = 1 << 16
 
 class UnreachableError(Exception):
     """The peer is not connected, or takes no more messages at the moment; nothing was sent."""
+
+
+def cannot_listen(address: str, reason: object) -> ConfigError:
+    """Return the error of a task that cannot listen at its address."""
+    return ConfigError(
+        f"cannot listen at {address}: {reason}. Another task may be running there, also with this "
+        "one's index; end it, or correct --index or the address (--ps, --workers, --base-port)"
+    )
 
 
 class Endpoint(Protocol):
@@ -85,8 +94,8 @@ class Transport(Protocol):
         """Listen at ``address``, with up to so many messages on their way to each peer.
 
         Raises:
-            ConfigError: the address is taken or not one of this host, or is beyond loopback and
-                there are no keys.
+            ConfigError: the address is taken or not one of this host, or nothing would protect
+                it.
         """
         ...
 
@@ -94,7 +103,7 @@ class Transport(Protocol):
         """Connect to ``address``, whether or not anyone listens there yet.
 
         Raises:
-            ConfigError: the address is wrong, or is beyond loopback and there are no keys.
+            ConfigError: the address is wrong, or nothing would protect the connection.
         """
         ...
 

@@ -6,7 +6,6 @@ libzmq tries again for ever, and reports nothing to the refused end or to the ap
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import struct
 import time
 from collections import deque
@@ -15,17 +14,12 @@ from collections.abc import Callable
 import zmq
 
 from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, ignore_failure
+from zmqtrain.transport.greeting import CURVE, NULL, mechanism_at, reason
 from zmqtrain.wire.buffers import Buffer
 
 RETRY_S = 1.0  # from a refusal of a key that may soon be admitted to the next attempt
 BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
 BROKEN_WITHIN_S = 5.0  # less than it takes an end that gives no answer to run out of time
-GREETING_S = 10.0  # as libzmq waits for one
-# ZMTP 3.1: signature, version, mechanism, as-server, filler. Who has seen the first two of a
-# greeting answers with all of its own.
-_GREETING = struct.Struct("!c8xc2B20s32x")
-_OPENING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-NULL, CURVE = "NULL", "CURVE"
 
 _SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -138,7 +132,7 @@ class PeerWatch:
         else:
             may_be_a_predecessor = self._mechanism == theirs == CURVE and not self._was_right
             is_final = not (may_be_a_predecessor and self._has_patience())
-            self._on_failure(_REASONS.get((self._mechanism, theirs), _NO_PS), is_final)
+            self._on_failure(reason(self._mechanism, theirs), is_final)
 
     def _has_patience(self) -> bool:
         now = time.monotonic()
@@ -148,45 +142,6 @@ class PeerWatch:
 
     def _inquired(self, _: asyncio.Task[None]) -> None:
         self._inquiry = None
-
-
-_NO_PS = "what answers there does not speak as a ps does; correct the address"
-_REASONS = {
-    (NULL, CURVE): "it takes encrypted connections only; give --keys DIR (or ZMQTRAIN_KEYS), with "
-    "a key that it knows",
-    (CURVE, NULL): "it has no keys and takes open connections only; start it with the --keys (or "
-    "ZMQTRAIN_KEYS) of this task, or this task without",
-    (CURVE, CURVE): "its key is not the one that our registry has for it; copy the registry of the "
-    "job here, or correct the address",
-}
-"""What it means that connections are broken off, by the mechanisms of this end and the other."""
-
-
-async def mechanism_at(endpoint: str, own: str) -> str | None:
-    """Return the mechanism in a ZMTP listener's greeting, "" if the answer is not ZMTP.
-
-    None: nothing answers. If it is not ``own``, the listener learns that, too: with libzmq
-    only the end knows that was the first to close the connection.
-    """
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    try:
-        async with asyncio.timeout(GREETING_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(_OPENING)
-                _, _, _, _, padded = _GREETING.unpack(await reader.readexactly(_GREETING.size))
-                mechanism: str = padded.rstrip(b"\0").decode("ascii", "replace")
-                if mechanism != own:
-                    writer.write(own.encode().ljust(_GREETING.size - len(_OPENING), b"\0"))
-                    with contextlib.suppress(ConnectionError):
-                        await reader.read()  # until the other end has closed the connection
-            finally:
-                writer.transport.abort()
-    except asyncio.IncompleteReadError as error:
-        return "" if error.partial and not error.partial.startswith(b"\xff") else None
-    except OSError:
-        return None
-    return mechanism
 
 
 def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

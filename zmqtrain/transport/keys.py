@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from zmqtrain.errors import ConfigError, OccupiedError
 from zmqtrain.files import read_file
+from zmqtrain.transport.own_directory import make_private
 
 REGISTRY = "registry"
 ROLES = ("ps", "chief", "worker", "client")
@@ -335,7 +336,7 @@ def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
     """Yield the registry's entries under a lock; write them back afterwards."""
     with _writing(directory):
         if make:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(directory)
             _refuse_open(directory, _OTHERS_WRITE, "700")
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:

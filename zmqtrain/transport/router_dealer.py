@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 from functools import cache, partial
@@ -27,10 +28,12 @@ from zmqtrain.transport.base import (
     OnMessage,
     RoutingId,
     UnreachableError,
+    cannot_listen,
 )
 from zmqtrain.transport.curve import public_of, secure_listener, secure_peer
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES
-from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, watch
+from zmqtrain.transport.greeting import CURVE, NULL
+from zmqtrain.transport.handshake import PeerWatch, watch
 from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.buffers import Buffer
@@ -45,6 +48,8 @@ _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 HANDSHAKE_MS = 10_000
 UNHEARD_MS = 10_000  # twice the usual lease: a connection on which nothing gets through is given up
+
+log = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
@@ -176,7 +181,8 @@ class ZmqTransport:
     """Makes sockets in one ZeroMQ context of its own; with keys, one of them may listen."""
 
     def __init__(self, security: Security | None = None, linger_ms: int = LINGER_MS) -> None:
-        """Without ``security`` addresses have to be of this host, and are used without keys."""
+        """``security`` has to have keys, or to be insecure: libzmq does not know one user from
+        another."""
         self._security = security or Security()
         self._linger_ms = linger_ms
         _keep_freed_memory()
@@ -185,6 +191,12 @@ class ZmqTransport:
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> ZmqEndpoint:
         self._security.check(address, listening=True)
+        if not self._security.is_keyed(address):
+            log.warning(
+                "%s is open (--insecure): whoever can connect to it, each user of this host "
+                "included, may read, change and stop the job",
+                address,
+            )
         with contextlib.ExitStack() as undo:
             socket = self._socket(zmq.ROUTER, address)
             undo.callback(socket.close, linger=0)
@@ -196,12 +208,7 @@ class ZmqTransport:
             try:
                 socket.bind(address)
             except zmq.ZMQError as error:
-                reason = zmq.strerror(error.errno or 0)
-                raise ConfigError(
-                    f"cannot listen at {address}: {reason}. Another task may be running "
-                    "there, also with this one's index; end it, or correct --index or the address "
-                    "(--ps, --workers, --base-port)"
-                ) from None
+                raise cannot_listen(address, zmq.strerror(error.errno or 0)) from None
             undo.pop_all()
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         return self._kept(ZmqEndpoint(socket, bound, listening=True, monitor=monitor))

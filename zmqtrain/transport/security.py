@@ -34,10 +34,11 @@ class Security:
     """How far connections are trusted.
 
     With a directory of keys every tcp connection is encrypted and both of its ends prove who they
-    are. Without one only this host is trusted, unless ``insecure``. ``owner`` is the task that the
-    process is, ``servers`` the task expected to listen at each endpoint. For ``patience_s`` a task
-    retries where another key is found, unless the right one was there before, and where its own key
-    is refused although our registry says that it has just been changed.
+    are. Without one only this user's tasks on this host are trusted, unless ``insecure``, which
+    trusts everyone who can connect. ``owner`` is the task that the process is, ``servers`` the task
+    expected to listen at each endpoint. For ``patience_s`` a task retries where another key is
+    found, unless the right one was there before, and where its own key is refused although our
+    registry says that it has just been changed.
     """
 
     owner: Owner | None = None
@@ -49,6 +50,10 @@ class Security:
     def is_keyed(self, endpoint: str) -> bool:
         """Return whether connections there are encrypted; Unix sockets need not be."""
         return self.directory is not None and endpoint.startswith("tcp://")
+
+    def is_by_user(self, endpoint: str) -> bool:
+        """Return whether connections there are of this user alone, by Unix sockets."""
+        return self.directory is None and not self.insecure and is_local(endpoint)
 
     def keys(self) -> Path:
         """Return the directory of keys.
@@ -93,12 +98,12 @@ class Security:
         return allowed_key(self.keys(), self.servers[endpoint])
 
     def check(self, endpoint: str, *, listening: bool) -> None:
-        """Refuse a connection beyond this host that nothing protects.
+        """Refuse a connection that nothing protects.
 
         Raises:
             ConfigError: it is one.
         """
-        if self.directory is not None or self.insecure or is_local(endpoint):
+        if self.directory is not None or self.insecure:
             return
         if listening:
             what, who = f"listening at {endpoint}, where other hosts can connect,", "anyone there"

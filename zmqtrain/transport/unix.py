@@ -3,8 +3,8 @@
 Each process reads and writes them on its own event loop. ZeroMQ hands a message to a thread and
 back in each process, so that a push and its answer wake six threads; here they wake two.
 
-The file system decides on access: only its owner can connect to a socket, and
-it should be in a directory of that user.
+Each end asks the kernel which user is at the other one, and talks to its own only.
+Besides, only the owner of a socket's file can connect to it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import itertools
 import logging
 import os
 import socket
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import EADDRINUSE, EAGAIN, ECONNREFUSED, ENOENT
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from zmqtrain.transport.base import (
     OnMessage,
     RoutingId,
     UnreachableError,
+    cannot_listen,
     ignore_failure,
 )
 from zmqtrain.transport.stream import LINGER_S, LOOK_S, Connection
@@ -36,6 +38,7 @@ from zmqtrain.wire.buffers import Buffer
 SCHEMES = ("ipc://", "unix://")
 RECONNECT_S = 0.1
 MAX_PATH_NBYTES = 107  # of sockets on Linux
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +46,25 @@ log = logging.getLogger(__name__)
 class UnixPeer(Connection):
     """A connected endpoint. It connects again when its connection ends."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, place: str | None = None) -> None:
+        """``place``: the name of the socket, unless it is the path in the address."""
         super().__init__(address, b"", HIGH_WATER_MARK, None)
-        self._path = path_of(address)
-        self._failure = ""
+        self._place = place or path_of(address)
+        self._failure: tuple[str, bool] | None = None
+        self._was_right = False  # there was a connection to a task of this user
         self._on_failure: OnFailure = ignore_failure
         self._connect()
 
     def on_failure(self, callback: OnFailure) -> None:
         self._on_failure = callback
         if self._failure:
-            callback(self._failure, False)
+            callback(*self._failure)
+
+    def fail(self, text: str, *, is_final: bool = False) -> None:
+        """Say why no connection comes about. It is never final where there was one before: its
+        listener may come back."""
+        self._failure = text, is_final and not self._was_right
+        self._on_failure(*self._failure)
 
     def _not_sent(self, message: list[Buffer], error: OSError) -> None:
         self._keep(message)
@@ -77,14 +88,20 @@ class UnixPeer(Connection):
                 end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 undo.callback(end.close)
                 end.setblocking(False)
-                end.connect(self._path)
+                end.connect(self._place)
             except OSError as error:
                 if error.errno not in (ENOENT, ECONNREFUSED, EAGAIN):  # no listener yet
-                    self._failure = f"it cannot be connected to: {error.strerror}"
-                    self._on_failure(self._failure, False)
+                    self.fail(f"it cannot be connected to: {error.strerror}")
+                return
+            if other := other_user(end):
+                self.fail(
+                    f"it belongs to {other}, and this task to user {os.geteuid()}; run both as one "
+                    "user, or make keys (zmqtrain keys new) and give both --keys DIR",
+                    is_final=True,
+                )
                 return
             undo.pop_all()
-        self._failure = ""
+        self._failure, self._was_right = None, True
         self._socket = end
         self._attach()
 
@@ -92,18 +109,22 @@ class UnixPeer(Connection):
 class UnixListener:
     """A listening endpoint."""
 
-    def __init__(self, address: str, high_water_mark: int) -> None:
-        """Raises OSError if the address is taken, or cannot be used."""
+    def __init__(self, address: str, high_water_mark: int, place: str | None = None) -> None:
+        """``place``: the name of the socket, unless it is the path in the address.
+
+        Raises:
+            OSError: the address is taken, or cannot be used.
+        """
         self.address = address
         self.connections: dict[RoutingId, Connection] = {}
-        self._path = path_of(address)
+        self._on_failure: OnFailure = ignore_failure
         self._high_water_mark = high_water_mark
         self._numbers = itertools.count(1)
         self._on_message: OnMessage | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._socket = _listen(self._path)
-        self._file = os.stat(self._path)
+        self._socket = listening_at(place or path_of(address))
+        self._file = _File(self._socket)
 
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
@@ -111,7 +132,8 @@ class UnixListener:
         self._accept_from_now_on()
 
     def on_failure(self, callback: OnFailure) -> None:
-        """Do nothing: the file system refuses connections, not this end."""
+        """Call ``callback`` for every connection of another user, which is closed."""
+        self._on_failure = callback
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         connection = self.connections.get(peer)
@@ -127,9 +149,7 @@ class UnixListener:
             self._loop.remove_reader(self._socket.fileno())
         if self._timer is not None:
             self._timer.cancel()
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(self._path), self._file):
-                os.unlink(self._path)
+        self._file.remove()
         self._socket.close()
         for connection in self.connections.values():
             connection.close(discard=discard)
@@ -149,6 +169,10 @@ class UnixListener:
                 self._loop.remove_reader(self._socket.fileno())
                 self._timer = self._loop.call_later(LOOK_S, self._accept_from_now_on)
             return
+        if other := other_user(end):
+            end.close()
+            self._on_failure(f"{other} of this host connected; only its own user may", False)
+            return
         end.setblocking(False)
         name = b"%d" % next(self._numbers)
         for gone in [known for known, other in self.connections.items() if other.is_closed]:
@@ -162,6 +186,9 @@ class UnixListener:
 class UnixTransport:
     """Makes endpoints at ``unix:///path/to/socket``, which may be written ``ipc://``."""
 
+    listener_at: Callable[[str, int], UnixListener] = UnixListener
+    peer_at: Callable[[str], UnixPeer] = UnixPeer
+
     def __init__(self, linger_s: float = LINGER_S) -> None:
         """``linger_s``: how long ``close`` may take to send what is still to be sent."""
         self._linger_s = linger_s
@@ -170,18 +197,14 @@ class UnixTransport:
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> UnixListener:
         try:
-            listener = UnixListener(address, high_water_mark)
+            listener = self.listener_at(address, high_water_mark)
         except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(
-                f"cannot listen at {address}: {reason}. Another ps may be running there; "
-                "end it, or choose another address (--ps)"
-            ) from None
+            raise cannot_listen(address, error.strerror or error) from None
         self._listeners.add(listener)
         return listener
 
     def connect(self, address: str) -> UnixPeer:
-        peer = UnixPeer(address)
+        peer = self.peer_at(address)
         self._peers.add(peer)
         return peer
 
@@ -213,18 +236,52 @@ def path_of(address: str) -> str:
     return path
 
 
-def _listen(path: str) -> socket.socket:
+def other_user(end: socket.socket) -> str:
+    """Return which user is at the other end of a Unix socket, "" for that of this process.
+
+    Where the kernel does not say, a socket is a file in a directory of this user alone.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return ""
+    found = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    return "" if user == os.geteuid() else f"user {user}"
+
+
+class _File:
+    """The file of a listening socket; an abstract one has none."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        name = listening.getsockname()
+        self._path = name if isinstance(name, str) else ""
+        self._found = os.stat(self._path) if self._path else None
+
+    def remove(self) -> None:
+        """Remove it, unless another listener has put its own in its place."""
+        with contextlib.suppress(OSError):
+            if self._found and os.path.samestat(os.stat(self._path), self._found):
+                os.unlink(self._path)
+
+
+def listening_at(place: str) -> socket.socket:
+    """Return a socket that listens at a path, or at an abstract name, which begins with NUL.
+
+    Raises:
+        OSError: the place is taken, or cannot be used.
+    """
+    is_file = not place.startswith("\0")
     with contextlib.ExitStack() as undo:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         undo.callback(listening.close)
         listening.setblocking(False)
-        if Path(path).is_socket():
-            if _is_served(path):
+        if is_file and Path(place).is_socket():
+            if _is_served(place):
                 raise OSError(EADDRINUSE, os.strerror(EADDRINUSE))
-            os.unlink(path)  # a ps that was killed has left it
-        listening.bind(path)
-        undo.callback(partial(os.unlink, path))
-        os.chmod(path, 0o600)
+            os.unlink(place)  # a ps that was killed has left it
+        listening.bind(place)
+        if is_file:
+            undo.callback(partial(os.unlink, place))
+            os.chmod(place, 0o600)
         listening.listen()
         undo.pop_all()
     return listening

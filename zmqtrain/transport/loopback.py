@@ -1,0 +1,123 @@
+"""The transport between the tasks of one user on one host, at loopback addresses, without keys.
+
+Anyone on the host can connect to a port, and TCP does not say who did. So messages go by a Unix
+socket that has the address for its name; there the kernel tells each end which user the other one
+is. The port is taken nevertheless, as a signpost: no two tasks share an address, and an end that
+connects to it, with keys or without, learns in ZeroMQ's own words that it will not be served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+
+from zmqtrain.transport.base import OnMessage
+from zmqtrain.transport.greeting import UNIX, greeting, mechanism_at, reason
+from zmqtrain.transport.own_directory import for_small_files
+from zmqtrain.transport.unix import UnixListener, UnixPeer, UnixTransport
+
+ASK_S = 0.5  # how often a port is asked whose it is while there is no socket for it
+
+
+class LoopbackPeer(UnixPeer):
+    """A connected endpoint."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, place_of(address))
+        self._ask_at = 0.0
+        self._heard: str | None = None  # what the port's greeting said last
+        self._inquiry: asyncio.Task[None] | None = None
+
+    def close(self, *, discard: bool = False) -> None:
+        if self._inquiry is not None:
+            self._inquiry.cancel()
+        super().close(discard=discard)
+
+    def _look(self) -> None:
+        super()._look()
+        if self._socket is not None or self.is_closed or time.monotonic() < self._ask_at:
+            return
+        self._ask_at = float("inf")
+        self._inquiry = asyncio.get_running_loop().create_task(self._inquire())
+
+    async def _inquire(self) -> None:
+        """Find out who has the port, if not a task of this user; twice, since it may just come or
+        go."""
+        heard, self._heard = self._heard, await mechanism_at(self.address, UNIX)
+        if self._socket is None and self._heard is not None and self._heard == heard:
+            self.fail(reason(UNIX, self._heard), is_final=True)
+        self._ask_at = time.monotonic() + ASK_S
+
+
+class LoopbackListener(UnixListener):
+    """A listening endpoint, and its signpost."""
+
+    def __init__(self, address: str, high_water_mark: int) -> None:
+        """Raises OSError if the address is taken, or cannot be used."""
+        with contextlib.ExitStack() as undo:
+            self._signpost = undo.enter_context(_bound(address))
+            host = address.rpartition(":")[0]
+            named = f"{host}:{self._signpost.getsockname()[1]}"
+            super().__init__(named, high_water_mark, place_of(named))
+            undo.callback(self._socket.close)
+            self._signpost.listen()  # after the socket: who finds the port finds that, too
+            undo.pop_all()
+
+    def start(self, on_message: OnMessage) -> None:
+        super().start(on_message)
+        asyncio.get_running_loop().add_reader(self._signpost.fileno(), self._turn_away)
+
+    def close(self, *, discard: bool = False) -> None:
+        if self._loop is not None and self._signpost.fileno() >= 0:
+            self._loop.remove_reader(self._signpost.fileno())
+        self._signpost.close()
+        super().close(discard=discard)
+
+    def _turn_away(self) -> None:
+        """Greet and close one connection, which so takes no descriptor for longer than that."""
+        with contextlib.suppress(OSError):
+            end, _ = self._signpost.accept()
+            with end:
+                end.setblocking(False)
+                end.send(greeting(UNIX))
+                end.shutdown(socket.SHUT_WR)
+
+
+class LoopbackTransport(UnixTransport):
+    """Makes endpoints at ``tcp://host:port`` of loopback."""
+
+    listener_at = LoopbackListener
+    peer_at = LoopbackPeer
+
+
+def place_of(address: str, platform: str = sys.platform) -> str:
+    """Return the name of the Unix socket for a loopback address.
+
+    Linux has abstract names, which belong to a network's addresses, so that it does not matter
+    which directories a task sees. Elsewhere it is a file in this user's own directory.
+
+    Raises:
+        ConfigError: another user has taken that directory.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    if platform == "linux":
+        return f"\0zmqtrain/{host}:{port}"
+    return str(for_small_files() / f"{host}-{port}.sock")
+
+
+def _bound(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    end = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        end.bind((host.strip("[]"), int(port)))
+    except BaseException:
+        end.close()
+        raise
+    return end
