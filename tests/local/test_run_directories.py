@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from zmqtrain.local.run_directories import remove_run, run_directories, run_directory
+from zmqtrain.local.run_directories import (
+    ps_address,
+    remove_dead_runs,
+    remove_run,
+    run_directories,
+    run_directory,
+)
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_files import file_name
+from zmqtrain.store.segment_layout import SegmentLayout
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +47,53 @@ def test_directory_whose_run_is_dead_is_found_and_removed(temporary: Path) -> No
     assert not left.in_use
     assert remove_run(left.path)
     assert not list(temporary.iterdir())
+
+
+def dead_run(segments: Path) -> tuple[Path, Path]:
+    """Leave what a killed run does; return its directory and the segment of its ps 1."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with run_directory() as path:
+            segment = segments / file_name("ps 1", ps_address(path, 1))
+            Segment.create(SegmentLayout(8, []), segment)
+            os.write(writer, f"{path}\n{segment}".encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    path, segment = map(Path, os.read(reader, 1000).decode().split("\n"))
+    os.close(reader)
+    os.close(writer)
+    return path, segment
+
+
+def test_next_run_removes_what_a_killed_one_left_and_nothing_of_others(temporary: Path) -> None:
+    segments = temporary / "segments"
+    path, segment = dead_run(segments)
+    restarts = segments / file_name("ps 0", "127.0.0.1:2222")
+    Segment.create(SegmentLayout(8, []), restarts).close()  # its ps may be started again
+    with run_directory() as living:
+        lives = Segment.create(
+            SegmentLayout(8, []), segments / file_name("ps 0", ps_address(living, 0))
+        )
+        assert segment.exists()
+        remove_dead_runs(segments)
+        assert not path.exists()
+        assert sorted(segments.iterdir()) == sorted([restarts, lives.path])
+        lives.close()
+
+
+def test_directory_of_a_killed_run_stays_as_long_as_its_ps_lives(temporary: Path) -> None:
+    segments = temporary / "segments"
+    path, segment = dead_run(segments)
+    segment.unlink()
+    ps = Segment.create(SegmentLayout(8, []), segment)  # it ends later than the run
+    remove_dead_runs(segments)
+    assert path.exists()
+    assert segment.exists()
+    ps.close()
+    remove_dead_runs(segments)
+    assert not path.exists()
+    assert not segment.exists()
 
 
 def test_what_is_no_directory_of_a_run_is_left_alone(temporary: Path) -> None:

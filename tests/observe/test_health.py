@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import logging
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.observe.health import STALL_S, LoopMonitor, Server, reachable
+from zmqtrain.observe.health import MOST_CLIENTS, STALL_S, LoopMonitor, Server, reachable
 from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
@@ -70,6 +71,16 @@ def get(
         return Answer(response.status, content_type, response.read().decode())
     finally:
         connection.close()
+
+
+def test_crowd_of_silent_clients_ends_itself_and_not_a_scrape(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        crowd = [
+            stack.enter_context(socket.create_connection((server.address, server.port), 10))
+            for _ in range(2 * MOST_CLIENTS)
+        ]
+        assert get(server, "/healthz").status == 200
+        assert crowd[0].recv(1) == b""
 
 
 def test_metrics_are_served_as_they_are_now(server: Server, task: Task) -> None:

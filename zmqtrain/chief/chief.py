@@ -68,6 +68,7 @@ from zmqtrain.wire.messages import (
     TaskStatus,
 )
 
+SAVE_AGAIN_S = 0.5  # after the last checkpoint failed
 WATCH_S = 0.25  # how often progress is shown, and evaluations and saves become due
 
 log = logging.getLogger(__name__)
@@ -380,6 +381,21 @@ class Chief(JobActor):
         if path is not None:
             self.leader.send(SaveEnded(str(path), ""))
 
+    async def _save_last(self, step: int) -> None:
+        """Save the last checkpoint; try again for a while, as the job ends without it.
+
+        Raises:
+            CheckpointError: it failed each time.
+        """
+        until = time.monotonic() + self.timing.grace_s / 8
+        while True:
+            try:
+                return await self._save(step)
+            except CheckpointError:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(SAVE_AGAIN_S)
+
     async def _write_shards(self, directory: Path) -> Saved:
         reply = await self.leader.request(
             Save(str(directory)), reason="the shards are writing a checkpoint"
@@ -467,7 +483,7 @@ class Chief(JobActor):
             self._chosen = {}  # an interrupted job goes on where it was
         code, ended, measures = await conclude(
             *self._verdict(status),
-            lambda: self._save(status.step),
+            partial(self._save_last, status.step),
             partial(self._evaluator.evaluate, status.step) if is_complete else None,
         )
         final = await self.status()

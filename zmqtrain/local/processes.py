@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
-from zmqtrain.config.cluster import MAX_PORT, Cluster, Role, Task
+from zmqtrain.config.cluster import IPC, MAX_PORT, Cluster, Role, Task
 from zmqtrain.config.options import flags_of, names_of
 from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.strategy import with_exchange
@@ -33,7 +33,7 @@ from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
-from zmqtrain.local.run_directories import run_directory
+from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
 from zmqtrain.local.supervisor import Process, keep_running, start
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
@@ -223,6 +223,7 @@ async def run_processes(
         directory = stack.enter_context(run_directory())
         config = _chief_config(reference, job, cluster, directory)
         config = config.with_shards(job.shards_on(cluster.workers))
+        remove_dead_runs(_segments_of(config))
         transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
@@ -259,12 +260,12 @@ async def run_processes(
 
 
 def _chief_config(reference: str, job: Job, cluster: LocalCluster, directory: Path) -> TaskConfig:
-    sockets = [directory / f"ps-{index}.sock" for index in range(cluster.ps or cluster.workers)]
-    if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
+    ps = tuple(ps_address(directory, index) for index in range(cluster.ps or cluster.workers))
+    if len(os.fsencode(ps[-1].removeprefix(IPC))) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
             f"{directory.parent} is too long a path for Unix sockets; set TMPDIR to a shorter one"
         )
-    ps, hosted = tuple(f"ipc://{path}" for path in sockets), not cluster.ps
+    hosted = not cluster.ps
     tasks = Cluster(ps, cluster.workers, chief=True, members=ps if hosted else (), hosted=hosted)
     return TaskConfig(
         role=Role.CHIEF,
@@ -336,9 +337,13 @@ async def _keep(
     chief.stop(error.exit_code)
 
 
+def _segments_of(config: TaskConfig) -> Path | None:
+    return Path(config.segment_dir) if config.segment_dir else default_directory()
+
+
 def _remove_segments(config: TaskConfig) -> None:
     """Remove the segments of killed ps, which will not be restarted."""
-    directory = Path(config.segment_dir) if config.segment_dir else default_directory()
+    directory = _segments_of(config)
     if directory is not None:
         for index, address in enumerate(config.ps):
             remove_dead(directory / file_name(str(Task(Role.PS, index)), address))

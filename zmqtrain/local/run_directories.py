@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from zmqtrain.store.segment_files import SegmentFile, file_name, remove_dead, segment_files
+
 PREFIX = "zmqtrain-run-"
 
 
@@ -30,12 +32,44 @@ class RunDirectory:
 @contextlib.contextmanager
 def run_directory() -> Iterator[Path]:
     """Make a private directory, and remove it at the end of the block."""
+    with contextlib.ExitStack() as stack:
+        while not (path := _made(stack)).exists():
+            pass  # another run has taken it for that of a dead one
+        stack.callback(shutil.rmtree, path, ignore_errors=True)
+        yield path
+
+
+def _made(stack: contextlib.ExitStack) -> Path:
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
-    try:
-        with _locked(path):
-            yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        stack.enter_context(_locked(path))
+    return path
+
+
+def ps_address(directory: Path, index: int) -> str:
+    """Return the address of a ps of the run with this directory."""
+    return f"ipc://{directory}/ps-{index}.sock"
+
+
+def remove_dead_runs(segments: Path | None) -> None:
+    """Remove what killed runs of this user left: their directories, and the memory of their ps.
+
+    No ps of theirs can come back, as its address was in that directory. A directory stays as long
+    as a process still has a part of that memory. ``segments``: where that is; None: nowhere.
+    """
+    left = list(segment_files(segments)) if segments is not None else []
+    for run in run_directories(Path(tempfile.gettempdir())):
+        if not run.in_use:
+            own = [segment.path for segment in left if _is_of(segment, run.path)]
+            removed = [remove_dead(path) for path in own]
+            if all(removed):
+                remove_run(run.path)
+
+
+def _is_of(segment: SegmentFile, directory: Path) -> bool:
+    return segment.path.name == file_name(
+        f"ps {segment.index}", ps_address(directory, segment.index)
+    )
 
 
 def run_directories(temporary: Path) -> Iterator[RunDirectory]:
@@ -51,9 +85,8 @@ def run_directories(temporary: Path) -> Iterator[RunDirectory]:
 
 def remove_run(path: Path) -> bool:
     """Remove a run's directory, unless it is in use; return whether it was removed."""
-    if not _is_free(path):
-        return False
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError), _locked(path):
+        shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
 
 

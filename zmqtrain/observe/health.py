@@ -21,13 +21,14 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from io import BytesIO
 from socketserver import TCPServer, ThreadingMixIn
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeAlias
 
 from prometheus_client import Histogram, MetricsHandler
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.transport.newcomers import Newcomers, is_crowded
 
 STALL_S = 30.0
 """``/healthz`` answers 503 after the event loop has made no progress for this long."""
@@ -35,6 +36,7 @@ STALL_S = 30.0
 LAG_INTERVAL_S = 0.25
 CLIENT_TIMEOUT_S = 10.0
 SHUTDOWN_POLL_S = 0.1
+MOST_CLIENTS = 64  # at once; each has a thread and a descriptor
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,9 @@ class Server(ThreadingMixIn, TCPServer):
         """
         self.registry, self.is_ready, self.stalled_s = metrics.registry, is_ready, stalled_s
         self.targets, self._tls = targets, tls
+        self._clients: dict[int, socket.socket] = {}
+        self._newcomers = Newcomers(MOST_CLIENTS)
+        self._lock = Lock()  # of the two, which all threads change
         try:
             # TCPServer reads the family from the attribute. The lookup gets no port, because it
             # would wrap a port that is too large instead of refusing it.
@@ -138,9 +143,24 @@ class Server(ThreadingMixIn, TCPServer):
             connection = self._tls.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             )
+        self._take_in(connection, address[0])
         return connection, address
 
+    def _take_in(self, connection: socket.socket, host: str) -> None:
+        """Note a connection; end others if there are too many."""
+        descriptor = connection.fileno()
+        with self._lock:
+            self._clients[descriptor] = connection
+            crowded = is_crowded(descriptor)
+            for left in self._newcomers.add(descriptor, host, crowded=crowded):
+                with contextlib.suppress(OSError):  # it has just ended
+                    # Its thread reads the end of it, and closes it.
+                    socket.socket.shutdown(self._clients.pop(left), socket.SHUT_RDWR)
+
     def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._newcomers.remove(request.fileno())
+            self._clients.pop(request.fileno(), None)
         if isinstance(request, ssl.SSLSocket):
             # Without close_notify the client must assume that the answer was truncated.
             with contextlib.suppress(OSError, ValueError):

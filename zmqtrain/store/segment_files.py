@@ -42,6 +42,11 @@ class SegmentFile:
     owned: bool  # its ps is alive
     held: bool  # a worker of it is, and waits for the next life of a ps that is dead
 
+    @property
+    def index(self) -> int:
+        """The number of its ps."""
+        return int(self.path.name.split("-")[1])
+
 
 def segment_files(directory: Path) -> Iterator[SegmentFile]:
     """Yield this user's segments in a directory; those that vanish meanwhile are passed over."""

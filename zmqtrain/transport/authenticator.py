@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from socket import AF_INET, SHUT_RDWR, SOCK_STREAM, fromfd
+from collections.abc import Iterator
+from socket import AF_INET, SHUT_RDWR, SOCK_STREAM, socket
 from typing import Any
 
 import zmq
 
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, UnreachableError, ignore_failure
-from zmqtrain.transport.handshake import refusal_in
+from zmqtrain.transport.handshake import listener_event
+from zmqtrain.transport.newcomers import Newcomers, is_crowded
 from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.wire.buffers import Buffer
 
@@ -47,6 +49,7 @@ class Authenticator:
         self._timer: asyncio.TimerHandle | None = None
         self._fault = ""
         self._closed: deque[bytes] = deque(maxlen=CLOSED)
+        self._newcomers = Newcomers()
 
     def start(self) -> None:
         self._zap.start(self._answer)
@@ -75,10 +78,12 @@ class Authenticator:
             public = ""
         key = self._registry.find(public)
         if key is not None:
+            if self._newcomers:
+                self._newcomers.remove(frame.get(zmq.SRCFD))
             return key.peer(name)
         if name not in self._closed:
             self._closed.append(name)
-            _close_connection(frame)
+            _close_connection(frame.get(zmq.SRCFD))
         return None
 
     def _refresh_later(self) -> None:
@@ -119,8 +124,21 @@ class Authenticator:
         return REFUSED, b""
 
     def _on_event(self, _: RoutingId, frames: list[Buffer]) -> None:
-        if text := refusal_in(frames):
-            self._on_failure(text, False)
+        event = listener_event(frames)
+        if event.refusal:
+            self._on_failure(event.refusal, False)
+        if event.accepted is not None:
+            self._take_in(event.accepted)
+        if event.ended is not None:
+            self._newcomers.remove(event.ended)
+
+    def _take_in(self, descriptor: int) -> None:
+        """Note a connection whose peer is not known yet; close others if there are too many."""
+        with contextlib.suppress(OSError), _connection(descriptor) as connection:
+            host = connection.getpeername()[0]
+            crowded = is_crowded(descriptor)
+            for left in self._newcomers.add(descriptor, host, crowded=crowded):
+                _close_connection(left, connection.getsockname()[1])
 
     def _log_fault(self, error: Exception) -> None:
         """Log what keeps keys from being checked, once."""
@@ -131,14 +149,22 @@ class Authenticator:
             log.error("no new connection is admitted for now: %s", error, exc_info=bug)
 
 
-def _close_connection(frame: zmq.Frame) -> None:
-    """Close the connection that a frame came by, for which libzmq has no call.
+@contextlib.contextmanager
+def _connection(descriptor: int) -> Iterator[socket]:
+    """Yield the socket of a descriptor that libzmq owns; to copy it would take another one."""
+    connection = socket(AF_INET, SOCK_STREAM, fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()
 
-    The next one is refused. If it is closed already, and its descriptor is now that of another
-    connection, that one is made again by itself.
+
+def _close_connection(descriptor: int, port: int | None = None) -> None:
+    """Close a connection, for which libzmq has no call; ``port``: at which it must have come.
+
+    If it is closed already, and its descriptor is now that of another connection, that one is made
+    again by itself.
     """
-    with (
-        contextlib.suppress(OSError, zmq.ZMQError),
-        fromfd(int(frame.get(zmq.SRCFD)), AF_INET, SOCK_STREAM) as connection,
-    ):
-        connection.shutdown(SHUT_RDWR)
+    with contextlib.suppress(OSError), _connection(descriptor) as connection:
+        if port is None or connection.getsockname()[1] == port:
+            connection.shutdown(SHUT_RDWR)

@@ -10,6 +10,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import zmq
 
@@ -26,7 +27,8 @@ _NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 _PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _ENDED = int(zmq.EVENT_DISCONNECTED)
-EVENTS = _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
+_ACCEPTED = int(zmq.EVENT_ACCEPTED)
+EVENTS = _ACCEPTED | _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
 _DENIED = 400  # ZAP's status; after it libzmq does not try again
 
 _REFUSED = {
@@ -35,12 +37,22 @@ _REFUSED = {
 }
 
 
-def refusal_in(frames: list[Buffer]) -> str:
-    """Return why a listener with keys refused a peer, by an event of it; "" if it did not."""
+class ListenerEvent(NamedTuple):
+    """What happened to a connection of a listener with keys; ``refusal`` is "" otherwise."""
+
+    refusal: str = ""
+    accepted: int | None = None  # its descriptor
+    ended: int | None = None
+
+
+def listener_event(frames: list[Buffer]) -> ListenerEvent:
     event, value = _parsed(frames)
-    if event != _PROTOCOL:
-        return ""
-    return _REFUSED.get(value, "a peer does not speak ZMTP")
+    if event == _ACCEPTED:
+        return ListenerEvent(accepted=value)
+    if event == _ENDED:
+        return ListenerEvent(ended=value)
+    is_refusal = event == _PROTOCOL
+    return ListenerEvent(_REFUSED.get(value, "a peer does not speak ZMTP") if is_refusal else "")
 
 
 class PeerWatch:
