@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from zmqtrain.errors import DataError
 
@@ -91,19 +91,31 @@ def one_task_at_a_time(path: Path) -> Iterator[None]:
     lock = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("wb")
+        # In a directory that all may write to, another user may have put a link there.
+        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise DataError(
             f"{path} cannot be made ({error.strerror}); expected a directory that this user can "
             "write to; give another one, with enough room"
         ) from error
-    with file:
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)  # ends with its process
         yield
+    finally:
+        os.close(file)
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that others see whole or not at all."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file that takes the place of ``path`` at the end of the block."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)  # of a killed task; a link of another user is not followed
+    with draft.open("xb") as file:
+        yield file
+    draft.replace(path)

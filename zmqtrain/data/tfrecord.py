@@ -27,6 +27,7 @@ from zmqtrain.data.files import (
     files_of,
     one_task_at_a_time,
     reading,
+    replacing,
     write_whole,
 )
 from zmqtrain.data.subset import stacked
@@ -265,11 +266,9 @@ def _decompress(source: Path, target: Path) -> None:
         EOFError, zlib.error: it is damaged.
     """
     log.info("decompressing %s to %s", source, target)
-    temporary = target.with_name(f"{target.name}.new")
-    with source.open("rb") as file, temporary.open("wb") as plain:
+    with source.open("rb") as file, replacing(target) as plain:
         for part in _decompressed(file):
             plain.write(part)
-    temporary.replace(target)
 
 
 def _decompressed(file: IO[bytes]) -> Iterator[bytes]:

@@ -154,7 +154,7 @@ class Segment:
         """Take over the segment that a dead ps left at ``path``; None if none of this layout is.
 
         Raises:
-            SegmentError: a live process owns it, or it may not be opened.
+            SegmentError: a live process owns it, it may not be opened, or it is not ours alone.
         """
         path = path.absolute()
         try:
@@ -164,6 +164,10 @@ class Segment:
         except OSError as error:
             raise SegmentError(f"{path} cannot be opened: {error.strerror}; {REMEDY}") from error
         try:
+            # Another user may have made both before this one had any.
+            own_directory.check(path.parent, REMEDY, SegmentError)
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise SegmentError(f"{path} is another user's; {REMEDY}")
             lock = _flocked(path, descriptor)
             nonce = _nonce_of(descriptor, layout)
             if nonce:
