@@ -17,7 +17,7 @@ from pathlib import Path
 from simulation.fakes import memory_of, put_back, unlock
 from simulation.loop import Process, VirtualLoop
 from simulation.network import Cut, Network, SimulatedTransport
-from simulation.schedule import Fault, Schedule
+from simulation.schedule import RESTART_S, Fault, Schedule
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
@@ -33,7 +33,6 @@ from zmqtrain.roles.regroup import claim, serve_groups
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
-RESTART_S = 0.3  # until a task that ended with an error is started again
 MAX_LIVES = 25
 HALF_OPEN_S = 0.7  # how long the connections of a dead process may look alive
 CLIENT_TIMEOUT_S = 20.0
@@ -272,7 +271,7 @@ class SimulatedCluster:
         life.process.is_stopped = True  # what its threads still do is not done to the next life
         if code >= RETRYABLE and not self.is_ended and not self.has_failed:
             if sum(end.name == life.name for end in self.ends) < MAX_LIVES:
-                self._loop.call_later(RESTART_S, self._start, life.name)
+                self._loop.call_later(self.schedule.back_s, self._start, life.name)
                 return
         if all(life.running.done() for life in self._current.values()):
             self.over.set()

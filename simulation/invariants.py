@@ -80,7 +80,8 @@ def _may_fail(cluster: SimulatedCluster) -> bool:
 
 
 def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
-    interrupted = summary.exit_code == ExitCode.INTERRUPTED and schedule.has("interrupt")
+    code = {"interrupt": ExitCode.INTERRUPTED, "terminate": ExitCode.TERMINATED}
+    interrupted = any(summary.exit_code == code[kind] and schedule.has(kind) for kind in code)
     if schedule.hosts and summary.exit_code == ExitCode.PEER_LOST:
         return  # it had not all of its workers yet, and waits for no more
     if schedule.has("interrupt") and not summary.global_step:
@@ -90,7 +91,7 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
     elif schedule.epochs and not interrupted:
         if summary.ended != f"epoch {schedule.epochs} of {schedule.epochs} is done":
             yield f"the run ended otherwise than after its epochs: {summary.ended}"
-    elif not schedule.has("interrupt") and summary.global_step != schedule.steps:
+    elif not (interrupted or schedule.has("interrupt")) and summary.global_step != schedule.steps:
         yield f"the run ended at step {summary.global_step} of {schedule.steps}"
 
 
@@ -166,10 +167,13 @@ class _Learned:
 
         Nor does one host that is lost, if there are copies of its part. But for one push of each
         worker, which one ps has acknowledged and one that leaves has not, or those of a sum that is
-        not applied yet.
+        not applied yet. Where each shard decides alone, their parts of a checkpoint may also be one
+        push of each worker apart.
         """
         policy = make_policy(self._schedule.policy)
         most = max(self._schedule.workers, getattr(policy, "aggregate", None) or 0)
+        if not self._schedule.is_coordinated:
+            most *= 2
         known: set[int] = set()
         for generation, batches in sorted(self._monitor.counted.items()):
             again = known & batches

@@ -18,6 +18,7 @@ JOB_SEED = 1
 SPAN_S = 1.5  # about as long as an undisturbed run; faults begin within it
 PS_WORK_S = 0.003  # mean of what a ps takes for an update: some are done in place, some beside
 SLOWNESS = 4.0
+RESTART_S = 0.3
 
 LOCAL = Weather(0.0002, 0.0003)
 WIDE = Weather(0.005, 0.02)
@@ -94,7 +95,7 @@ class Schedule:
     worker is alone on its host, and hosts a ps, or one of them alone if the model is ``small``; the
     lowest hosts the chief; who is lost is done without. ``copies``: so many of them hold each part.
     ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
-    measure parts, too.
+    measure parts, too. ``back_s``: until a task that ended with an error is started again.
     """
 
     seed: int
@@ -124,6 +125,7 @@ class Schedule:
     small: bool = False
     copies: int = 1
     slow_chief: bool = False
+    back_s: float = RESTART_S
 
     @property
     def examples(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,7 @@ from zmqtrain.chief import saving
 from zmqtrain.chief.saving import Saver
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.data import NoisyLine
-from zmqtrain.errors import CheckpointError
+from zmqtrain.errors import CheckpointError, FencedError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
@@ -38,19 +39,24 @@ async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
 STEPS = count(10)
 
 
-async def test_failed_save_leaves_no_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [CheckpointError("no room"), FencedError("a new life"), asyncio.CancelledError()]
+)
+async def test_save_that_comes_to_nothing_leaves_no_directory(
+    tmp_path: Path, error: BaseException
+) -> None:
     directories = []
 
     async def fail(directory: Path) -> Saved:
         (directory / "shard-00000.safetensors").touch()
         directories.append(directory)
-        raise CheckpointError("no room")
+        raise error
 
     job = zmqtrain.Job(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
     saver = Saver(job, job.layouts(1), job.fingerprint(1), Metrics("chief"), fail)
-    with pytest.raises(CheckpointError, match="no room"):
+    with pytest.raises(type(error)):
         await saver.save(step=10, generation=1)
     (directory,) = directories
     assert not directory.exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulation import cluster, fakes
+from simulation import fakes
 from simulation.rules import before, delay, drop, refuse
 from simulation.run import STARTS_AT, simulate
 from simulation.schedule import Fault, draw
@@ -75,19 +75,6 @@ def test_ps_lost_before_the_first_checkpoint_has_the_job_begin_once_more(
     assert trace.of("ps 1 restarted without parameters: restoring the beginning")
     assert trace.of("generation 2 begins at version 0")
     assert trace.of("chief 0 ended: exit code 0")
-
-
-@pytest.mark.parametrize("names", [("chief 0", "ps 1"), ("ps 0", "ps 1", "chief 0")])
-def test_tasks_of_a_machine_that_is_taken_away_take_nothing_along(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are started again, without their memory, when the time of each to leave is over."""
-    monkeypatch.setattr(cluster, "RESTART_S", 6.0)
-    faults = [Fault(0.5 + 0.02 * n, "terminate", (name,)) for n, name in enumerate(names)]
-    trace = run(*faults, lane="memory", keeps=True, save_secs=0.0, leaves=True)
-    assert trace.of("says: leaving after")
-    left, *_ = trace.of("chief 0 ended: exit code 143")
-    assert float(left.split()[0]) < faults[0].at + 6.0
 
 
 def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -> None:

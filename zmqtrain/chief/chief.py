@@ -90,7 +90,8 @@ class Chief(JobActor):
         self.summary: Summary | None = None
         self.ending = False  # the shutdown is being broadcast
         self.learned_until = 0
-        self._leaves_on_term = config.on_term == "leave" and not config.hosted
+        self._goes_on_term = config.on_term == "leave"
+        self._leaves_on_term = self._goes_on_term and not config.hosted  # else it ends the job
         self._on_progress = on_progress
         self._data = data
         self._layouts = job.layouts(self.shards)
@@ -106,7 +107,12 @@ class Chief(JobActor):
         self._stopped_by = "a signal"
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
         self._helpers = Helpers(job, lambda message: self.leader.send(message), self._idle_workers)
-        self.handlers = {Gather: self.on_gather, Evaluated: self._helpers.on_evaluated}
+        self._ps_left = asyncio.Event()  # with the last checkpoint, until it is back
+        self.handlers = {
+            Gather: self.on_gather,
+            Evaluated: self._helpers.on_evaluated,
+            Leave: lambda *_: self._ps_left.set(),
+        }
 
     @property
     def history(self) -> History:
@@ -168,11 +174,14 @@ class Chief(JobActor):
                 status = watching.result()
                 if self._is_leaving and not (status.stop or status.failure):
                     with contextlib.suppress(ZmqTrainError, TimeoutError):
-                        async with asyncio.timeout(self.timing.grace_s):
-                            await self._save_for_leavers(status)
+                        saving = asyncio.ensure_future(self._save_for_leavers(status))
+                        await self._unless_stopped(saving, self.timing.grace_s)
                     return self._leave()
                 self.metrics.role_state.set("draining")
-                return await self._end(status)
+                ending = asyncio.ensure_future(self._end(status))
+                if not await self._unless_stopped(ending, None):
+                    return self._leave()
+                return ending.result()
             except FencedError as error:
                 log.warning("%s; joining again", error)
                 is_in = self._is_ending = False
@@ -188,7 +197,7 @@ class Chief(JobActor):
 
         Raises:
             ZmqTrainError: it failed.
-            TimeoutError: ps 0 is gone.
+            TimeoutError: ps 0 does not answer.
         """
         patience_s = self.timing.lease_s
         until = time.monotonic() + patience_s
@@ -208,22 +217,27 @@ class Chief(JobActor):
         return self.stop_code
 
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:
-        """Wait for ``waiting``; return False if a signal comes first.
+        """Wait for ``waiting``; return False if a signal comes first, and cancel it.
 
-        If the job may have begun, there is something to save: ``waiting`` gets so much more time.
+        If the job may have begun, there is something to save: ``waiting`` gets so much more time,
+        unless an engine takes this chief away and a ps has left: nothing can be saved without it.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
+        left = asyncio.ensure_future(self._ps_left.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._may_have_begun:
-                await asyncio.wait([waiting], timeout=patience_s)
+                goes = self._goes_on_term and self.stop_code == ExitCode.TERMINATED
+                ends = [waiting, left] if goes else [waiting]
+                await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 waiting.result()  # raises what ended it
             return waiting.done()
         finally:
-            stopped.cancel()
-            waiting.cancel()
+            for future in (waiting, stopped, left):
+                future.cancel()
+            await asyncio.wait([waiting])  # it cleans up
 
     @property
     def _may_have_begun(self) -> bool:
@@ -264,6 +278,7 @@ class Chief(JobActor):
         begins once more; without a logdir it ends, as nothing would ever be saved.
         """
         joined = await join_all(self, self._links)
+        self._ps_left.clear()
         self._segments = []
         for shard, one in enumerate(joined):
             reached = await map_segment(self, shard, one)
@@ -337,7 +352,8 @@ class Chief(JobActor):
             begins = False
             if status.stop:
                 return status
-            if status.save_wanted or self._saver.is_due(status.step):
+            wants_save = status.save_wanted or self._saver.is_due(status.step)
+            if wants_save and not self._ps_left.is_set():
                 with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
                     await self._save(status.step)
             await self._on_the_way.follow(status.step)

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -188,7 +188,7 @@ class Saver:
     ) -> Path:
         """``weights``: of all variables, to be saved in place of the current ones."""
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
-        try:
+        with _removed_on(temporary, BaseException):  # a cancelled attempt, too
             saved = await self._write_shards(temporary)
             files = list(saved.files)
             if weights is not None:
@@ -198,12 +198,10 @@ class Saver:
             elif self._job.frozen():
                 files.append(await asyncio.to_thread(self._write_frozen, temporary))
             manifest = self._manifest(saved, files, generation, all_apart=weights is not None)
+        with _removed_on(temporary, CheckpointError):  # its thread goes on if this is cancelled
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
-            if weights is None and self._job.frozen():
-                self._frozen = path / files[-1].file, files[-1]
-        except CheckpointError:
-            await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
-            raise
+        if weights is None and self._job.frozen():
+            self._frozen = path / files[-1].file, files[-1]
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
         if logdir == self._logdir:
@@ -274,3 +272,13 @@ class Saver:
         self._metrics.checkpoint_failures.restore.inc()
         self._found_damage = True
         log.error("skipping checkpoint %s: %s", path.name, error)
+
+
+@contextlib.contextmanager
+def _removed_on(directory: Path, error: type[BaseException]) -> Iterator[None]:
+    """Remove a directory if the block raises such an error."""
+    try:
+        yield
+    except error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise

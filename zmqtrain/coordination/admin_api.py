@@ -18,6 +18,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.membership import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import try_policy
@@ -30,6 +31,7 @@ from zmqtrain.wire.messages import (
     Evaluated,
     Extend,
     GetStatus,
+    Leave,
     Message,
     RequestSave,
     RequestStop,
@@ -154,6 +156,17 @@ class AdminApi:
         for directory in tuple(self._saving):
             self.not_written(directory, error)
 
+    def ps_left(self, peer: Peer) -> None:
+        """A ps has left with a checkpoint: without it there cannot be another one."""
+        for request in self._save_requests.values():
+            _refuse_save(request, peer)
+        self._save_requests.clear()
+        self.give_up_saves(CheckpointError(_without(peer)))
+
+    def _ps_that_left(self) -> Peer | None:
+        peers = self._leader.peers
+        return next((peer for peer in peers if peer.role == Role.PS and peer.left), None)
+
     def forget_saves(self) -> None:
         """A new generation begins: give up the checkpoint of the one before."""
         self._saving.clear()
@@ -189,6 +202,9 @@ class AdminApi:
     def on_request_save(self, request: Request, _: RequestSave) -> None:
         if not self._can_save:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
+        if (left := self._ps_that_left()) is not None:
+            _refuse_save(request, left)
+            return
         self._save_requests[_asking(request)] = request
         self._notify()
 
@@ -199,6 +215,8 @@ class AdminApi:
     def on_save(self, request: Request, message: Save) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to save")
+        if message.directory not in self._saved and (left := self._ps_that_left()) is not None:
+            raise CheckpointError(_without(left))
         self._leader.at_rest(partial(self._save, request, message))
 
     def _save(self, request: Request, message: Save) -> None:
@@ -281,6 +299,18 @@ class AdminApi:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
             watcher.reply(self.status())
+
+
+def _without(peer: Peer) -> str:
+    return f"{peer} has left with the last checkpoint; another one needs every ps"
+
+
+def _refuse_save(request: Request, left: Peer) -> None:
+    """Tell a ps that it may leave, too; tell others why their checkpoint cannot be saved."""
+    if request.sender.role == Role.PS:
+        request.reply(Leave(_without(left)))
+    else:
+        request.refuse(RefusedError(f"{_without(left)}; ask again when it is back"))
 
 
 def _asking(request: Request) -> Asking:

@@ -63,6 +63,12 @@ class LeaderHost(Decider):
             self._admin.give_up_saves(FencedError(f"{peer} has a new life"))
         self._leader.joined(peer)
 
+    def left(self, peer: Peer) -> None:
+        """Report to the leader that a task has left, or that its lease has run out."""
+        if peer.role == Role.PS:
+            self._admin.ps_left(peer)
+        self._leader.left(peer)
+
     def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
         self._leader.applied(version, computed_on, at)
 

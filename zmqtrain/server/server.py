@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
+from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.strategy import exchange_of, strategy_of
@@ -27,12 +28,13 @@ from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
-from zmqtrain.errors import FencedError, GroupOverError, PeerLostError, ZmqTrainError
+from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.job import Job
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
+from zmqtrain.server.drain import Drain
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.leader_host import LeaderHost
@@ -114,6 +116,7 @@ class ParameterServer(JobActor):
         self._chief = ChiefWatch(config, config.group, is_task=config.chief)
         self.remains: Remains | None = None  # for the workers that are left of its group
         self._executor: Executor | None = None
+        self._drain: Drain | None = None
         self._board_host: BoardHost | None = None  # where the leader is
         self._members: Members
         self._decider: Decider
@@ -183,6 +186,12 @@ class ParameterServer(JobActor):
         else:
             self.on_gather(request, Gather(message.group, ()))
 
+    def _on_leave(self, request: Request, message: Leave) -> None:
+        if request.over_link and self._drain is not None:
+            self._drain.leader_left(message.reason)
+        else:
+            self._members.on_leave(request, message)
+
     def _check_group(self) -> None:
         """End the group if it can go on without those that are silent, and they without it.
 
@@ -216,10 +225,7 @@ class ParameterServer(JobActor):
         self.stop(message.exit_code)
 
     async def _farewell(self) -> int:
-        """Leave on the chief's Shutdown, or, after SIGTERM, when none comes in time.
-
-        Who is told to leave does so as soon as a checkpoint holds all that it has answered.
-        """
+        """Leave on the chief's Shutdown or, after SIGTERM, when none comes in time."""
         if self._config.on_term == "leave" and self._shutdown is None:
             self.spawn(self._have_saved())
         in_time = await within(self.timing.grace_s, self._may_leave)
@@ -232,24 +238,26 @@ class ParameterServer(JobActor):
         return self._shutdown.exit_code
 
     async def _have_saved(self) -> None:
-        """Have the chief save a checkpoint, and carry out nothing after it."""
-        executor, is_lead = self._executor, self.leader is not None
-        if executor is not None and self.state.initialised and self.job.logdir:
-            link = self.link(self.task, self.ps_endpoints[0]) if is_lead else self.links[0]
-            while True:
-                executor.halt_at_snapshot()
-                try:
-                    saved = await link.request(RequestSave(), reason="it saves before this ps goes")
-                except FencedError:  # ps 0 has a new life, too
-                    await asyncio.sleep(self.timing.heartbeat_s)
-                    continue
-                except ZmqTrainError as error:
-                    log.warning("leaving without a checkpoint: %s", error)
-                    break
-                if executor.halted:  # else it is the answer to a request before
-                    log.info("leaving after %s", saved.expect(Done).text)
-                    break
+        """Leave as soon as a checkpoint holds all that this ps has answered, if it can be had."""
+        reason = "before the job began here"
+        if self._drain is not None and self.state.initialised:
+            reason = "the job has no logdir"
+            if self.job.logdir:
+                is_lead = self.leader is not None
+                link = self.link(self.task, self.ps_endpoints[0]) if is_lead else self.links[0]
+                reason = await self._drain.have_saved(link)
+        if reason:
+            self._say_goodbye(Leave(reason))
         self._may_leave.set()
+
+    def _say_goodbye(self, message: Leave) -> None:
+        """Tell the chief and the other ps, by way of the leader, which ask for checkpoints."""
+        for peer in self.peers if self._drain is not None else ():
+            if not peer.is_worker and not peer.gone and peer.contact is not None:
+                peer.contact.send(message)
+        if self.leader is None:
+            for link in self.links:
+                link.send(message)
 
     def on_end(self, error: BaseException | None) -> None:
         keep = False
@@ -278,6 +286,7 @@ class ParameterServer(JobActor):
             crash=self.crash,
             copies_sent=job.consistent_reads,
         )
+        self._drain = Drain(executor, self.timing.heartbeat_s)
         self._members = Members(
             state,
             peers,
@@ -302,7 +311,7 @@ class ParameterServer(JobActor):
         self.handlers = {
             Join: self._on_join,
             Gather: self.on_gather,
-            Leave: self._members.on_leave,
+            Leave: self._on_leave,
             Heartbeat: self._members.on_heartbeat,
             MapSegment: buffers.on_map_segment,
             Pull: receiver.on_pull,
@@ -366,7 +375,7 @@ class ParameterServer(JobActor):
             carry_out=executor.carry_out,
             board=board,
         )
-        self._members.on_life, self._members.on_end = self._decider.joined, leader.left
+        self._members.on_life, self._members.on_end = self._decider.joined, self._decider.left
         if others:
             self.spawn(delivery.keep_others())
         return {
@@ -396,13 +405,18 @@ class ParameterServer(JobActor):
             link,
             policy=self.job.policy,
             heartbeat_s=self.timing.heartbeat_s,
-            join=lambda: join_all(self, [link]),
+            join=partial(self._join_leader, link),
             spawn=self.spawn,
             crash=self.crash,
             order_log=OrderLog(self._config.most_workers) if self._has_copies else None,
         )
         self.spawn(follower.run())
         return {Orders: follower.on_orders}
+
+    async def _join_leader(self, link: Link) -> None:
+        await join_all(self, [link])
+        if self._drain is not None:
+            self._drain.leader_is_back()
 
     # Its status
 
