@@ -33,3 +33,22 @@ def test_wait_lasts_as_long_as_its_block_even_if_that_fails(clock: Clock) -> Non
         assert waits.snapshot() == (Wait("chief 0", "ps 0", "the manifest", 0.0),)
         raise ValueError
     assert waits.snapshot() == ()
+
+
+def test_long_wait_is_logged_once_and_says_why_the_peer_cannot_answer(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    waits = Waits("chief 0")
+    waits.begin("ps 0", "it has not reported the status")
+    waits.begin("ps 1", "it has not welcomed us")
+    for _ in range(2):
+        clock.now += 1.5
+        waits.log_long({"ps 0": "process 7 is held by a debugger", "ps 1": ""}.__getitem__)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        (
+            "WARNING",
+            "waiting for ps 0: it has not reported the status; process 7 is held by a debugger",
+        ),
+        ("INFO", "waiting for ps 1: it has not welcomed us"),
+    ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.why import why_view
+from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode
+from zmqtrain.observe.health import Server
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.wire.messages import GetStatus, Status, Wait
 
 
@@ -94,6 +98,34 @@ def test_json_has_every_wait_and_the_absent_tasks(
     assert [(task["role"], task["index"]) for task in answer["absent"]] == [("worker", 1)]
     assert answer["waits"][0]["until_s"] is None
     assert answer["stop"] == answer["failure"] == answer["switching"] == ""
+
+
+def test_other_tasks_are_asked_for_their_waits_while_ps_0_does_not_answer(
+    ps: Any, jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = Wait("chief 0", "ps 0", "no status", 7.0), Wait("worker 1", "ps 0", "no answer", 9.0)
+    with ExitStack() as stack:
+
+        def served(wait: Wait, *others: Server) -> Server:
+            targets = [{"targets": [f"127.0.0.1:{each.port}"]} for each in others]
+            given = (lambda **_: (True, ""), float, None, lambda: targets, lambda: [asdict(wait)])
+            server = Server(Metrics("client"), "127.0.0.1", 0, *given)
+            stack.callback(server.close)
+            return server
+
+        chief = served(waits[0], served(waits[1]))
+        jobs[0] = replace(jobs[0], metrics=f"127.0.0.1:{chief.port}")
+        assert main(["why"]) == ExitCode.OK
+        silent, _, *rows = capsys.readouterr().out.splitlines()
+        assert silent == "ps 0 at 127.0.0.1:2222 did not answer within 5 s"
+        assert [row.split()[:4] for row in rows] == [
+            ["worker", "1", "ps", "0"],
+            ["chief", "0", "ps", "0"],
+        ]
+        assert main(["why", "--json"]) == ExitCode.OK
+        told = json.loads(capsys.readouterr().out)
+    assert told == {"waits": [asdict(waits[1]), asdict(waits[0])], "unreachable": silent}
+    assert main(["why"]) == ExitCode.PEER_LOST, "its chief does not answer either"
 
 
 def test_command_shows_the_view_of_the_status_it_asked_for(

@@ -13,6 +13,7 @@ import math
 import time
 from typing import Protocol
 
+from zmqtrain.actors.halts import halt_at
 from zmqtrain.actors.liveness import Liveness
 from zmqtrain.actors.outstanding import Attempt, Outstanding
 from zmqtrain.actors.waits import Waits
@@ -111,9 +112,10 @@ class Link:
         except TimeoutError:
             self._metrics.rpc_timeouts.inc()
             doubts = "is it running, is this its address, can this host reach it?"
+            why = halt_at(self.endpoint.address) or self._failure or doubts
             raise PeerLostError(
                 f"{self.peer} at {self.endpoint.address} did not answer {self._waits.owner} within "
-                f"{timeout_s:g} s{f' ({reason})' if reason else ''}: {self._failure or doubts}"
+                f"{timeout_s:g} s{f' ({reason})' if reason else ''}: {why}"
             ) from None
         finally:
             self.end(outstanding)
@@ -226,7 +228,7 @@ class Link:
             await asyncio.sleep(self._owner.timing.heartbeat_s)
             now = time.monotonic()
             self._liveness.forgive(before, now)
-            self._waits.log_long()
+            self._waits.log_long(self._halt_of)
             for outstanding in self._outstanding.values():
                 if outstanding.is_overdue(now):
                     self._resend(outstanding)
@@ -235,7 +237,8 @@ class Link:
             if silent_s > self._owner.timing.peer_timeout_s:
                 where = f"{self.peer} at {self.endpoint.address}"
                 text = f"{where} has been silent for {silent_s:.1f} s"
-                self._lose(PeerLostError(f"{text}: it has ended, or this host cannot reach it"))
+                why = halt_at(self.endpoint.address) or "it has ended, or this host cannot reach it"
+                self._lose(PeerLostError(f"{text}: {why}"))
 
     def check(self) -> None:
         """Return if the peer knows this life.
@@ -274,6 +277,9 @@ class Link:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         # A peer that never came need not be waited for.
         self.endpoint.close(discard=discard or self._liveness.received_at is None)
+
+    def _halt_of(self, peer: str) -> str:
+        return halt_at(self.endpoint.address) if peer == self.peer else ""
 
     def _send_heartbeat(self) -> None:
         self._last_id += 1

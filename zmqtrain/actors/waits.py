@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -52,12 +52,18 @@ class Waits:
         finally:
             self.end(token)
 
-    def log_long(self) -> None:
-        """Log every wait that has become long, once."""
+    def log_long(self, halt_of: Callable[[str], str] = lambda _: "") -> None:
+        """Log every wait that has become long, once.
+
+        ``halt_of`` says of a peer why it cannot answer, "" if that is not known.
+        """
         for entry in self._entries.values():
             if not entry.is_logged and time.monotonic() - entry.since > PATIENCE_S:
                 entry.is_logged = True
-                log.info("waiting for %s: %s", entry.peer, entry.reason)
+                if halt := halt_of(entry.peer):
+                    log.warning("waiting for %s: %s; %s", entry.peer, entry.reason, halt)
+                else:
+                    log.info("waiting for %s: %s", entry.peer, entry.reason)
 
     def snapshot(self) -> tuple[Wait, ...]:
         """Return the waits of this moment, the longest first."""

@@ -101,6 +101,12 @@ class RemoteJob:
             raise ProtocolError(f"{self.address} answered {message} with {reply}")
         return reply
 
+    @property
+    def chief_metrics(self) -> str:
+        """The address at which its chief serves metrics, "" if it is not on this host."""
+        found = (job.metrics for job in running_jobs() if self.address in job.ps[:1])
+        return next(found, "")
+
     def has_ended(self) -> bool:
         """Return whether its engine says so, or its chief and ps 0, on this host, have ended."""
         if self.submitted is not None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.status_words import SHORT_S, absences, absent, long_waits
+from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.errors import PeerLostError
 from zmqtrain.units import counted, duration
@@ -33,7 +34,8 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
 
     First come the tasks that are silent or have left, and how many tasks wait for them. Then comes
     a line for each wait: since when, until when, and why. Of a submitted job the engine's reasons
-    come before them: why a task is not started.
+    come before them: why a task is not started. If ps 0 does not answer, the chief and the workers
+    of this host are asked for whom they wait.
 
     \b
     Examples:
@@ -43,22 +45,27 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
       zmqtrain why digits-x7k2              # a submitted job
     """
     reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
-    status, unreachable = None, job.unreachable
+    status, unreachable, waits = None, job.unreachable, list[Wait]()
     if unreachable is None:
         try:
             status = job.status()
         except PeerLostError as error:
-            unreachable = error
-    if unreachable is not None and not reasons and not job.outcome:
+            unreachable, waits = error, reported_waits(job.chief_metrics)
+    if unreachable is not None and not (reasons or waits or job.outcome):
         raise unreachable
     if as_json:
-        waits = {"waits": []} if status is None else why_json(status)
-        show_json(waits | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
+        told: dict[str, object]
+        told = why_json(status) if status is not None else {"waits": [*map(asdict, waits)]}
+        if unreachable:
+            told["unreachable"] = str(unreachable)
+        show_json(told | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
         return
     for text, whats in _grouped(reasons).items():
         show(cell(f"{_list_of(whats)}: {text}"))
     if status is None:
         show(cell(job.outcome or unreachable))
+        if waits:
+            show(_table(waits))
     else:
         show(why_view(status, show_all=show_all))
 
@@ -81,11 +88,7 @@ def why_view(status: Status, *, show_all: bool = False) -> RenderableType:
     shown = long_waits(status, 0.0 if show_all else SHORT_S)
     parts: list[RenderableType] = [*map(cell, _news(status))]
     parts += [cell(text, "bold") for text in absences(status)]
-    headings = ("who", "waits for", "since", "until", "because")
-    waits = table(
-        *headings, rows=map(_row, shown), right=["since"], folded=["waits for", "because"]
-    )
-    parts.append(waits if shown else Text("no task waits"))
+    parts.append(_table(shown) if shown else Text("no task waits"))
     if hidden := len(status.waits) - len(shown):
         limit = duration(SHORT_S)
         parts.append(
@@ -116,6 +119,12 @@ def _news(status: Status) -> list[str]:
     if status.switching:
         news.append(f"the policy changes to {status.switching} once no worker computes")
     return news
+
+
+def _table(waits: Sequence[Wait]) -> RenderableType:
+    headings = ("who", "waits for", "since", "until", "because")
+    folded = ["waits for", "because"]
+    return table(*headings, rows=map(_row, waits), right=["since"], folded=folded)
 
 
 def _row(wait: Wait) -> tuple[str, ...]:

@@ -33,10 +33,11 @@ class RunningJob:
     job: str
     ps: tuple[str, ...]
     task: str
+    metrics: str = ""  # address at which it serves them
 
 
 @contextlib.contextmanager
-def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
+def published(job: str, ps: tuple[str, ...], task: str, metrics: str = "") -> Iterator[None]:
     """Write the file of this process, and remove it at the end of the block.
 
     Raises:
@@ -45,7 +46,7 @@ def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
     path = for_small_files() / f"{os.getpid()}.json"
     _files(path.parent)  # removes the file of a killed task
     try:
-        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task))))
+        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task, metrics))))
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -231,7 +231,9 @@ async def run_processes(
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
-        stack.enter_context(run_file.published(reference, config.ps, str(config.task)))
+        stack.enter_context(
+            run_file.published(reference, config.ps, str(config.task), chief.metrics_address)
+        )
         in_order = False
         try:
             counts = ((Role.PS, cluster.ps), (Role.WORKER, cluster.workers))

@@ -1,7 +1,8 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
 ``/sd`` of ps 0 and of the chief is what Prometheus's HTTP discovery asks for: where all tasks
-serve theirs.
+serve theirs. ``/waits`` says for whom the task waits: `zmqtrain why` asks for it while ps 0, which
+knows all waits, does not answer.
 ``/readyz`` says whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
 
 It runs in a daemon thread, so it answers even while the event loop is blocked.
@@ -43,6 +44,10 @@ log = logging.getLogger(__name__)
 
 Targets: TypeAlias = Callable[[], list[dict[str, Any]] | None]
 """Returns the answer to /sd, None where there is none."""
+
+
+Waiting: TypeAlias = Callable[[], list[dict[str, Any]]]
+"""Returns the answer to /waits."""
 
 
 class LoopMonitor:
@@ -91,6 +96,7 @@ class Server(ThreadingMixIn, TCPServer):
         stalled_s: Callable[[], float],
         tls: ssl.SSLContext | None = None,
         targets: Targets = lambda: None,
+        waits: Waiting = list,
     ) -> None:
         """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
 
@@ -102,7 +108,7 @@ class Server(ThreadingMixIn, TCPServer):
             ConfigError: it cannot listen on that address, for instance because the port is taken.
         """
         self.registry, self.is_ready, self.stalled_s = metrics.registry, is_ready, stalled_s
-        self.targets, self._tls = targets, tls
+        self.targets, self.waits, self._tls = targets, waits, tls
         self._clients: dict[int, socket.socket] = {}
         self._newcomers = Newcomers(MOST_CLIENTS)
         self._lock = Lock()  # of the two, which all threads change
@@ -193,6 +199,8 @@ class _Handler(MetricsHandler):
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
             case "/sd" if (targets := self.server.targets()) is not None:
                 self._send(HTTPStatus.OK, json.dumps(targets), "application/json")
+            case "/waits":
+                self._send(HTTPStatus.OK, json.dumps(self.server.waits()), "application/json")
             case _:
                 self._send(HTTPStatus.NOT_FOUND, f"no {path}; expected /metrics, /readyz, /healthz")
 

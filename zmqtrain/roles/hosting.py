@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import ip_of, is_of_this_host, parse_address
@@ -118,7 +119,14 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     tls = None if files is None else health.tls_context(*files)
     try:
         server = health.Server(
-            actor.metrics, host, port, actor.ready, monitor.stalled_s, tls, actor.targets
+            actor.metrics,
+            host,
+            port,
+            actor.ready,
+            monitor.stalled_s,
+            tls,
+            actor.targets,
+            lambda: [asdict(wait) for wait in actor.waits.snapshot()],
         )
     except ConfigError as error:
         raise ConfigError(f"{error}; or is {actor.task} already running on this host?") from error
