@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -55,3 +57,23 @@ def test_run_is_found_and_shown_and_its_death_reaches_the_alertmanager(tmp_path:
         assert "ZmqtrainRunDied" not in fired()
         run.kill()
         until(lambda: "ZmqtrainRunDied" in fired(), "the alert", lambda: str(fired()))
+
+
+def test_run_that_ends_in_order_has_ended_in_the_eyes_of_prometheus(tmp_path: Path) -> None:
+    (run_port,) = free_ports(1)
+    prometheus = Prometheus(tmp_path, run_port)
+
+    def value(query: str) -> list[float]:
+        return [float(each["value"][1]) for each in prometheus.ask("query", query=query)["result"]]
+
+    words = run_words(run_port, tmp_path / "logdir")
+    with prometheus.running(), started(words, stderr=subprocess.DEVNULL) as run:
+        until(lambda: prometheus.scraped(), "some task", lambda: "")
+        until(lambda: value("zmqtrain_global_step > 0"), "a step", lambda: "")
+        run.send_signal(signal.SIGINT)  # as at any end: the chief tells all tasks
+        run.wait()
+        ended = value("max(last_over_time(zmqtrain_ended_timestamp_seconds[5m])) > 0")
+        assert ended == [pytest.approx(time.time(), abs=60)]
+        until(lambda: not value("zmqtrain_global_step"), "its metrics are gone", lambda: "")
+        rule = next(each for each in queries.rule_queries() if each.where == "ZmqtrainRunDied")
+        assert value(rule.expr) == []

@@ -7,11 +7,13 @@ import json
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from tests.harness import until
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.health import MOST_CLIENTS, STALL_S, LoopMonitor, Server, reachable
 from zmqtrain.observe.metrics import Metrics
@@ -237,3 +239,44 @@ async def test_stall_is_counted_from_the_last_time_that_the_loop_ran() -> None:
     assert monitor.stalled_s() == 0.0
     fake.now_s += 31.0
     assert monitor.stalled_s() == pytest.approx(31.0)
+
+
+def test_scrape_is_expected_of_who_scrapes_until_it_comes(server: Server) -> None:
+    assert not server.expects_scrape(time.monotonic()), "nobody scrapes"
+    assert get(server, "/metrics").status == 200
+    assert get(server, "/healthz").status == 200
+    since = time.monotonic()
+    assert server.expects_scrape(since)
+    get(server, "/metrics")
+    until(lambda: not server.expects_scrape(since), "the note of the scrape", lambda: "")
+
+
+@pytest.mark.parametrize(
+    ("scrapes_s", "expected"),
+    [
+        ((-30.0,), False),
+        ((-20.0,), True),
+        ((-20.0, -16.0), False),
+        ((-10.0, -5.0), True),
+        ((-200.0, -100.0), False),
+        ((-90.0, -1.0), False),
+        ((-70.0, -20.0), True),
+    ],
+)
+def test_no_scrape_is_expected_that_is_late_or_rare(
+    server: Server, scrapes_s: tuple[float, ...], expected: bool
+) -> None:
+    now = time.monotonic()
+    for ago_s in scrapes_s:
+        server.note_scrape(now + ago_s)
+    assert server.expects_scrape(now) == expected
+
+
+def test_waits_of_the_task_are_served(task: Task) -> None:
+    waits = [{"owner": "worker 0", "peer": "ps 0"}]
+    given = task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, None, lambda: None
+    server = Server(*given, lambda: waits)
+    try:
+        assert json.loads(get(server, "/waits").text) == waits
+    finally:
+        server.close()

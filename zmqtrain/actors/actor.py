@@ -116,6 +116,7 @@ class Actor:
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
+        self.is_signalled = False  # a signal has asked it to end
         # Whether what is on its way is still sent when it fails: to a lost host that takes seconds.
         self.lingers = True
         self._listeners: list[Endpoint] = []

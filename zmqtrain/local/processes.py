@@ -49,7 +49,7 @@ METRICS_PORT = 9409
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
 END_TIMEOUT_S = 5.0  # for tasks to end after the chief
 OUTPUT_TIMEOUT_S = 1.0  # for the output of a task to close after its end
-PS_TIMEOUT_S = 1.0  # for a ps to end after the workers, which may have left without a message
+PS_TIMEOUT_S = 15.0  # for a ps to end after the workers: it may wait for its last scrape
 
 MAX_LINE_NBYTES = 1 << 16  # of what a task writes; a longer line is shown in parts
 SHOWN_LINES = 15  # last lines of a task that ended without an error in its log

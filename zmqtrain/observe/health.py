@@ -18,6 +18,7 @@ import socket
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from io import BytesIO
@@ -38,6 +39,9 @@ LAG_INTERVAL_S = 0.25
 CLIENT_TIMEOUT_S = 10.0
 SHUTDOWN_POLL_S = 0.1
 MOST_CLIENTS = 64  # at once; each has a thread and a descriptor
+FIRST_INTERVAL_S = 15.0  # that is expected between scrapes after the first one
+LONGEST_INTERVAL_S = 60.0  # Prometheus's default; who asks more rarely is not waited for
+LATE = 1.5  # times this interval: no further scrape comes
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +116,7 @@ class Server(ThreadingMixIn, TCPServer):
         self._clients: dict[int, socket.socket] = {}
         self._newcomers = Newcomers(MOST_CLIENTS)
         self._lock = Lock()  # of the two, which all threads change
+        self._scrapes: deque[float] = deque(maxlen=2)  # when the last ones began
         try:
             # TCPServer reads the family from the attribute. The lookup gets no port, because it
             # would wrap a port that is too large instead of refusing it.
@@ -135,6 +140,23 @@ class Server(ThreadingMixIn, TCPServer):
             daemon=True,
         )
         self._thread.start()
+
+    def note_scrape(self, began_at: float) -> None:
+        """A scrape that began at this time of the monotonic clock has been answered."""
+        self._scrapes.append(began_at)
+
+    def expects_scrape(self, since: float) -> bool:
+        """Say whether the first scrape after this time of the monotonic clock is still to come.
+
+        None is expected if nobody scrapes, or not within a minute.
+        """
+        if not self._scrapes or self._scrapes[-1] >= since:
+            return False
+        interval_s = FIRST_INTERVAL_S
+        if len(self._scrapes) == 2:
+            interval_s = self._scrapes[1] - self._scrapes[0]
+        is_late = time.monotonic() >= self._scrapes[-1] + LATE * interval_s
+        return interval_s <= LONGEST_INTERVAL_S and not is_late
 
     def close(self) -> None:
         """Stop listening and wait for the thread; a second call does nothing."""
@@ -190,8 +212,10 @@ class _Handler(MetricsHandler):
         path, _, query = self.path.partition("?")
         match path:
             case "/metrics":
+                began_at = time.monotonic()
                 self.registry = self.server.registry
                 super().do_GET()
+                self.server.note_scrape(began_at)
             case "/readyz":
                 self._answer(*self.server.is_ready(everyone=query == "all"))
             case "/healthz":

@@ -280,6 +280,8 @@ class Metrics:
         text = "Global step at which the job ends."
         self.global_step_target = make.unknown("global_step_target", text)
         self.learning_rate = make.level("learning_rate", "Learning rate of the last update.", nan)
+        text = "When the chief ended the job, in Unix time; 0 is not yet."
+        self.ended_timestamp_seconds = make.gauge("ended_timestamp_seconds", text)
         text = "Workers that the cluster should have."
         self.expected_workers = make.unknown("expected_workers", text)
         steps = make.gauge("worker_step", "Step that each live worker has reached.", "worker")

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -110,7 +111,7 @@ async def _run_beside(hosts: Sequence[asyncio.Future[int]], worker: JobActor) ->
         raise
 
 
-def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:
+def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> health.Server:
     host, port = config.metrics_address
     if actor.task.role is not config.role and port:
         port = METRICS_PORTS[actor.task.role] + actor.task.index
@@ -135,6 +136,16 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     actor.add_background_task(monitor.run)
     scheme = "http" if tls is None else "https"
     log.info("metrics at %s://%s/metrics", scheme, actor.metrics_address)
+    return server
+
+
+async def be_scraped(server: health.Server, actors: Sequence[JobActor]) -> None:
+    """Let Prometheus see how the job has ended, unless a signal asks this process to end."""
+    ended_at = time.monotonic()
+    while server.expects_scrape(ended_at):
+        if any(actor.is_signalled for actor in actors):
+            return
+        await asyncio.sleep(health.SHUTDOWN_POLL_S)
 
 
 def ignore_signals() -> None:
@@ -154,6 +165,7 @@ def stop_on_signals(actor: JobActor, at_second: Callable[[], object] | None = No
     """
 
     def take(code: ExitCode) -> None:
+        actor.is_signalled = True
         if actor.stopping.is_set() and at_second is not None:
             at_second()
         actor.stop(int(code))

@@ -44,6 +44,7 @@ from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles import script, signals
 from zmqtrain.roles.hosting import (
     allow_descriptors,
+    be_scraped,
     check_own_address,
     ignore_signals,
     run_all,
@@ -348,9 +349,10 @@ async def _serve_group(
         since = supervised_since(ENVIRON)
         worker.add_background_task(partial(_leave_with_the_job, worker, actors, config, since))
     with contextlib.ExitStack() as stack:
+        servers = []
         for actor in actors:
             stack.callback(actor.transport.close)
-            serve_health(actor, config, stack)
+            servers.append(serve_health(actor, config, stack))
         _publish(actors[0], config, stack)
         on_start(actors[0])
         if isinstance(actors[0], Chief):
@@ -363,6 +365,9 @@ async def _serve_group(
             results = await run_all(actors, serve_on=config.as_ps is not None and not is_of_run)
         finally:
             _note_end(actors, config)
+        for actor, server in zip(actors, servers, strict=True):
+            if isinstance(actor, ParameterServer) and actor.leader is not None and actor.end:
+                await be_scraped(server, actors)
         if config.group and job.logdir and getattr(actors[0], "summary", None) is not None:
             forget_groups(job.logdir)
     chief = actors[0]

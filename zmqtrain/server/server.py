@@ -219,6 +219,7 @@ class ParameterServer(JobActor):
         if self.leader is not None:
             self.leader.end()
         self.metrics.role_state.set("finished")
+        self.metrics.ended_timestamp_seconds.set_to_current_time()
         self._members.close(message)
         request.reply(Done())
         self._may_leave.set()
