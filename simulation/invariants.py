@@ -56,6 +56,8 @@ def broken_bound(coordinator: Coordinator) -> str:
         return ""
     limit = min(policy.clocks.values()) + policy.staleness_bound
     ahead = [w for w, clock in policy.clocks.items() if clock > limit and w not in policy.waiting]
+    if not ahead and max(coordinator.behind().values()) > policy.staleness_bound:
+        return f"some worker is shown as {coordinator.behind()} steps behind under {policy.spec}"
     return f"workers {ahead} compute with clocks {policy.clocks} under {policy.spec}" * bool(ahead)
 
 

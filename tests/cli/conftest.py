@@ -111,7 +111,15 @@ def training() -> Status:
             task("ps 0", "serving", 1200, incarnation=0, silent_s=0.0, nbytes=16384),
             task("ps 1", "alive", 1198, nbytes=2856),
             task("chief 0", "alive", 800),
-            task("worker 0", "waiting", 1205, leases=(2410,), loss=0.25, lanes="shm,shm"),
+            task(
+                "worker 0",
+                "waiting",
+                1205,
+                leases=(2410,),
+                loss=0.25,
+                lanes="shm,shm",
+                behind=0,
+            ),
             task(
                 "worker 1",
                 "computing",
@@ -119,6 +127,7 @@ def training() -> Status:
                 leases=(2411, 2412, 2413, 2414, 2415),
                 loss=0.5,
                 lanes="shm,tcp",
+                behind=3,
             ),
         ),
         waits=(

@@ -42,7 +42,7 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
         "ps 1      alive      1198       -       -  2.9 kB           42 ms  Fri 02:00",
         "chief 0   alive         -       -       -  saved 800        42 ms  Fri 02:00",
         "worker 0  waiting    1205       0  0.2500  2410             42 ms  Fri 02:00",
-        "worker 1  computing  1195      10  0.5000  2411, 2412, +3   42 ms  Fri 02:00",
+        "worker 1  computing  1195       3  0.5000  2411, 2412, +3   42 ms  Fri 02:00",
     ]
 
 
@@ -91,12 +91,14 @@ def test_remaining_time_is_told_only_if_there_is_one(
     assert line(replace(training, **change), "step") == f"  step       {progress}"
 
 
-def test_worker_that_left_neither_lags_nor_leads(training: Status) -> None:
+def test_worker_is_as_far_behind_as_the_policy_says_whatever_its_steps_are(
+    training: Status,
+) -> None:
     *others, first, second = training.tasks
-    gone = replace(first, state="left", step=9000)
+    gone = replace(first, state="left", step=9000, behind=None)
     status = replace(training, tasks=(*others, gone, second))
     assert line(status, "worker 0").split()[2:5] == ["left", "9000", "-"]
-    assert line(status, "worker 1").split()[2:5] == ["computing", "1195", "0"]
+    assert line(status, "worker 1").split()[2:5] == ["computing", "1195", "3"]
 
 
 def test_json_is_every_field_of_the_status(

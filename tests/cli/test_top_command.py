@@ -72,7 +72,7 @@ def test_view_fits_eighty_columns(training: Status) -> None:
         "ps 1      alive         0.00                             -   42 ms         0",
         "chief 0   alive            -                             -   42 ms         0",
         "worker 0  waiting         50  ████████████████████       0   42 ms         0",
-        "worker 1  computing       25  ░░░░░···············      60   42 ms         2",
+        "worker 1  computing       25  ░░░░░···············       3   42 ms         2",
         "worker 0 has waited 3.3 s for ps 0: it has not answered push 1205",
         "worker 0 has waited 3.2 s for worker 1: step 1200 has 1 of 2 gradients",
         "12:00:00  worker 1 left",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,10 +16,11 @@ from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
+from zmqtrain.policies.sync_replicas import TokenSyncReplicas
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Arrived, Extend, ShardReport
+from zmqtrain.wire.messages import Arrived, Extend, ShardReport, SwitchPolicy
 
 REPORT = ShardReport(0, 0, 16)
 
@@ -279,3 +281,31 @@ async def test_what_happens_before_the_first_generation_is_not_decided_on() -> N
     assert not leader.coordinator.members
     leader.begin(1, 0, Ledger())
     assert leader.coordinator.members.keys() == {0}
+
+
+async def test_figures_of_the_policy_are_those_of_its_workers_and_tokens() -> None:
+    leader = make_leader(policy="sync-replicas:aggregate=1,tokens=3")
+    leader.begin(1, 0, Ledger())
+    value = leader._metrics.registry.get_sample_value
+    for worker in (0, 1):
+        leader.joined(add_peer(leader.peers, f"worker {worker}"))
+        leader.arrived(PullArrived(worker))
+    for sequence in (1, 2):
+        leader.arrived(PushArrived(0, sequence, leader.coordinator.ledger.leases[0][0], 10))
+    leader.watch()
+    policy = leader.coordinator.policy
+    assert isinstance(policy, TokenSyncReplicas)
+    assert value("zmqtrain_tokens_queued") == len(policy.tokens) == 3 + 2 - 2
+    assert value("zmqtrain_token_takers") == 0
+    assert value("zmqtrain_tokens_taken_total") == 2
+    for worker, behind in leader.coordinator.behind().items():
+        assert value("zmqtrain_worker_behind_steps", {"worker": str(worker)}) == behind
+    leader.left(next(peer for peer in leader.peers if peer.index == 1))
+    leader.event(SwitchPolicy("hogwild"))
+    leader.arrived(PushArrived(0, 3, leader.coordinator.ledger.leases[0][0], 10))
+    leader.watch()
+    assert leader.policy == "hogwild"
+    assert math.isnan(value("zmqtrain_tokens_queued") or 0)
+    assert value("zmqtrain_tokens_taken_total") == 2
+    assert value("zmqtrain_worker_behind_steps", {"worker": "0"}) == 0
+    assert value("zmqtrain_worker_behind_steps", {"worker": "1"}) is None

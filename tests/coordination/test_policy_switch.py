@@ -228,3 +228,52 @@ def test_policy_can_be_renewed(spec: str) -> None:
         pull 1        -> {"-" if spec == "sync-replicas" else "admit 1 with 1"}
         """,
     )
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["hogwild", "bounded-staleness:4", "sync-replicas", "sync-replicas:aggregate=1,tokens=2"],
+)
+def test_nobody_is_behind_when_a_policy_begins(after: str) -> None:
+    run = coordinator("hogwild", joined=2)
+    play(run, "pull 0 -> admit 0 with 0\npull 1 -> admit 1 with 1")
+    for sequence in range(1, 24):
+        run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
+    assert run.behind() == {0: 0, 1: 23}
+    run.handle(SwitchPolicy(after))
+    run.handle(PushArrived(0, 24, run.ledger.leases[0][0]))
+    run.handle(PushArrived(1, 1, 1))
+    assert run.policy.spec == after
+    assert run.behind() == {0: 0, 1: 0}
+
+
+def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
+    run = coordinator("hogwild", joined=2)
+    play(run, "pull 0 -> admit 0 with 0\npull 1 -> admit 1 with 1")
+    for sequence in range(1, 6):
+        run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
+        if sequence < 3:
+            run.handle(PushArrived(1, sequence, run.ledger.leases[1][0]))
+    assert run.behind() == {0: 0, 1: 3}
+    run.handle(Joined(1, 2))
+    assert run.behind() == {0: 0}, "it takes no part yet"
+    run.handle(PullArrived(1))
+    assert run.behind() == {0: 0, 1: 0}
+
+
+def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
+    run = coordinator("bounded-staleness:2", joined=2)
+    play(run, "pull 0 -> admit 0 with 0\npull 1 -> admit 1 with 1")
+    for sequence in range(1, 4):
+        run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
+    assert [held.worker for held in run.held()] == [0]
+    assert run.behind() == {0: 0, 1: 2}
+
+
+def test_worker_with_an_old_token_is_behind_by_steps_of_the_job() -> None:
+    """The tokens that a job begins with are of step 0, and one gradient makes a step."""
+    run = coordinator("sync-replicas:aggregate=1,tokens=2", joined=2)
+    play(run, "pull 0 -> admit 0 with 0\npull 1 -> admit 1 with 1")
+    for sequence in range(1, 5):
+        run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
+    assert run.behind() == {0: 0, 1: 1}

@@ -25,7 +25,6 @@ from zmqtrain.cli.status_words import (
     loss_of,
     remaining_of,
     state_of,
-    steps_behind,
 )
 from zmqtrain.config.cluster import Role
 from zmqtrain.units import data_size, duration, rate
@@ -52,11 +51,12 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
       zmqtrain status digits-x7k2           # a submitted job
       zmqtrain status --json | jq .steps_per_second
 
-    "behind" is the distance in steps to the worker with most steps; "holds" is a ps's part of the
-    parameters, a worker's batches, or the chief's newest checkpoint; "silent" is the time since the
-    task's last message; "lane" is how its tensors reach the ps. A narrow terminal hides the last
-    columns. Staleness counts updates by all workers between a gradient's pull and its push; the S
-    of bounded-staleness counts a worker's own steps. zmqtrain top watches a job.
+    "behind" is the distance in steps to the first worker, as the policy counts them; "holds" is a
+    ps's part of the parameters, a worker's batches, or the chief's newest checkpoint; "silent" is
+    the time since the task's last message; "lane" is how its tensors reach the ps. A narrow
+    terminal hides the last columns. Staleness counts updates by all workers between a gradient's
+    pull and its push; the S of bounded-staleness counts a worker's own steps. zmqtrain top watches
+    a job.
     """
     status = job.status()
     if as_json:
@@ -111,17 +111,17 @@ def _progress(status: Status) -> str:
 
 def _tasks(tasks: tuple[TaskStatus, ...]) -> FirstThatFits:
     """Return the table of tasks; a narrow terminal hides its last columns."""
-    behind = steps_behind(tasks)
-    rows = [_row(task, behind.get(task.task, NOTHING)) for task in tasks]
-    return narrowing_table(COLUMNS, rows, FEWEST_COLUMNS, ("step", "behind", "loss", "silent"))
+    return narrowing_table(
+        COLUMNS, [*map(_row, tasks)], FEWEST_COLUMNS, ("step", "behind", "loss", "silent")
+    )
 
 
-def _row(task: TaskStatus, behind: int | str) -> list[object]:
+def _row(task: TaskStatus) -> list[object]:
     return [
         task.task,
         cell(task.state, STATE_STYLES.get(task.state, "")),
         NOTHING if task.role == Role.CHIEF else task.step,
-        behind,
+        NOTHING if task.behind is None else task.behind,
         loss_of(task.loss) if task.role == Role.WORKER and task.step else NOTHING,
         _holding(task),
         duration(task.silent_s),

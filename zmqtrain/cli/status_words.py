@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from zmqtrain.cli.output import NOTHING
 from zmqtrain.config.cluster import Role
@@ -45,14 +45,6 @@ def group_of(status: Status) -> str:
 def loss_of(loss: float) -> str:
     """Return a loss, "-" if there is none yet."""
     return NOTHING if math.isnan(loss) else f"{loss:.4f}"
-
-
-def steps_behind(tasks: Iterable[TaskStatus]) -> dict[str, int]:
-    """Return the distance of each live worker to the one with most steps, by its name."""
-    steps = {
-        task.task: task.step for task in tasks if task.role == Role.WORKER and task.state != "left"
-    }
-    return {name: max(steps.values()) - step for name, step in steps.items()}
 
 
 def long_waits(status: Status, shortest_s: float = SHORT_S) -> list[Wait]:

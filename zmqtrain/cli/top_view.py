@@ -27,7 +27,6 @@ from zmqtrain.cli.status_words import (
     loss_of,
     remaining_of,
     state_of,
-    steps_behind,
 )
 from zmqtrain.config.cluster import Role
 from zmqtrain.observe.metrics import Phases
@@ -201,9 +200,9 @@ def _tasks(
     watched: Watched, spent: dict[str, tuple[float, ...]], rows: int, glyphs: str
 ) -> RenderableType:
     """Return the table of tasks; if not all have room, those that others may wait for."""
-    tasks, behind = list(watched.status.tasks), steps_behind(watched.status.tasks)
+    tasks = list(watched.status.tasks)
     if len(tasks) > rows:
-        tasks.sort(key=lambda task: (task.state not in ABSENT, -behind.get(task.task, 0)))
+        tasks.sort(key=lambda task: (task.state not in ABSENT, -(task.behind or 0)))
     earlier = {task.task: task for task in watched.earlier.tasks}
     cells = [
         (
@@ -211,7 +210,7 @@ def _tasks(
             cell(task.state, STATE_STYLES.get(task.state, "")),
             _speed(task, earlier.get(task.task), watched.seconds),
             phase_bar(spent[task.task], glyphs),
-            behind.get(task.task, NOTHING),
+            NOTHING if task.behind is None else task.behind,
             duration(task.silent_s),
             task.restarts,
         )

@@ -33,7 +33,7 @@ from zmqtrain.policies import (
     Release,
     make_policy,
 )
-from zmqtrain.policies.base import Lockstep
+from zmqtrain.policies.base import Clocked, Lockstep
 from zmqtrain.wire.messages import Arrived, Close, Extend, Order, Save, SetRate, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
@@ -165,6 +165,15 @@ class Coordinator:
         for worker in self._workers("starved", "spare"):
             until = "step up to the last" if self.ledger.may_lease else "batch of the pass"
             yield Held(worker, f"every {until} is being computed already", by)
+
+    def behind(self) -> dict[int, int]:
+        """Return by how many steps each worker that takes part is behind the first one.
+
+        As the policy counts them; empty if it does not.
+        """
+        steps = self.policy.steps if isinstance(self.policy, Clocked) else {}
+        first = max(steps.values(), default=0)
+        return {worker: first - step for worker, step in steps.items()}
 
     def lacking(self, workers: Iterable[int]) -> dict[int, set[int]]:
         """Return the shards at which a push of these workers has not arrived, that others have."""

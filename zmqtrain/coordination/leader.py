@@ -38,6 +38,7 @@ from zmqtrain.observe.logs import StateLogger
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
+from zmqtrain.policies.base import TokenQueue
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import Arrived, Extend, Order, Saved, ShardReport, WorkerMark
 
@@ -111,6 +112,7 @@ class Leader:
         self.coordinator = self._coordinator_from(0, Ledger())
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._states = StateLogger(log)
+        self._taken = 0  # tokens, as of the last look
         self._learning_rate = getattr(job.optimizer, "learning_rate", None)
         if job.steps < ENDLESS:
             metrics.global_step_target.set(job.steps)
@@ -215,6 +217,7 @@ class Leader:
             self.fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
         waiting = list(coordinator.held())
         self._metrics.waiting_workers.set(len(waiting))
+        self._show_policy_state()
         for held in waiting:
             if now - self.waiting_since.get(held.worker, now) <= limit_s:
                 continue
@@ -467,6 +470,21 @@ class Leader:
             set_by_callback = self.coordinator.learning_rate
             own = rate_at(self._learning_rate, version - 1)
             self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
+
+    def _show_policy_state(self) -> None:
+        """Show how far workers are behind and, of a policy that has tokens, where they are."""
+        metrics, policy = self._metrics, self.coordinator.policy
+        behind = self.coordinator.behind()
+        for worker in metrics.worker_behind_steps.keys() - behind.keys():
+            metrics.worker_behind_steps.forget(worker)
+        for worker, steps in behind.items():
+            metrics.worker_behind_steps[worker].set(steps)
+        queue = policy if isinstance(policy, TokenQueue) else None
+        metrics.tokens_queued.set(math.nan if queue is None else len(queue.tokens))
+        metrics.token_takers.set(math.nan if queue is None else len(queue.takers))
+        taken = 0 if queue is None else queue.taken
+        metrics.tokens_taken.inc(taken - self._taken if taken >= self._taken else taken)
+        self._taken = taken
 
     def _show_policy(self) -> None:
         bound = make_policy(self.policy).staleness_bound

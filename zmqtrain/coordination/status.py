@@ -39,7 +39,7 @@ def status_of(
     """Return the job's status as of now."""
     coordinator = leader.coordinator
     stop, stop_code = _end(leader)
-    following = coordinator.next_policy
+    following, behind = coordinator.next_policy, coordinator.behind()
     return Status(
         event=event,
         initialised=leader.has_begun,
@@ -60,7 +60,7 @@ def status_of(
         examples=coordinator.ledger.examples,
         pushes=_pushes(leader) | {"duplicate": host.duplicates},
         staleness=leader.staleness.summary(),
-        tasks=(host.task, *(_task(leader, peer) for peer in _in_order(leader))),
+        tasks=(host.task, *(_task(leader, peer, behind) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
         uncounted=coordinator.ledger.uncounted,
         rosters=coordinator.rosters,
@@ -171,7 +171,7 @@ def _in_order(leader: Leader) -> list[Peer]:
     return sorted(leader.peers, key=lambda peer: (ranks[peer.role], peer.index))
 
 
-def _task(leader: Leader, peer: Peer) -> TaskStatus:
+def _task(leader: Leader, peer: Peer, behind: Mapping[int, int]) -> TaskStatus:
     leases: tuple[int, ...] = ()
     if peer.is_worker:
         leases = tuple(leader.coordinator.ledger.leases.get(peer.index, ()))
@@ -191,6 +191,7 @@ def _task(leader: Leader, peer: Peer) -> TaskStatus:
         restarts=peer.restarts,
         phases_s=peer.phases_s,
         staleness=peer.staleness.summary()["mean"],
+        behind=behind.get(peer.index) if peer.is_worker and not peer.gone else None,
     )
 
 

@@ -286,6 +286,13 @@ class Metrics:
         self.expected_workers = make.unknown("expected_workers", text)
         steps = make.gauge("worker_step", "Step that each live worker has reached.", "worker")
         self.worker_step = Series[int, Level](steps, Level)
+        text = "Steps by which each worker is behind the first, as the policy counts them."
+        behind = make.gauge("worker_behind_steps", text, "worker")
+        self.worker_behind_steps = Series[int, Level](behind, Level)
+        text = "Tokens that no worker has taken, of a policy that has them."
+        self.tokens_queued = make.unknown("tokens_queued", text)
+        self.token_takers = make.unknown("token_takers", "Workers that wait for a token.")
+        self.tokens_taken = make.counter("tokens_taken", "Tokens that workers have taken.")
         text = "Workers that the policy holds back now."
         self.waiting_workers = make.gauge("waiting_workers", text)
         text = "Number of the group of workers without ps; 0: none goes on without a lost one."

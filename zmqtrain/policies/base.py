@@ -8,7 +8,8 @@ every push at once says ``coordinated = False`` and every shard decides by itsel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -76,6 +77,28 @@ class Lockstep(Protocol):
     def advance(self, steps: int) -> None:
         """The workers have made so many steps, and compute on the version after them."""
         ...
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A policy that knows how far each live worker is."""
+
+    @property
+    def steps(self) -> Mapping[int, int]:
+        """The step that each live worker computes, or has computed last, as the policy counts."""
+        ...
+
+
+@runtime_checkable
+class TokenQueue(Protocol):
+    """A policy that hands out tokens, each of which lets a worker compute a gradient."""
+
+    tokens: deque[int]
+    """The step of each token that is queued, in order."""
+    takers: deque[int]
+    """The workers that wait for one, in order."""
+    taken: int
+    """How many were handed out since the policy began."""
 
 
 @runtime_checkable

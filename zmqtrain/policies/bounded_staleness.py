@@ -7,7 +7,7 @@ least c - S. S = 0 is bulk synchronous; without a bound it would be Hogwild.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from zmqtrain.policies.base import Apply, Decision, Held, Release
 
@@ -28,6 +28,10 @@ class BoundedStaleness:
     @property
     def spec(self) -> str:
         return f"bounded-staleness:{self.staleness_bound}"
+
+    @property
+    def steps(self) -> Mapping[int, int]:
+        return {w: clock - (w in self.waiting) for w, clock in self.clocks.items()}
 
     def start(self, version: int, workers: int) -> None:
         self.clocks.clear()

@@ -19,21 +19,25 @@ class Hogwild:
 
     def __init__(self, *, whole: bool = False) -> None:
         self.coordinated = whole
+        self.steps: dict[int, int] = {}  # pushes of the live workers, from the least at their join
 
     @property
     def spec(self) -> str:
         return "hogwild:whole" if self.coordinated else "hogwild"
 
     def start(self, version: int, workers: int) -> None:
-        """Keep no state."""
+        self.steps.clear()
 
     def join(self, worker: int) -> list[Decision]:
+        self.steps[worker] = min(self.steps.values(), default=0)
         return [Release(worker)]
 
     def leave(self, worker: int) -> list[Decision]:
+        self.steps.pop(worker, None)
         return []
 
     def push(self, worker: int) -> list[Decision]:
+        self.steps[worker] += 1
         return [Apply(worker), Release(worker)]
 
     def drain(self) -> list[Decision]:

@@ -9,7 +9,7 @@ and a worker that leaves opens the barrier instead of blocking it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from zmqtrain.policies.base import Accumulate, Decision, Drop, Held, Reduce, Release
 
@@ -96,6 +96,10 @@ class SyncReplicas(_Averaging):
         return [Held(worker, reason, by) for worker in sorted(self.waiting)]
 
     @property
+    def steps(self) -> Mapping[int, int]:
+        return dict.fromkeys(self.waiting, self.version) | self.computing
+
+    @property
     def is_level(self) -> bool:
         count = len(self.computing)
         all_in = set(self.computing.values()) == {self.version} and not self.waiting
@@ -173,6 +177,11 @@ class TokenSyncReplicas(_Averaging):
         self.tokens = deque([version] * max(self.initial_tokens, self.aggregate - workers))
         self.local_step: dict[int, int] = {}  # live workers; the last token taken
         self.takers: deque[int] = deque()  # waiting for a token, in order
+        self.taken = 0  # tokens
+
+    @property
+    def steps(self) -> Mapping[int, int]:
+        return self.local_step
 
     def join(self, worker: int) -> list[Decision]:
         self.local_step[worker] = self.version
@@ -207,6 +216,7 @@ class TokenSyncReplicas(_Averaging):
     def _take_token(self) -> list[Decision]:
         worker = self.takers.popleft()
         self.local_step[worker] = self.tokens.popleft()
+        self.taken += 1
         return self._release(worker)
 
     def _release(self, worker: int) -> list[Decision]:

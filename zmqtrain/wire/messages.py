@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 22
+PROTOCOL_VERSION = 23
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -583,6 +583,7 @@ class TaskStatus:
     restarts: int = 0  # of its process, since ps 0 started
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
     staleness: float = 0.0  # mean, of a worker's gradients
+    behind: int | None = None  # of a worker: steps to the first, by the policy; None: no part in it
 
     @property
     def task(self) -> str:
