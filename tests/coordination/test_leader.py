@@ -309,3 +309,24 @@ async def test_figures_of_the_policy_are_those_of_its_workers_and_tokens() -> No
     assert value("zmqtrain_tokens_taken_total") == 2
     assert value("zmqtrain_worker_behind_steps", {"worker": "0"}) == 0
     assert value("zmqtrain_worker_behind_steps", {"worker": "1"}) is None
+
+
+async def test_workers_are_expected_that_were_asked_for_or_came_and_have_not_left() -> None:
+    leader = make_leader()
+    value = leader._metrics.registry.get_sample_value
+    expected = []
+
+    def note() -> None:
+        leader.watch()
+        expected.append(value("zmqtrain_expected_workers"))
+
+    note()
+    peers = [add_peer(leader.peers, f"worker {index}") for index in range(4)]
+    note()
+    peers[3].gone = peers[3].left = True  # by "zmqtrain scale"
+    note()
+    peers[0].gone = True  # its lease ran out
+    note()
+    peers[1].gone = peers[1].left = True
+    note()
+    assert expected == [leader._workers, 4, 3, 3, 2]

@@ -215,6 +215,7 @@ class Leader:
             self._peopled_at = now
         if self.unpeopled_s > limit_s:
             self.fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
+        self._metrics.expected_workers.set(self._expected())
         waiting = list(coordinator.held())
         self._metrics.waiting_workers.set(len(waiting))
         self._show_policy_state()
@@ -227,6 +228,12 @@ class Leader:
                 self._states.state(held.worker, text, logging.WARNING)
             else:
                 self.fail(ExitCode.PEER_LOST, f"{text}; start it, or raise --join-timeout-s")
+
+    def _expected(self) -> int:
+        """Return how many workers should be here: all but those that have said goodbye."""
+        workers = [peer for peer in self.peers if peer.is_worker]
+        here = {*range(self._workers), *(peer.index for peer in workers)}
+        return len(here.difference(peer.index for peer in workers if peer.left))
 
     def fail(self, code: ExitCode, text: str) -> None:
         """The job cannot go on: the chief will end it with this text."""

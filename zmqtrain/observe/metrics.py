@@ -282,7 +282,7 @@ class Metrics:
         self.learning_rate = make.level("learning_rate", "Learning rate of the last update.", nan)
         text = "When the chief ended the job, in Unix time; 0 is not yet."
         self.ended_timestamp_seconds = make.gauge("ended_timestamp_seconds", text)
-        text = "Workers that the cluster should have."
+        text = "Workers that should be here: those that were asked for or came, and have not left."
         self.expected_workers = make.unknown("expected_workers", text)
         steps = make.gauge("worker_step", "Step that each live worker has reached.", "worker")
         self.worker_step = Series[int, Level](steps, Level)
