@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends_and_saves_t
     job = stage.job("counting_job", gated=True, steps=10**6, logdir=str(stage.logdir))
     cluster = stage.cluster(job, workers=2)
     ps, chief, stays, leaves = (
-        cluster.start(role, index)
+        cluster.start(role, index, "--log-format", "json" if role == "chief" else "text")
         for role, index in (("ps", 0), ("chief", 0), ("worker", 0), ("worker", 1))
     )
     cluster.until_status(lambda s: len(s.tasks) == 4 and s.step > 4, "steps of both workers")
@@ -39,7 +38,7 @@ def test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends_and_saves_t
     chief.signal(signal.SIGTERM)
     codes = [task.exit_code() for task in (chief, ps, stays)]
     assert codes == [ExitCode.TERMINATED] * 3, stage.report
-    (path,) = re.findall(r"checkpoint (\S+/step-\d+)", chief.output)
+    path = chief.json()["checkpoint"]  # its summary is one object, as each line of its log
     assert len(check_counts(Path(path))) == int(path.rpartition("-")[2]) > step
 
 

@@ -96,7 +96,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
             if as_json:
                 show_json({"ended": str(error), "exit_code": int(error.exit_code)})
             raise
-    click.echo(summary.json() if as_json else "\n".join(summary.lines()))
+    click.echo(summary.json() if as_json or log_format == "json" else "\n".join(summary.lines()))
     sys.exit(summary.exit_code)
 
 

@@ -372,6 +372,9 @@ async def _serve_group(
             forget_groups(job.logdir)
     chief = actors[0]
     if isinstance(chief, Chief) and chief.summary is not None:
-        sys.stdout.write("\n".join(["", *chief.summary.lines(), ""]))
+        told = ["", *chief.summary.lines()]
+        if config.log_format == "json":  # a collector of logs reads both streams
+            told = [chief.summary.json()]
+        sys.stdout.write("\n".join([*told, ""]))
         sys.stdout.flush()
     return results[0]
