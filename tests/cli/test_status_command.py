@@ -46,6 +46,28 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
     ]
 
 
+def test_stall_is_told_in_place_of_a_speed_and_an_end(training: Status) -> None:
+    stalled = replace(training, idle_s=42.0)
+    assert text_of(status_view(stalled, "digits.py"), 80).splitlines()[1:3] == [
+        "  state      training for 12 s, no step for 42 s",
+        "  step       1200 of 3000 (40.0 %)",
+    ]
+
+
+@pytest.mark.parametrize(("steps_per_second", "idle_s"), [(100.0, 4.0), (0.1, 80.0)])
+def test_step_under_way_is_no_stall(
+    training: Status, steps_per_second: float, idle_s: float
+) -> None:
+    slow = replace(training, steps_per_second=steps_per_second, idle_s=idle_s)
+    assert "no step" not in text_of(status_view(slow, "digits.py"), 80)
+
+
+def test_failure_to_save_is_told_until_a_checkpoint_is_saved(training: Status) -> None:
+    failing = replace(training, save_failure="no room")
+    line = text_of(status_view(failing, "digits.py"), 80).splitlines()[1]
+    assert line == "  state      training for 12 s; the last checkpoint failed: no room"
+
+
 def test_group_and_rosters_are_told_where_there_are_any(training: Status) -> None:
     changed = replace(training, group=2, group_members=(1, 2), rosters=7)
     lines = text_of(status_view(changed, "digits.py"), 80).splitlines()

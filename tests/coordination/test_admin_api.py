@@ -12,12 +12,13 @@ from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
-from zmqtrain.errors import ExitCode, RefusedError
+from zmqtrain.errors import CheckpointError, ExitCode, RefusedError
 from zmqtrain.wire.messages import (
     Close,
     Done,
     Extend,
     GetStatus,
+    Leave,
     Message,
     RequestSave,
     Save,
@@ -163,3 +164,39 @@ async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
         for worker in (0, 1):
             leader.arrived(PushArrived(worker, 1, 4 + worker, 10))
     assert request.replies == [answer]
+
+
+async def test_failure_of_a_checkpoint_is_told_until_the_next_one_is_there() -> None:
+    leader = make_leader()
+    add_peer(leader.peers, "chief 0")
+    admin = AdminApi(leader, host, can_save=True, crash=lambda error: None)
+    leader.begin(1, 0, Ledger())
+    chief = Asked(sender="chief 0", incarnation=1)
+    told = []
+    for ended in (SaveEnded("", "no room"), SaveEnded("first", "")):
+        admin.on_save_ended(chief, ended)
+        told.append(admin.status().save_failure)
+    assert told == ["no room", ""]
+
+
+async def test_nothing_is_saved_without_a_ps_that_has_left_with_a_checkpoint() -> None:
+    leader = make_leader(shards=3)
+    add_peer(leader.peers, "chief 0")
+    gone = add_peer(leader.peers, "ps 1")
+    admin = AdminApi(leader, host, can_save=True, crash=lambda error: None)
+    leader.begin(1, 0, Ledger())
+    chief = Asked(sender="chief 0", incarnation=1)
+    early, person, late = (Asked(sender=name) for name in ("ps 2", "client 1", "ps 0"))
+    for request in (early, person):
+        admin.on_request_save(request, RequestSave())
+    admin.on_save(chief, Save("second"))
+    gone.gone = gone.left = True
+    admin.ps_left(gone)
+    admin.on_request_save(late, RequestSave())
+    text = "ps 1 has left with the last checkpoint; another one needs every ps"
+    assert early.replies == late.replies == [Leave(text)]
+    assert isinstance(person.refusal, RefusedError)
+    assert isinstance(chief.refusal, CheckpointError)
+    with pytest.raises(CheckpointError, match="ps 1 has left"):
+        admin.on_save(chief, Save("third"))
+    assert not admin.status().save_wanted

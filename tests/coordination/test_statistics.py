@@ -57,3 +57,5 @@ def test_throughput_leaves_the_start_up_out() -> None:
         throughput.observe(step, now)
     assert throughput.seconds == 10.0
     assert throughput.steps_per_second == 4.0
+    assert throughput.idle_s(1012.5) == 2.5
+    assert Throughput().idle_s(1012.5) == 0.0

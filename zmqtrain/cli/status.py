@@ -22,6 +22,7 @@ from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.status_words import (
     STATE_STYLES,
     group_of,
+    is_stalled,
     loss_of,
     remaining_of,
     state_of,
@@ -104,7 +105,7 @@ def _figures(status: Status) -> Table:
 def _progress(status: Status) -> str:
     share = f" of {status.steps} ({100 * status.step / status.steps:.1f} %)" if status.steps else ""
     parts = [f"{status.step}{share}"]
-    if status.steps_per_second > 0:
+    if status.steps_per_second > 0 and not is_stalled(status):
         parts.append(f"{rate(status.steps_per_second)} steps/s")
     return ", ".join(parts) + remaining_of(status)
 

@@ -12,6 +12,7 @@ from zmqtrain.wire.messages import Status, TaskStatus, Wait
 
 STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
+STALL_S, STALL_STEPS = 5.0, 10.0  # without a step: seconds, and usual steps; both count as a stall
 ABSENT = ("silent", "left")
 MISSED_S = 2.5  # of silence: two heartbeats, which are sent every second by default
 
@@ -26,12 +27,22 @@ def state_of(status: Status) -> str:
         return "waiting for the chief to begin the job"
     saving = ", checkpoint requested" if status.save_wanted else ""
     stopping = ", stop requested" if status.stop_wanted else ""
-    return f"training for {duration(status.seconds)}{saving}{stopping}"
+    failing = f"; the last checkpoint failed: {status.save_failure}" if status.save_failure else ""
+    still = f", no step for {duration(status.idle_s)}" if is_stalled(status) else ""
+    return f"training for {duration(status.seconds)}{still}{saving}{stopping}{failing}"
+
+
+def is_stalled(status: Status) -> bool:
+    """Say whether no step was made for long, compared with the steps before."""
+    usual_s = 1 / status.steps_per_second if status.steps_per_second else 0.0
+    return status.idle_s > max(STALL_S, STALL_STEPS * usual_s)
 
 
 def remaining_of(status: Status) -> str:
     """Return ", about 18 s left", or "" if that is not known."""
     if not status.steps_per_second or status.step >= status.steps or status.failure:
+        return ""
+    if is_stalled(status):
         return ""
     return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
 

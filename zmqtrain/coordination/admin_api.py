@@ -83,6 +83,7 @@ class AdminApi:
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # when the leader's last event was reviewed
         self._evaluations = 0  # that were due by then
+        self._save_failure = ""  # why the last checkpoint failed
         self._save_requests: dict[Asking, Request] = {}
         self._in_snapshot: set[Asking] = set()  # those made before the last order for one
         self._stop_requests: list[Request] = []
@@ -103,6 +104,7 @@ class AdminApi:
             event=self._event,
             save_wanted=bool(self._save_requests),
             stop_wanted=bool(self._stop_requests),
+            save_failure=self._save_failure,
         )
 
     def _waits_for_parts(self, owner: str) -> Iterator[Wait]:
@@ -233,6 +235,7 @@ class AdminApi:
 
     def on_save_ended(self, request: Request, message: SaveEnded) -> None:
         self._leader.peers.member(request)
+        self._save_failure = message.error
         for asking, waiting in tuple(self._save_requests.items()):
             if message.error:
                 waiting.refuse(CheckpointError(message.error))

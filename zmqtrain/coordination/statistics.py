@@ -58,6 +58,10 @@ class Throughput:
     def seconds(self) -> float:
         return 0.0 if self.began_at is None else self.last_at - self.began_at
 
+    def idle_s(self, now: float) -> float:
+        """Return how long ago the last step was, 0 before the first."""
+        return 0.0 if self.began_at is None else max(0.0, now - self.last_at)
+
     @property
     def steps_per_second(self) -> float:
         return (self.last_step - self.began_step) / self.seconds if self.seconds else 0.0

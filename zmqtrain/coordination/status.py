@@ -34,7 +34,13 @@ class HostStatus:
 
 
 def status_of(
-    leader: Leader, host: HostStatus, *, event: int, save_wanted: bool, stop_wanted: bool
+    leader: Leader,
+    host: HostStatus,
+    *,
+    event: int,
+    save_wanted: bool,
+    stop_wanted: bool,
+    save_failure: str = "",
 ) -> Status:
     """Return the job's status as of now."""
     coordinator = leader.coordinator
@@ -73,6 +79,8 @@ def status_of(
         group_members=host.group_members,
         strategy=host.strategy,
         exchange=host.exchange,
+        idle_s=leader.throughput.idle_s(time.monotonic()),
+        save_failure=save_failure,
     )
 
 

@@ -631,6 +631,8 @@ class Status:
     group_members: tuple[int, ...] = ()  # of it
     strategy: str = ""  # by which the job is trained, as in the summary
     exchange: str = ""
+    idle_s: float = 0.0  # since the last update
+    save_failure: str = ""  # why the last checkpoint failed, "" if it did not
 
 
 Message = (
