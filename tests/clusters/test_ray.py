@@ -27,6 +27,7 @@ from zmqtrain.clusters.ray_actors import WAITS, TaskActor
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ExitCode
+from zmqtrain.local.run_directories import run_directories
 
 SUBMIT = ("submit", str(ROOT / JOB), "--on", "ray", "--ps-memory", "1Gi")
 ABSENT = ("127.0.0.1:1",)  # nobody listens there, so a task waits
@@ -73,6 +74,8 @@ def test_task_waits_until_the_ps_are_known(task_actor: TaskActor, tmp_path: Path
     (directory,) = tmp_path.iterdir()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "registry")]
     assert modes == [0o700, 0o600]
+    (known,) = run_directories(tmp_path)  # so zmqtrain clean removes it once its actor is gone
+    assert (known.path, known.in_use) == (directory, True)
     assert task_actor.log(0) == b""
 
 

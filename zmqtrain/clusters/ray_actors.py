@@ -11,17 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from zmqtrain.clusters.engine import RUNNING
@@ -29,6 +26,7 @@ from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.config.task import ENVIRON
+from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import dying_with
 
 TEND_S = 0.5
@@ -47,7 +45,8 @@ class TaskActor:
     def __init__(self, plan: Plan, task: Task) -> None:
         """``plan`` has no other keys than this task's."""
         self._plan, self._task = plan, task
-        self._directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
+        self._held = contextlib.ExitStack()  # zmqtrain clean removes what nobody holds
+        self._directory = self._held.enter_context(run_directory())
         for name, text in plan.keys.items():
             descriptor = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "w") as file:
@@ -103,7 +102,7 @@ class TaskActor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_S)
         self._kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._held.close()
 
     @property
     def _code(self) -> str:

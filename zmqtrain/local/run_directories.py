@@ -1,6 +1,6 @@
-"""The directory of each `zmqtrain run`, for the Unix sockets of its ps.
+"""The directory of each `zmqtrain run`, for the Unix sockets of its ps, or of a task on Ray.
 
-A run holds a lock on its directory, so an unlocked one belongs to a run that was killed.
+Its process holds a lock on it, so an unlocked one belongs to a process that was killed.
 """
 
 from __future__ import annotations
