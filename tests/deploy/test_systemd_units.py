@@ -47,3 +47,22 @@ def test_units_are_valid(tmp_path: Path) -> None:
         check=False,
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is absent")
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_unit_exposes_little_of_its_host(path: Path) -> None:
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=40", str(path)]
+    rated = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert rated.returncode == 0, rated.stdout
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_unit_allows_what_a_task_needs(path: Path) -> None:
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(path.read_text())
+    service = unit["Service"]
+    assert service["ProtectSystem"] == "strict"
+    assert {service["WorkingDirectory"], "/tmp"} <= set(service["ReadWritePaths"].split())
+    # Updates are compiled; GPUs are devices; the command line finds jobs by files in /tmp.
+    assert not {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateTmp"} & {*service}
