@@ -173,10 +173,11 @@ def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
         return ExitCode.CRASH
 
 
-def _publish(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:
+def _publish(
+    task: Task, config: TaskConfig, stack: contextlib.ExitStack, metrics: str = ""
+) -> None:
     """Let `zmqtrain status` find the job by this task, if it is the chief or ps 0."""
-    task = actor.task
-    published = run_file.published(config.job, config.ps, str(task), actor.metrics_address)
+    published = run_file.published(config.job, config.ps, str(task), metrics)
     if task.role is Role.CHIEF:
         stack.enter_context(published)
     elif task == Task(Role.PS, 0) and not config.ps[0].startswith(IPC):  # not in zmqtrain run
@@ -353,7 +354,7 @@ async def _serve_group(
         for actor in actors:
             stack.callback(actor.transport.close)
             servers.append(serve_health(actor, config, stack))
-        _publish(actors[0], config, stack)
+        _publish(actors[0].task, config, stack, actors[0].metrics_address)
         on_start(actors[0])
         if isinstance(actors[0], Chief):
             await claim(stack, actors[0])
