@@ -95,6 +95,8 @@ class TorchModel:
         self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
         self._bound = BoundVariables(self)
         self._modules: list[Any] = []  # that may have buffers
+        self._slots: list[tuple[Any, str, Any]] = []  # (module, name there, parameter)
+        self._held = 0  # parameters and parts that they have
         self._persistent = 0  # how many of them belong to the state
         self._is_double = False
 
@@ -168,9 +170,11 @@ class TorchModel:
         """End a step after ``backward()``: gradients and buffers are complete; return the loss.
 
         Raises:
-            ConfigError: a gradient is sparse, or a buffer has appeared in the step.
+            ConfigError: a gradient is sparse, a parameter was changed that the step may only read,
+                or a parameter or buffer has appeared in the step.
         """
         self._bound.complete()
+        self._check_slots()
         if self._persistent != sum(map(_persistent, self._modules)):
             known = [name for name, _ in _buffers(self._initial(0))]
             late = [name for name, _ in _buffers(self._module) if name not in known]
@@ -179,6 +183,31 @@ class TorchModel:
                 "them from the first step on: register it in __init__, or with persistent=False"
             )
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+
+    def _check_slots(self) -> None:
+        """Check that the module has the parameters that it had at the start."""
+        is_same = all(owner._parameters.get(key) is p for owner, key, p in self._slots)
+        held = sum(len(m._parameters) + len(m._modules) for m in self._modules)
+        if is_same and held == self._held:
+            return
+        known = {id(parameter) for _, _, parameter in self._slots}
+        now = dict(self._module.named_parameters())
+        found = [name for name, parameter in now.items() if id(parameter) not in known]
+        found += [key for owner, key, p in self._slots if owner._parameters.get(key) is not p]
+        if found:
+            raise ConfigError(
+                f"{self!r} has other parameters than at the start: {', '.join(dict.fromkeys(found))} "
+                "replaced, added or removed; expected those that build() made: change their values "
+                "by the optimizer alone"
+            )
+        self._find_slots()
+
+    def _find_slots(self) -> None:
+        self._modules = list(self._module.modules())
+        self._slots = [
+            (m, key, p) for m in self._modules for key, p in m._parameters.items() if p is not None
+        ]
+        self._held = sum(len(m._parameters) + len(m._modules) for m in self._modules)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         tensors = self._evaluate(parameters, batch)
@@ -330,7 +359,7 @@ class TorchModel:
                 if name in parameters:
                     path, _, attribute = name.rpartition(".")
                     self._bound.add_state(name, module.get_submodule(path), attribute)
-            self._modules = list(module.modules())
+            self._find_slots()
             self._persistent = sum(map(_persistent, self._modules))
         self._bound.load()
 

@@ -6,14 +6,18 @@ import logging
 import operator
 import zlib
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from zmqtrain.compute.arrays import is_writable
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Buffers, Gradients, Parameters, written
+from zmqtrain.models.checks import written_in_a_step
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,12 @@ class BoundVariables:
         self._hooks: list[Any] = []
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
+        self._parameters: list[_Parameter] = []
+        self._marks: list[Any] = []  # of the parameters, as they were left
+        self._places: list[int] = []  # of the gradients
+        self._is_in_step = False
+        self._optimizer = ""  # of the user's own, which has changed the parameters
+        _BOUND.add(self)
 
     def rebind(self, values: Parameters, out: Gradients | None) -> bool:
         """Return False if the variables lie in this memory already; otherwise release them, and
@@ -62,11 +72,19 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
+        self._parameters, self._marks = [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
         """Keep a parameter in the memory; its gradient, too, if it is trained."""
-        parameter.data = tensor_over(self._values[name])
+        memory = tensor_over(self._values[name])
+        if not _has_numpy(parameter.dtype):  # a frozen one
+            memory = memory.to(parameter.dtype)
+        parameter.data = memory
+        is_trained = self._out is not None and name in self._out
+        self._parameters.append(
+            _Parameter(name, parameter, memory, is_writable(self._values[name]), is_trained)
+        )
         if self._out is None or name not in self._out:
             return
         view = tensor_over(self._out[name])
@@ -92,25 +110,76 @@ class BoundVariables:
             state.load()
 
     def clear(self) -> None:
-        """Make all gradients 0 before a step."""
+        """Begin a step: make all gradients 0.
+
+        Raises:
+            ConfigError: an optimizer of the user's own has made a step since the last one.
+        """
+        self._check_optimizer()
+        self._is_in_step = True
         torch._foreach_zero_([view for _, _, view in self._trained])
+        self._places = [view.data_ptr() for _, _, view in self._trained]
+        if not self._marks:
+            self._marks = self._marked()
+
+    def note_optimizer(self, optimizer: Any, parameters: set[int]) -> None:
+        """Note that an optimizer is about to make a step on tensors with these ids.
+
+        Raises:
+            ConfigError: parameters of this model, which is in a step, are among them.
+        """
+        if any(id(one.parameter) in parameters for one in self._parameters):
+            self._optimizer = type(optimizer).__name__
+            if self._is_in_step:
+                self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        found, self._optimizer = self._optimizer, ""
+        if found:
+            raise ConfigError(
+                f"torch.optim.{found} makes a step on parameters of {self._owner!r}, which the "
+                "job's optimizer trains; expected one optimizer: leave out optimizer.step()"
+            )
 
     def complete(self) -> None:
         """Take in what a step has left elsewhere.
 
         Raises:
-            ConfigError: a gradient is sparse, or no parameter has one.
+            ConfigError: a gradient is sparse, no parameter has one, or the step has changed a
+                parameter that it may only read.
         """
+        self._is_in_step = False
+        if self._marked() != self._marks:
+            for one in self._parameters:
+                one.take_in(self._owner)
+            self._marks = self._marked()
         if self._trained and all(parameter.grad is None for _, parameter, _ in self._trained):
             raise ConfigError(
                 f"no parameter of {self._owner!r} has a gradient; a loop of your own calls "
                 "loss.backward() before session.step(loss)"
             )
+        if [view.data_ptr() for _, _, view in self._trained] != self._places:
+            self._return_gradients()
         for name, parameter, view in self._trained:
             if parameter.grad is not view:
                 self._take_in(name, parameter, view)
         for state in self._state:
             state.store()
+
+    def _marked(self) -> list[Any]:
+        """Return what changes with each change to a parameter, but for one through ``.data``."""
+        return [
+            (p.data_ptr(), p._version, p.requires_grad)
+            for p in [one.parameter for one in self._parameters]
+        ]
+
+    def _return_gradients(self) -> None:
+        """Copy gradients whose ``.data`` was replaced into the worker's memory."""
+        assert self._out is not None
+        for name, _, view in self._trained:
+            memory = tensor_over(self._out[name])
+            memory.copy_(view)
+            view.data = memory
 
     def _take_in(self, name: str, parameter: Any, view: Any) -> None:
         """Copy a gradient that is not in the worker's memory there; the next one is made there."""
@@ -130,6 +199,52 @@ class BoundVariables:
         else:
             view.copy_(gradient)
         parameter.grad = view
+
+
+class _Parameter:
+    """One parameter, and the memory that it lies in."""
+
+    def __init__(
+        self, name: str, parameter: Any, memory: Any, is_own: bool, is_trained: bool
+    ) -> None:
+        """``is_own``: no other task has this memory, so what a step writes there counts."""
+        self.parameter = parameter
+        self._name, self._memory = name, memory
+        self._is_own, self._is_trained = is_own, is_trained
+        self._version = parameter._version
+
+    def take_in(self, owner: object) -> None:
+        """Take in what a step has done to the parameter.
+
+        Raises:
+            ConfigError: that cannot count.
+        """
+        name, parameter, memory = self._name, self.parameter, self._memory
+        if parameter.requires_grad != self._is_trained:
+            raise ConfigError(
+                f"the parameter {name!r} of {owner!r} has requires_grad={parameter.requires_grad} "
+                f"now, and had {self._is_trained} at the start; expected no change: begin another "
+                "job that has build() freeze other parameters, with initial=the weights of this one"
+            )
+        if parameter.dtype != memory.dtype or parameter.shape != memory.shape:
+            raise ConfigError(
+                f"a step of {owner!r} makes {parameter.dtype} {list(parameter.shape)} of the "
+                f"parameter {name!r}; expected {memory.dtype} {list(memory.shape)}: set dtype and "
+                "shape in build()"
+            )
+        how = "writes to"
+        if parameter.data_ptr() != memory.data_ptr():
+            how = "replaces the data of"
+            is_written = not torch.equal(parameter.data, memory)
+        else:
+            is_written = parameter._version != self._version
+        if is_written and not self._is_own:
+            raise written_in_a_step(owner, name, is_frozen=not self._is_trained, how=how)
+        if parameter.data_ptr() != memory.data_ptr():
+            if is_written:
+                memory.copy_(parameter.data)
+            parameter.data = memory
+        self._version = parameter._version
 
 
 class _State:
@@ -173,4 +288,22 @@ def tensor_over(array: Any) -> Any:
 def array_of(tensor: Any) -> NDArray[Any]:
     """Return a tensor as an array of NumPy, which has no bfloat16."""
     tensor = tensor.detach().cpu()
-    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+    return np.asarray((tensor if _has_numpy(tensor.dtype) else tensor.float()).numpy())
+
+
+def _has_numpy(dtype: Any) -> bool:
+    """Return whether NumPy has this dtype; it has no bfloat16 and no floats of 8 bits."""
+    numpys = (torch.float16, torch.float32, torch.float64)
+    return not dtype.is_floating_point or dtype in numpys
+
+
+_BOUND: WeakSet[BoundVariables] = WeakSet()
+
+
+def _note_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for bound in tuple(_BOUND):
+        bound.note_optimizer(optimizer, parameters)
+
+
+register_optimizer_step_pre_hook(_note_optimizer)

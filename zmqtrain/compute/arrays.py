@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,3 +19,15 @@ def zeros(size: int) -> Flat:
     memory = np.zeros(4 * size + ALIGNMENT_NBYTES, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT_NBYTES
     return memory[start : start + 4 * size].view(np.float32)
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of an array that NumPy does not let anyone write to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def is_writable(array: Any) -> bool:
+    """Return whether a write to an array of parameters counts: not if it is a copy on a GPU."""
+    return isinstance(array, np.ndarray) and array.flags.writeable

@@ -79,7 +79,8 @@ class LocalExchange:
         self._check_release()
         batches, stop = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
-        return Membership(layouts, parameters, [self._gradient], batches, stop)
+        memory = layouts, parameters, [self._gradient]
+        return Membership(*memory, batches, stop, is_own=True)
 
     def begin(self) -> None:
         """Nothing to do: the gradient buffer is free."""

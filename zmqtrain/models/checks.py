@@ -86,6 +86,23 @@ def check_classes(labels: Array, classes: int) -> None:
         )
 
 
+def written_in_a_step(
+    model: object, name: str, *, is_frozen: bool = False, how: str = "writes to"
+) -> ConfigError:
+    """Return the error of a model that changes a parameter which a step may only read."""
+    if is_frozen:
+        return ConfigError(
+            f"a step of {model!r} {how} {name!r}, which is frozen: the change would be neither "
+            "saved nor the same on every worker; expected a step that only reads it: make it state "
+            "(in PyTorch a buffer)"
+        )
+    return ConfigError(
+        f"a step of {model!r} {how} the parameter {name!r}, which other tasks use too, so the "
+        "change would not count; expected a step that only reads it: compute the changed value "
+        "from it, such as normalize(weight), or train with one worker and no ps, where it counts"
+    )
+
+
 def checked_loss(
     model: Model,
     parameters: Parameters,

@@ -27,7 +27,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.arrays import Flat, read_only
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
 from zmqtrain.store.segment_layout import (
@@ -334,8 +334,8 @@ class _Inside:
         self.nonce = segment.nonce
         self.words = segment.words
         self.board = segment.board
-        self.parameters = _read_only(segment.parameters)
-        self.slots = {key: _read_only(slot) for key, slot in segment.slots.items()}
+        self.parameters = read_only(segment.parameters)
+        self.slots = {key: read_only(slot) for key, slot in segment.slots.items()}
 
     def gradient(self, number: int) -> Flat:
         if self._segment.holders.setdefault(number, self) is not self:
@@ -397,12 +397,6 @@ def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:
 
 def _flat(memory: mmap.mmap, at: int, size: int) -> Flat:
     return np.frombuffer(memory, np.float32, size, at)
-
-
-def _read_only(flat: Flat) -> Flat:
-    view = flat.view()
-    view.flags.writeable = False
-    return view
 
 
 def _words(memory: mmap.mmap) -> memoryview:

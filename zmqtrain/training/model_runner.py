@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.arrays import Flat, read_only
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
@@ -20,6 +20,7 @@ from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.measuring import StepSums
 from zmqtrain.training.memory import WorkerMemory
+from zmqtrain.training.unwritten import Unwritten
 from zmqtrain.units import shortened
 
 UNWRITTEN = np.uint32(0x7FC05A5A)
@@ -49,6 +50,12 @@ class ModelRunner:
         self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
         given = twins(membership.parameters), twins(membership.exact)
         self._parameters = WorkerMemory(variables, membership.layouts, *given)
+        own = set(self._trained) if membership.is_own else set()
+        shown = {
+            name: value if name in own or not isinstance(value, np.ndarray) else read_only(value)
+            for name, value in self._parameters.values.items()
+        }
+        self._unwritten = Unwritten(job.model, shown, self._frozen)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         self._out: Gradients = dict(self._gradients.values)
         self._is_first = True
@@ -100,13 +107,14 @@ class ModelRunner:
         self._measured.begin()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
-        parameters = self._parameters.values | self._frozen
+        parameters = self._unwritten.begin()
 
         def shapes() -> str:
             given, trained = enumerate(batch), ((n, parameters[n]) for n in self._trained)
             return f"The batch is {_shapes(given)}; parameters are {_shapes(trained)}"
 
         loss = checked_loss(self._job.model, parameters, batch, self._out, shapes)
+        self._unwritten.check(parameters)
         self._check_gradients()
         if self._is_first and math.isfinite(loss):
             self._check_written()

@@ -81,7 +81,7 @@ class Towers:
         ):
             # One after another: frameworks build a model with generators of the whole process.
             thread.submit(job.initial_parameters, empty=True).result()
-            memory = replace(membership, gradients=own)
+            memory = replace(membership, gradients=own, is_own=False)
             making = thread.submit(ModelRunner, job, memory, device, self._team, _nothing)
             self._runners.append(making.result())
         if self._nccl is not None:

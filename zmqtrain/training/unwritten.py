@@ -1,0 +1,62 @@
+"""Finds models that write to parameters which are not theirs to change."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.compute.arrays import is_writable, read_only
+from zmqtrain.models.base import Parameters
+from zmqtrain.models.checks import written_in_a_step
+
+
+class Unwritten:
+    """Checks that steps leave the parameters as they are, in some of the steps.
+
+    Steps 1, 2, 3, 5, 8, 13, ... read a private copy: a write to the parameters of another process
+    would kill this one. Any number divides some of these numbers, so that a write in every k-th
+    step is found, too.
+    """
+
+    def __init__(
+        self, model: object, variables: Mapping[str, Any], frozen: Mapping[str, Any]
+    ) -> None:
+        """``variables``: those of all steps; the model may write to the writable ones."""
+        self._model, self._variables, self._frozen = model, variables, frozen
+        self._parameters = {**variables, **frozen}
+        self._step, self._next, self._after_next = 0, 1, 2
+        self._before: dict[str, int] = {}
+
+    def begin(self) -> dict[str, Any]:
+        """Begin a step; return the parameters that the model gets."""
+        self._step += 1
+        self._before = {}
+        if self._step < self._next:
+            return self._parameters
+        self._next, self._after_next = self._after_next, self._next + self._after_next
+        copies = {
+            name: read_only(value.copy()) if isinstance(value, np.ndarray) else value
+            for name, value in self._variables.items()
+            if not is_writable(value)
+        }
+        watched = copies | self._frozen if self._step == 1 else copies
+        self._before = {name: _digest(value) for name, value in watched.items()}
+        return self._parameters | copies if copies else self._parameters
+
+    def check(self, parameters: Parameters) -> None:
+        """End the step, which had these parameters.
+
+        Raises:
+            ConfigError: it has changed one of them.
+        """
+        for name, before in self._before.items():
+            if _digest(parameters[name]) != before:
+                raise written_in_a_step(self._model, name, is_frozen=name in self._frozen)
+
+
+def _digest(array: Any) -> int:
+    on_host = array if isinstance(array, np.ndarray) else array.get()
+    return zlib.crc32(np.ascontiguousarray(on_host).reshape(-1).view(np.uint8))
