@@ -70,11 +70,26 @@ def test_crash_is_restarted(returncode: int) -> None:
     assert decide(lives((returncode, 5.0)), LIMITS, 0.0) == Restart(FIRST_DELAY_S, 2)
 
 
-@pytest.mark.parametrize(("returncode", "code"), [(KILLED, 137), (-signal.SIGSEGV, 139), (3, 3)])
+@pytest.mark.parametrize(("returncode", "code"), [(KILLED, 137), (3, 3)])
 def test_crashes_beyond_the_budget_end_with_the_last_ones_code(returncode: int, code: int) -> None:
     endings = lives(*[(returncode, 5.0)] * 4)
     assert isinstance(decide(endings[:-1], LIMITS, 0.0), Restart)
     assert decide(endings, LIMITS, 0.0) == End("3 restarts within 100 s are used up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
+def test_third_crash_of_compiled_code_ends_as_a_mistake_of_the_job(number: int) -> None:
+    endings = lives((-number, 5.0), (KILLED, 1.0), (-signal.SIGSEGV, 50.0), (-number, 5.0))
+    assert isinstance(decide(endings[:-1], Limits(10, 100), 0.0), Restart)
+    end = decide(endings, Limits(10, 100), 0.0)
+    assert isinstance(end, End)
+    assert end.exit_code == ExitCode.USAGE
+    assert "write to parameters" in end.reason
+
+
+def test_crashes_of_compiled_code_that_are_far_apart_are_restarted() -> None:
+    endings = lives(*[(-signal.SIGSEGV, 60.0)] * 9)
+    assert isinstance(decide(endings, Limits(10, 100), 0.0), Restart)
 
 
 def test_restarts_of_long_ago_do_not_count() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from zmqtrain.clusters.engine import RUNNING
 from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
+from zmqtrain.config.restarts import USUAL_LIMITS, End, Ending, decide
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import dying_with
@@ -61,6 +61,7 @@ class TaskActor:
         self._known_addresses: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._endings: list[Ending] = []
+        self._exit_code = 0
         self._started_at = 0.0
         self._next_at: float | None = 0.0  # when to start the task; None: no more
 
@@ -79,7 +80,9 @@ class TaskActor:
             self._endings.append(Ending(code, self._started_at, time.monotonic()))
             decision = decide(self._endings, USUAL_LIMITS, random.random())
             self._next_at = None
-            if isinstance(decision, Restart):
+            if isinstance(decision, End):
+                self._exit_code = decision.exit_code or self._endings[-1].exit_code
+            else:
                 self._next_at = time.monotonic() + decision.delay_s
         if self._next_at is not None and time.monotonic() >= self._next_at:
             self._start()
@@ -106,7 +109,7 @@ class TaskActor:
 
     @property
     def _code(self) -> str:
-        return str(self._endings[-1].exit_code) if self._endings else WAITS
+        return str(self._exit_code) if self._endings else WAITS
 
     def _start(self) -> None:
         plan, role = self._plan, self._task.role

@@ -16,8 +16,15 @@ SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
+MAX_FAULTS = 3
+"""A process that compiled code has crashed so often, within the limits' time, is given up."""
+
 HEALTHY_S = 5.0
 """A process that ran for this long was healthy: the delays start again from the first."""
+
+
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""Signals by which compiled code crashes: the same step does so again."""
 
 
 def supervised_since(environ: Mapping[str, str]) -> float:
@@ -91,6 +98,11 @@ class Ending:
         return self.ended_at - self.started_at
 
     @property
+    def is_fault(self) -> bool:
+        """Whether compiled code crashed it; nobody kills a process by these signals."""
+        return -self.returncode in FAULTS
+
+    @property
     def exit_code(self) -> int:
         """The exit code to pass on: 128 + n for signal n."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
@@ -115,9 +127,13 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Do not restart it; ``reason`` is "" if it ended as wanted."""
+    """Do not restart it; ``reason`` is "" if it ended as wanted.
+
+    ``exit_code``: what to pass on instead of that of the last run; 0: that one.
+    """
 
     reason: str = ""
+    exit_code: int = 0
 
 
 def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Restart | End:
@@ -132,7 +148,14 @@ def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Restart 
             return End()
         case Advice.NO:
             return End("a restart would not help")
-    counted = sum(last.ended_at - each.ended_at < limits.within_s for each in endings[:-1])
+    recent = [each for each in endings[:-1] if last.ended_at - each.ended_at < limits.within_s]
+    if last.is_fault and sum(each.is_fault for each in recent) + 1 >= MAX_FAULTS:
+        return End(
+            f"compiled code has crashed it {MAX_FAULTS} times, see the stack in its log; a step "
+            "may write to parameters, which are read-only",
+            ExitCode.USAGE,
+        )
+    counted = len(recent)
     if counted >= limits.max_restarts:
         return End(f"{limits.max_restarts} restarts within {limits.within_s:g} s are used up")
     if _losses_in_a_row(endings, limits) > limits.max_restarts:

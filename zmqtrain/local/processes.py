@@ -317,7 +317,7 @@ async def _keep(
     chief can still save: it is stopped, and the error is added to ``failures``.
     """
     name = str(child.task)
-    ending, _ = await keep_running(name, child.start, USUAL_LIMITS, lambda: chief.ending)
+    ending, end = await keep_running(name, child.start, USUAL_LIMITS, lambda: chief.ending)
     await child.wait()
     if chief.ending:
         return
@@ -325,6 +325,8 @@ async def _keep(
     is_known = code < 0 or code in set(ExitCode) - {ExitCode.OK}
     exit_code = ExitCode.CRASH if not is_known else ExitCode.PEER_LOST if code < 0 else code
     text = child.last_error()
+    if end.exit_code:
+        exit_code, text = end.exit_code, f"{end.reason}\n{text}"
     if code == ExitCode.OK:
         text = "the job was not done; does its model or its data call sys.exit()?"
     error = RunFailedError(f"{name} {ending}: {text}", exit_code)
@@ -332,7 +334,7 @@ async def _keep(
     if child.task.role is not Role.WORKER or hosts_ps:
         raise error
     alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
-    if alive and (code < 0 or code == ExitCode.TERMINATED):
+    if alive and not end.exit_code and (code < 0 or code == ExitCode.TERMINATED):
         log.warning("%s; training goes on; workers left: %d", error, alive)
         return
     failures.append(error)

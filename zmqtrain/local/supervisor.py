@@ -66,12 +66,12 @@ async def keep_running(
     limits: Limits,
     is_over: Callable[[], bool],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-) -> tuple[Ending, str]:
+) -> tuple[Ending, End]:
     """Start a process, and restart it each time that it crashes.
 
     It is not restarted once ``is_over`` returns True. ``sleep`` waits before a restart, for the
-    given seconds or until it is over. Returns how the last run ended and, if that was a failure,
-    why there is no further restart.
+    given seconds or until it is over. Returns how the last run ended, and why there is no further
+    restart.
     """
     endings: list[Ending] = []
     while True:
@@ -80,10 +80,10 @@ async def keep_running(
         returncode = await process.wait()
         endings.append(Ending(returncode, started_at, time.monotonic()))
         if is_over():
-            return endings[-1], ""
+            return endings[-1], End()
         decision = decide(endings, limits, random.random())
         if isinstance(decision, End):
-            return endings[-1], decision.reason
+            return endings[-1], decision
         log.warning(
             "%s %s: restarting in %.1f s; %d of %d restarts within %g s are left",
             name,
@@ -95,7 +95,7 @@ async def keep_running(
         )
         await sleep(decision.delay_s)
         if is_over():
-            return endings[-1], ""
+            return endings[-1], End()
 
 
 async def supervise(command: Sequence[str], limits: Limits) -> int:
@@ -118,10 +118,10 @@ async def supervise(command: Sequence[str], limits: Limits) -> int:
 
     try:
         name = f"{shlex.join(command):.100}"
-        ending, failure = await keep_running(name, start_command, limits, stop.has_come, stop.wait)
-        if failure:
-            log.error("%s %s: %s", name, ending, failure)
-        return stop.exit_code or ending.exit_code
+        ending, end = await keep_running(name, start_command, limits, stop.has_come, stop.wait)
+        if end.reason:
+            log.error("%s %s: %s", name, ending, end.reason)
+        return stop.exit_code or end.exit_code or ending.exit_code
     finally:
         stop.ignore()
 
