@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -21,6 +22,7 @@ from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_o
 from zmqtrain.data.exact import rounded
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.units import shortened
 
 try:
     import torch
@@ -28,6 +30,9 @@ except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
 from zmqtrain.adapters.torch_memory import BoundVariables, array_of, seed_torch, tensor_over
+from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
+
+log = logging.getLogger(__name__)
 
 _BUILT: WeakSet[Any] = WeakSet()  # modules that instances train
 
@@ -94,6 +99,7 @@ class TorchModel:
         self._initial_seed: int | None = None  # while the module has its initial values
         self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
         self._bound = BoundVariables(self)
+        self._parts = self._parts_check() if self._micro_batches > 1 else None
         self._modules: list[Any] = []  # that may have buffers
         self._slots: list[tuple[Any, str, Any]] = []  # (module, name there, parameter)
         self._held = 0  # parameters and parts that they have
@@ -146,10 +152,12 @@ class TorchModel:
         tensors = self.begin(parameters, batch, out)
         total = torch.zeros(())
         parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
+        self._begin_parts(parts)
         for number, part in enumerate(parts, start=1):
             self._bound.is_last_part = number == len(parts)
             with self._autocasting(part):
                 loss, outputs, measures = self._loss_of(part)
+                self._check_part(outputs, part, len(parts))
             weight = len(part[0]) / len(tensors[0])
             (loss if weight == 1 else loss * weight).backward()
             total = total.to(loss.device) + weight * loss.detach()
@@ -254,6 +262,39 @@ class TorchModel:
             )
         return loss, outputs, measures
 
+    def _parts_check(self) -> PartsCheck:
+        tolerance = 1e-4 if self._training_step is None else 1e-3  # of a loss, or a whole step
+        return PartsCheck(self, self.loss, 2e-2 if self._autocast else tolerance)
+
+    def _begin_parts(self, parts: Sequence[tuple[Any, ...]]) -> None:
+        """Check that the parts of a batch count as they do in the whole one, if a training_step
+        computes their losses.
+
+        Raises:
+            ConfigError: the loss is no mean over examples.
+        """
+        check = self._parts
+        if check is None:
+            return
+        check.begin()
+        if self._training_step is None or not check.is_due(()):
+            return
+        self._bound.is_last_part = False
+        for part in parts:
+            with comparing(self._module), self._autocasting(part):
+                check.check(lambda rows: self._loss_of(rows)[0], part, len(part[0]), len(parts))
+        self._bound.load()  # the comparison may have changed state
+        self._bound.clear()
+
+    def _check_part(self, outputs: Any, part: tuple[Any, ...], parts: int) -> None:
+        """Do the same for the outputs of a part, if ``loss`` computes it."""
+        check = self._parts
+        if check is None or self._training_step is not None or not check.is_due(part[1:]):
+            return
+        loss, rows = own_loss(self.loss), (outputs, *part[1:])
+        with comparing(self._module):
+            check.check(lambda rows: self._weighed(*rows, loss=loss), rows, len(part[0]), parts)
+
     def _report(self, out: Gradients, batch: Any, outputs: Any, measures: Any) -> None:
         """Report what a step has measured of a part of its batch."""
         with torch.no_grad(), self._autocasting(batch):
@@ -268,9 +309,9 @@ class TorchModel:
 
         measured(out, len(batch[0]), numbers_of(measures, self), given)
 
-    def _weighed(self, outputs: Any, *targets: Any) -> Any:
+    def _weighed(self, outputs: Any, *targets: Any, loss: Any = None) -> Any:
         """Return the mean loss; if examples have weights, the mean of their weighted losses."""
-        loss: Any = self.loss
+        loss = self.loss if loss is None else loss
         if not _has_weights(loss, targets):
             return loss(outputs, *targets)
         labels, weights = targets
@@ -338,9 +379,22 @@ class TorchModel:
                 module = copy.deepcopy(module)
             _BUILT.add(module)
             self._module, self._initial_seed = module, seed
+            self._train(module)
             if self._compile:
                 module.compile(**({} if self._compile is True else self._compile))
         return module
+
+    def _train(self, module: Any) -> None:
+        """Have a new module train, as loops of torch do; parts that alone are in eval mode rest."""
+        if not module.training:
+            module.train()
+        elif resting := [name for name, part in module.named_modules() if not part.training]:
+            log.warning(
+                "build of %r leaves parts in eval mode: %s; they have no dropout and keep their "
+                "statistics, unless build() calls train()",
+                self,
+                shortened(resting),
+            )
 
     def _bind(self, parameters: Parameters, out: Gradients | None) -> None:
         """Make the module's parameters and buffers those of this memory; load the buffers.

@@ -1,0 +1,174 @@
+"""Whether a batch may be computed in parts: only if its loss is the mean over its examples."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from zmqtrain.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+MOST_CHUNKS = 32  # of a batch, whose losses are compared
+IGNORED = -100  # the label that torch's losses leave out by default
+
+Rows: TypeAlias = tuple[Any, ...]
+"""Arrays, or outputs of a module, that share their first axis."""
+
+
+class PartsCheck:
+    """Compares the loss of rows with the losses of some of them, in steps 1, 2, 3, 5, 8, ..."""
+
+    def __init__(self, owner: object, loss: Any, tolerance: float) -> None:
+        """``owner``: the model, for texts. ``loss``: of outputs and targets; None if a
+        training_step computes it. ``tolerance``: relative, of losses that should be equal.
+
+        Raises:
+            ConfigError: the loss is known to be no mean over examples.
+        """
+        self._owner, self._loss, self._tolerance = owner, loss, tolerance
+        self._step, self._next, self._after_next = 0, 1, 2
+        self._is_random = self._knows_ignored = False
+        self._chunks: list[tuple[Rows, int]] = []  # of the step under way
+        self._is_due = False
+        if _normalises_by_weights(loss):
+            raise self._error(f"{loss} divides by the sum of its classes' weights")
+        if getattr(loss, "reduction", "") == "sum":
+            raise self._error(f"{loss} adds up")
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._step += 1
+        self._chunks = []
+        self._is_due = self._step >= self._next and not self._is_random
+        if self._is_due:
+            self._next, self._after_next = self._after_next, self._next + self._after_next
+
+    def is_due(self, targets: Sequence[Any]) -> bool:
+        """Return whether the losses of a part of the batch are to be compared.
+
+        Raises:
+            ConfigError: the loss leaves out some of the labels.
+        """
+        ignored = getattr(self._loss, "ignore_index", None)
+        if ignored is not None and targets and bool((targets[0] == ignored).any()):
+            raise self._error(f"{self._loss} leaves labels {ignored} out")
+        if not (self._knows_ignored or self._is_random) and any(map(_has_ignored, targets)):
+            self._knows_ignored = self._is_due = True
+        return self._is_due
+
+    def check(self, of: Callable[[Rows], Any], rows: Rows, count: int, parts: int) -> None:
+        """Compare the losses of a part of the batch; they are compared with the part before, too.
+
+        ``of`` returns the loss of rows. ``count``: rows of this part. ``parts``: of the batch.
+
+        Raises:
+            ConfigError: the loss is no mean over examples.
+        """
+        if self._is_random:
+            return
+        size = max(min(count, 2), -(-count * parts // MOST_CHUNKS))
+        bounds = [*range(0, count - size + 1, size), count]
+        new = [
+            (_rows(rows, start, end, count), end - start)
+            for start, end in zip(bounds, bounds[1:], strict=False)
+        ]
+        chunks = [*self._chunks, *new]
+        self._chunks = new[-1:]
+        for (a, len_a), (b, len_b) in zip(chunks, chunks[1:], strict=False):
+            both = _joined(a, b, len_a, len_b)
+            if both is None:
+                continue
+            whole, again = _value(of, both), _value(of, both)
+            if whole != again and not (math.isnan(whole) and math.isnan(again)):
+                self._is_random, self._is_due = True, False
+                log.warning(
+                    "the loss of %r is random, so it was not checked that micro_batches leave it "
+                    "as it is: that needs a mean over examples",
+                    self._owner,
+                )
+                return
+            mean = (len_a * _value(of, a) + len_b * _value(of, b)) / (len_a + len_b)
+            if not abs(whole - mean) <= self._tolerance * max(abs(whole), abs(mean), 1e-3):
+                raise self._error(
+                    f"the loss of {len_a + len_b} examples is {whole:.6g}, and the mean of those "
+                    f"of {len_a} and {len_b} of them {mean:.6g}"
+                )
+
+    def _error(self, found: str) -> ConfigError:
+        return ConfigError(
+            f"{self._owner!r} has micro_batches, and its loss is no mean over examples: {found}; "
+            "parts of a batch would count for more or less than they should. Expected a loss that "
+            "is the mean of each example's own: sum over an example and divide by a constant, or "
+            "leave micro_batches out"
+        )
+
+
+def _normalises_by_weights(loss: Any) -> bool:
+    kinds = torch.nn.CrossEntropyLoss | torch.nn.NLLLoss
+    return isinstance(loss, kinds) and loss.weight is not None
+
+
+def own_loss(loss: Any) -> Any:
+    """Return a loss that may be called for a comparison: one with state keeps it."""
+    return copy.deepcopy(loss) if isinstance(loss, torch.nn.Module) else loss
+
+
+@contextmanager
+def comparing(module: Any) -> Iterator[None]:
+    """Have no module of torch's own draw random numbers, or look at a whole batch; afterwards
+    generators and modes are as before."""
+    modes = [(m, m.training) for m in module.modules() if type(m).__module__.startswith("torch.nn")]
+    with torch.random.fork_rng():
+        try:
+            for one, _ in modes:
+                one.training = False
+            yield
+        finally:
+            for one, mode in modes:
+                one.training = mode
+
+
+def _value(of: Callable[[Rows], Any], rows: Rows) -> float:
+    return float(of(rows).detach())
+
+
+def _rows(rows: Rows, start: int, end: int, count: int) -> Rows:
+    """Return some rows; what has no row for each example stays."""
+
+    def cut(leaf: Any) -> Any:
+        return leaf[start:end].detach() if _has_rows(leaf, count) else leaf
+
+    return tuple(pytree.tree_map(cut, rows))
+
+
+def _joined(a: Rows, b: Rows, len_a: int, len_b: int) -> Rows | None:
+    """Return the rows of both; None if they cannot be joined."""
+    leaves_a, spec = pytree.tree_flatten(a)
+    leaves_b, other = pytree.tree_flatten(b)
+    if spec != other:
+        return None
+    joined = []
+    for one, two in zip(leaves_a, leaves_b, strict=True):
+        if not (_has_rows(one, len_a) and _has_rows(two, len_b)):
+            joined.append(one)
+        elif one.shape[1:] != two.shape[1:]:
+            return None
+        else:
+            joined.append(torch.cat([one, two]))
+    return tuple(pytree.tree_unflatten(joined, spec))
+
+
+def _has_ignored(targets: Any) -> bool:
+    return not targets.is_floating_point() and bool((targets == IGNORED).any())
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == count
