@@ -49,11 +49,11 @@ from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
 from zmqtrain.policies.base import Lockstep
-from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
+from zmqtrain.store.layout import AVERAGED, DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
-from zmqtrain.store.weights import difference, named_arrays, saved_frozen
+from zmqtrain.store.weights import by_first_name, difference, named_arrays, saved_frozen
 from zmqtrain.units import counted
 from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
@@ -423,6 +423,7 @@ class Job(BaseModel):
     _source: str = PrivateAttr("")
     _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
     _frozen: dict[str, Any] | None = PrivateAttr(None)
+    _constants: dict[str, Any] | None = PrivateAttr(None)
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -548,15 +549,43 @@ class Job(BaseModel):
                 )
         if not parameters:
             raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
+        if not empty:
+            self._check_finite(parameters)
         return parameters
 
     def initial_state(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the model's state, or any; {} if it has none.
 
         Raises:
-            ConfigError: they are not named NumPy arrays of a supported dtype, or the model raises.
+            ConfigError: they are not named NumPy arrays of a supported dtype, not finite, or the
+                model raises.
         """
-        return self._arrays("state", empty)
+        constants = self.constants()
+        state = {n: v for n, v in self._arrays("state", empty).items() if n not in constants}
+        if not empty:
+            self._check_finite(state)
+        return state
+
+    def constants(self) -> dict[str, Any]:
+        """Return the model's state that begins with NaN or infinity, such as a mask: it is frozen.
+
+        Of a model that can do without its values (``empty``) nothing is known here.
+        """
+        if self._constants is None:
+            is_known = not callable(getattr(self.model, "empty", None))
+            state = self._arrays("state") if is_known else {}
+            self._constants = {n: v for n, v in state.items() if not _is_finite(v)}
+        return self._constants
+
+    def _check_finite(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if not _is_finite(value):
+                place = "initial" if name in self.initial else repr(self.model)
+                raise ConfigError(
+                    f"{name!r} in {place} holds NaN or infinity, with which nothing can be "
+                    "trained; expected finite numbers: a mask may hold a number such as -1e9, or "
+                    "be no variable of the model"
+                )
 
     def frozen(self) -> dict[str, Any]:
         """Return the model's variables that nobody changes, read-only; {} if it has none.
@@ -568,7 +597,7 @@ class Job(BaseModel):
             CheckpointError: those of the checkpoint are others, or cannot be read.
         """
         if self._frozen is None:
-            self._frozen = self._arrays("frozen")
+            self._frozen = self._arrays("frozen") | self.constants()
             if self._frozen and self.logdir is not None:
                 self._frozen = saved_frozen(Path(self.logdir), self._frozen)
             for array in self._frozen.values():
@@ -615,10 +644,11 @@ class Job(BaseModel):
                 f"{method}() of {self.model!r} returned {values!r:.80}; expected a dict of names "
                 f"and {expected}"
             )
+        initial = by_first_name(self.initial, self.model)
         given = {
-            name: self.initial[name]
+            name: initial[name]
             for name, value in values.items()
-            if name in self.initial and isinstance(value, np.ndarray | np.generic)
+            if name in initial and isinstance(value, np.ndarray | np.generic)
         }
         if text := difference(given, {name: values[name] for name in given}):
             raise ConfigError(
@@ -628,8 +658,9 @@ class Job(BaseModel):
         return values | {name: value.astype(values[name].dtype) for name, value in given.items()}
 
     def _check_initial(self, names: Sequence[str]) -> None:
-        missing = [name for name in names if name not in self.initial]
-        unexpected = [name for name in self.initial if name not in names]
+        initial = by_first_name(self.initial, self.model)
+        missing = [name for name in names if name not in initial]
+        unexpected = [name for name in initial if name not in names]
         if self.initial and self.initial_strict and (missing or unexpected):
             raise ConfigError(
                 f"initial does not fit {self.model!r}: missing {', '.join(missing) or 'none'}; "
@@ -784,6 +815,10 @@ class Job(BaseModel):
             "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps"
             + f", {copies} copies" * (copies > 1),
         }
+
+
+def _is_finite(value: Any) -> bool:
+    return value.dtype.name not in AVERAGED or bool(np.isfinite(value).all())
 
 
 def _sentence(mistake: ErrorDetails) -> str:

@@ -31,6 +31,7 @@ except ImportError as missing:
 
 from zmqtrain.adapters.torch_memory import BoundVariables, array_of, seed_torch, tensor_over
 from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
+from zmqtrain.adapters.torch_structure import Structure, buffers_of
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +101,7 @@ class TorchModel:
         self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
         self._bound = BoundVariables(self)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
-        self._modules: list[Any] = []  # that may have buffers
-        self._slots: list[tuple[Any, str, Any]] = []  # (module, name there, parameter)
-        self._held = 0  # parameters and parts that they have
-        self._persistent = 0  # how many of them belong to the state
+        self._structure: Structure | None = None  # once the module is in steps
         self._is_double = False
 
     def __repr__(self) -> str:
@@ -143,7 +141,17 @@ class TorchModel:
 
     def state(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the buffers, those left out that the ``state_dict`` leaves out."""
-        return {name: array_of(buffer) for name, buffer in _buffers(self._initial(seed))}
+        return {name: array_of(buffer) for name, buffer in buffers_of(self._initial(seed))}
+
+    def aliases(self) -> dict[str, str]:
+        """Return the first name of each variable's other ones: those of tied weights."""
+        first: dict[int, str] = {}
+        module, found = self.module, {}
+        for every in (module.named_parameters, module.named_buffers):
+            for name, tensor in every(remove_duplicate=False):
+                if first.setdefault(id(tensor), name) != name:
+                    found[name] = first[id(tensor)]
+        return found
 
     def seed_batch(self, seed: int, batch: int) -> None:
         seed_torch(seed, batch)
@@ -182,40 +190,9 @@ class TorchModel:
                 or a parameter or buffer has appeared in the step.
         """
         self._bound.complete()
-        self._check_slots()
-        if self._persistent != sum(map(_persistent, self._modules)):
-            known = [name for name, _ in _buffers(self._initial(0))]
-            late = [name for name, _ in _buffers(self._module) if name not in known]
-            raise ConfigError(
-                f"{self!r} has a buffer that appears later: {', '.join(late)}; expected all of "
-                "them from the first step on: register it in __init__, or with persistent=False"
-            )
+        if self._structure is not None:
+            self._structure.check()
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-
-    def _check_slots(self) -> None:
-        """Check that the module has the parameters that it had at the start."""
-        is_same = all(owner._parameters.get(key) is p for owner, key, p in self._slots)
-        held = sum(len(m._parameters) + len(m._modules) for m in self._modules)
-        if is_same and held == self._held:
-            return
-        known = {id(parameter) for _, _, parameter in self._slots}
-        now = dict(self._module.named_parameters())
-        found = [name for name, parameter in now.items() if id(parameter) not in known]
-        found += [key for owner, key, p in self._slots if owner._parameters.get(key) is not p]
-        if found:
-            raise ConfigError(
-                f"{self!r} has other parameters than at the start: {', '.join(dict.fromkeys(found))} "
-                "replaced, added or removed; expected those that build() made: change their values "
-                "by the optimizer alone"
-            )
-        self._find_slots()
-
-    def _find_slots(self) -> None:
-        self._modules = list(self._module.modules())
-        self._slots = [
-            (m, key, p) for m in self._modules for key, p in m._parameters.items() if p is not None
-        ]
-        self._held = sum(len(m._parameters) + len(m._modules) for m in self._modules)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         tensors = self._evaluate(parameters, batch)
@@ -409,12 +386,11 @@ class TorchModel:
             for name, parameter in module.named_parameters():
                 if name in parameters:
                     self._bound.add_parameter(name, parameter)
-            for name, _ in _buffers(module):
+            for name, _ in buffers_of(module):
                 if name in parameters:
                     path, _, attribute = name.rpartition(".")
                     self._bound.add_state(name, module.get_submodule(path), attribute)
-            self._find_slots()
-            self._persistent = sum(map(_persistent, self._modules))
+            self._structure = self._structure or Structure(module, self)
         self._bound.load()
 
 
@@ -460,17 +436,6 @@ def load_state_dict(
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ConfigError(f"the weights do not fit the module: {error}") from None
-
-
-def _buffers(module: Any) -> list[tuple[str, Any]]:
-    """Return the buffers that the module's ``state_dict`` has, by name."""
-    names = module.state_dict(keep_vars=True).keys()
-    return [(name, buffer) for name, buffer in module.named_buffers() if name in names]
-
-
-def _persistent(module: Any) -> int:
-    """Return how many buffers of its own, without those of its parts, belong to the state."""
-    return len(module._buffers) - len(module._non_persistent_buffers_set)
 
 
 def _are_classes(outputs: Any, targets: Any) -> bool:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -76,13 +77,10 @@ class PartsCheck:
             return
         size = max(min(count, 2), -(-count * parts // MOST_CHUNKS))
         bounds = [*range(0, count - size + 1, size), count]
-        new = [
-            (_rows(rows, start, end, count), end - start)
-            for start, end in zip(bounds, bounds[1:], strict=False)
-        ]
+        new = [(_rows(rows, start, end, count), end - start) for start, end in pairwise(bounds)]
         chunks = [*self._chunks, *new]
         self._chunks = new[-1:]
-        for (a, len_a), (b, len_b) in zip(chunks, chunks[1:], strict=False):
+        for (a, len_a), (b, len_b) in pairwise(chunks):
             both = _joined(a, b, len_a, len_b)
             if both is None:
                 continue

@@ -20,6 +20,7 @@ from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Cluster, Role
 from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.config.strategy import is_mirrored, local_ps, with_exchange
@@ -88,7 +89,7 @@ def train_here(
         if type(count) is not int or count < least:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from {least} on")
     stop = Stop()
-    with contextlib.closing(ProgressDisplay()) as display:
+    with generators_kept(), contextlib.closing(ProgressDisplay()) as display:
         show = on_progress or display
         if workers == 1 and ps is None:
             training = run_alone(job, show, stop)

@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from zmqtrain.chief.progress import ProgressDisplay
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
@@ -73,6 +74,7 @@ class Session:
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
+        self._stack.enter_context(generators_kept())
         if self._task is not None and threading.current_thread() is threading.main_thread():
             for number in signals.that_end():
                 before = signal.signal(number, self._on_signal)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.chief.chief import Chief
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
 from zmqtrain.data.subset import Typed, first_of
@@ -27,7 +28,7 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import launch
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.store.weights import load, named_arrays
+from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
 from zmqtrain.wire.messages import Shutdown
 
@@ -202,7 +203,8 @@ class Trainer:
             )
         if self._weights is None:
             first = _initial(self.model, self._options.get("seed", 0))
-            return {name: self._initial.get(name, value) for name, value in first.items()}
+            given = by_first_name(self._initial, self.model)
+            return {name: given.get(name, value) for name, value in first.items()}
         return dict(self._weights)
 
     def evaluate(
@@ -224,9 +226,10 @@ class Trainer:
         dataset = _examples(self._ordered(both))
         called = self._calling(callbacks)
         called.call("on_test_begin", {})
-        measures = evaluation.evaluate(
-            self.model, self.weights, dataset, metrics=self.metrics, rows=batch_size
-        )
+        with generators_kept():
+            measures = evaluation.evaluate(
+                self.model, self.weights, dataset, metrics=self.metrics, rows=batch_size
+            )
         called.call("on_test_end", measures)
         return measures
 
@@ -243,7 +246,8 @@ class Trainer:
         called = self._calling(callbacks)
         called.call("on_predict_begin", {})
         dataset = _examples(self._ordered(examples))
-        outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
+        with generators_kept():
+            outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
         called.call("on_predict_end", {"outputs": outputs})
         return outputs
 

@@ -139,6 +139,27 @@ def named_arrays(value: Any, model: Any = None) -> dict[str, NDArray[Any]]:
         raise TypeError(f"expected NumPy arrays: {error}") from None
 
 
+def by_first_name(given: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return weights with those that have several names, such as tied ones, by the first.
+
+    ``model`` may have ``aliases()``, which returns the first name of each other one.
+
+    Raises:
+        ConfigError: two names of one variable have different values.
+    """
+    found = dict(given)
+    for name, first in (model.aliases() if found and hasattr(model, "aliases") else {}).items():
+        if name not in found:
+            continue
+        value = found.pop(name)
+        if not np.array_equal(value, found.setdefault(first, value)):
+            raise ConfigError(
+                f"initial has different values for {first!r} and {name!r}, which are one variable "
+                f"of {model!r}; expected equal ones, or only one of them"
+            )
+    return found
+
+
 def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """Say which arrays have other names or shapes than expected; "" if none have."""
     shapes = [{n: list(np.shape(v)) for n, v in arrays.items()} for arrays in (found, expected)]

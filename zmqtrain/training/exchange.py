@@ -22,8 +22,8 @@ class Membership:
     ``layouts``; what these call copies is written, but not read. During a step the worker reads the
     parameters and writes the gradients. Between steps both belong to the exchange. ``exact``: what
     of the parameters is carried byte by byte, copied so that nobody changes it during a step; () if
-    nobody changes the parameters then. ``stop``: the job needs no gradients. ``is_own``: no other task
-    has these parameters, so what the model writes to them counts.
+    nobody changes the parameters then. ``stop``: the job needs no gradients.
+    ``is_own``: no other task has these parameters, so what the model writes to them counts.
     """
 
     layouts: Sequence[ShardLayout]

@@ -49,6 +49,7 @@ class ModelRunner:
         frozen = job.frozen()
         self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
         given = twins(membership.parameters), twins(membership.exact)
+        self._constants = {name: self._frozen[name] for name in job.constants()}
         self._parameters = WorkerMemory(variables, membership.layouts, *given)
         own = set(self._trained) if membership.is_own else set()
         shown = {
@@ -57,6 +58,8 @@ class ModelRunner:
         }
         self._unwritten = Unwritten(job.model, shown, self._frozen)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
+        # A model may write its state, though it is constant.
+        self._gradients.values |= {n: v.copy() for n, v in self._constants.items()}
         self._out: Gradients = dict(self._gradients.values)
         self._is_first = True
         self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
@@ -116,6 +119,7 @@ class ModelRunner:
         loss = checked_loss(self._job.model, parameters, batch, self._out, shapes)
         self._unwritten.check(parameters)
         self._check_gradients()
+        self._check_constants()
         if self._is_first and math.isfinite(loss):
             self._check_written()
             self._is_first = False
@@ -169,6 +173,20 @@ class ModelRunner:
                 )
             value[...] = gradient
             self._out[name] = value
+
+    def _check_constants(self) -> None:
+        """
+        Raises:
+            ConfigError: a step has changed state that began with NaN or infinity.
+        """
+        for name, before in self._constants.items():
+            after = self._gradients.values[name]
+            if (after.view(f"u{after.itemsize}") != before.view(f"u{before.itemsize}")).any():
+                raise ConfigError(
+                    f"{name!r} of {self._job.model!r} begins with NaN or infinity, and a step has "
+                    "changed it; expected a constant, or finite numbers from the start: in PyTorch "
+                    "call the module on a batch in build(), or register it with persistent=False"
+                )
 
     def _check_written(self) -> None:
         """Check that the first gradient fills its buffers, which no step clears.

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.compute.arrays import is_writable, read_only
-from zmqtrain.models.base import Parameters
 from zmqtrain.models.checks import written_in_a_step
 
 
@@ -42,11 +41,11 @@ class Unwritten:
             for name, value in self._variables.items()
             if not is_writable(value)
         }
-        watched = copies | self._frozen if self._step == 1 else copies
+        watched = {**copies, **self._frozen} if self._step == 1 else copies
         self._before = {name: _digest(value) for name, value in watched.items()}
         return self._parameters | copies if copies else self._parameters
 
-    def check(self, parameters: Parameters) -> None:
+    def check(self, parameters: Mapping[str, Any]) -> None:
         """End the step, which had these parameters.
 
         Raises:
@@ -59,4 +58,4 @@ class Unwritten:
 
 def _digest(array: Any) -> int:
     on_host = array if isinstance(array, np.ndarray) else array.get()
-    return zlib.crc32(np.ascontiguousarray(on_host).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(on_host).reshape(-1).view(np.uint8).data)

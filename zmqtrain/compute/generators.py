@@ -1,0 +1,32 @@
+"""The generators of random numbers that a process shares: those of Python, NumPy and torch."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the generators at the end of the block as they were before it.
+
+    Training seeds them for each batch; what the caller draws next must not depend on that.
+    """
+    states = random.getstate(), np.random.get_state()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        on_cpu = torch.random.get_rng_state()
+        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch is not None:
+            torch.random.set_rng_state(on_cpu)
+            if on_gpus is not None:
+                torch.cuda.set_rng_state_all(on_gpus)
