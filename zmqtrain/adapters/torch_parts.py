@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.models.checks import Occasions
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ Rows: TypeAlias = tuple[Any, ...]
 
 
 class PartsCheck:
-    """Compares the loss of rows with the losses of some of them, in steps 1, 2, 3, 5, 8, ..."""
+    """Compares the loss of rows with the losses of some of them, in some of the steps."""
 
     def __init__(self, owner: object, loss: Any, tolerance: float) -> None:
         """``owner``: the model, for texts. ``loss``: of outputs and targets; None if a
@@ -35,7 +36,7 @@ class PartsCheck:
             ConfigError: the loss is known to be no mean over examples.
         """
         self._owner, self._loss, self._tolerance = owner, loss, tolerance
-        self._step, self._next, self._after_next = 0, 1, 2
+        self._occasions = Occasions()
         self._is_random = self._knows_ignored = False
         self._chunks: list[tuple[Rows, int]] = []  # of the step under way
         self._is_due = False
@@ -46,11 +47,8 @@ class PartsCheck:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._step += 1
         self._chunks = []
-        self._is_due = self._step >= self._next and not self._is_random
-        if self._is_due:
-            self._next, self._after_next = self._after_next, self._next + self._after_next
+        self._is_due = self._occasions.is_next() and not self._is_random
 
     def is_due(self, targets: Sequence[Any]) -> bool:
         """Return whether the losses of a part of the batch are to be compared.

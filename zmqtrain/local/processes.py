@@ -157,7 +157,9 @@ class Child:
         errors = [each for each in logged if each is not None and each.is_error]
         if errors:
             return errors[-1].text
-        return "\n".join(lines[-SHOWN_LINES:]) or "no output"
+        fatal = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
+        start = fatal[-1] if fatal else max(0, len(lines) - SHOWN_LINES)  # innermost call first
+        return "\n".join(lines[start : start + SHOWN_LINES]) or "no output"
 
 
 class _Output(asyncio.Protocol):

@@ -86,6 +86,24 @@ def check_classes(labels: Array, classes: int) -> None:
         )
 
 
+class Occasions:
+    """Picks steps 1, 2, 3, 5, 8, 13, ... for checks that cost too much for every step.
+
+    Each number divides one of these, so that a mistake in every k-th step is found, too.
+    """
+
+    def __init__(self) -> None:
+        self._step, self._next, self._after_next = 0, 1, 2
+
+    def is_next(self) -> bool:
+        """Count a step; return whether it is checked."""
+        self._step += 1
+        if self._step < self._next:
+            return False
+        self._next, self._after_next = self._after_next, self._next + self._after_next
+        return True
+
+
 def written_in_a_step(
     model: object, name: str, *, is_frozen: bool = False, how: str = "writes to"
 ) -> ConfigError:

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.compute.arrays import is_writable, read_only
-from zmqtrain.models.checks import written_in_a_step
+from zmqtrain.models.checks import Occasions, written_in_a_step
 
 
 class Unwritten:
     """Checks that steps leave the parameters as they are, in some of the steps.
 
-    Steps 1, 2, 3, 5, 8, 13, ... read a private copy: a write to the parameters of another process
-    would kill this one. Any number divides some of these numbers, so that a write in every k-th
-    step is found, too.
+    Those read a private copy: a write to the parameters of another process would kill this one.
     """
 
     def __init__(
@@ -26,22 +24,21 @@ class Unwritten:
         """``variables``: those of all steps; the model may write to the writable ones."""
         self._model, self._variables, self._frozen = model, variables, frozen
         self._parameters = {**variables, **frozen}
-        self._step, self._next, self._after_next = 0, 1, 2
+        self._occasions, self._is_first = Occasions(), True
         self._before: dict[str, int] = {}
 
     def begin(self) -> dict[str, Any]:
         """Begin a step; return the parameters that the model gets."""
-        self._step += 1
         self._before = {}
-        if self._step < self._next:
+        if not self._occasions.is_next():
             return self._parameters
-        self._next, self._after_next = self._after_next, self._next + self._after_next
         copies = {
             name: read_only(value.copy()) if isinstance(value, np.ndarray) else value
             for name, value in self._variables.items()
             if not is_writable(value)
         }
-        watched = {**copies, **self._frozen} if self._step == 1 else copies
+        watched = {**copies, **self._frozen} if self._is_first else copies
+        self._is_first = False
         self._before = {name: _digest(value) for name, value in watched.items()}
         return self._parameters | copies if copies else self._parameters
 
