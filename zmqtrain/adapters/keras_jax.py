@@ -13,7 +13,7 @@ import numpy as np
 
 from zmqtrain.adapters.jax_memory import Differentiated, Values, store, taken
 from zmqtrain.models.base import Gradients, Parameters
-from zmqtrain.models.checks import check_classes
+from zmqtrain.models.checks import check_classes, written_in_a_step
 
 
 class _Classes(NamedTuple):
@@ -133,9 +133,12 @@ class OnJax:
         metrics = [variable.value for variable in self._model.metrics_variables]
         if training:  # other threads use them
             metrics = [jax.numpy.zeros_like(value) for value in metrics]
+        given = self._lists(values)
         loss, (_, outputs, others, metrics) = self._model.compute_loss_and_updates(
-            *self._lists(values), metrics, x, y, weights, training=training
+            *given, metrics, x, y, weights, training=training
         )
+        if training:
+            self._check_frozen(given[1], others)
         self._classes = list(self._classes_of(outputs))
         new = dict(zip(self._ids(self._model.non_trainable_variables), others, strict=True))
         state = self._network.state
@@ -151,6 +154,17 @@ class OnJax:
                 options = loss._fn_kwargs
                 classes = found[path].shape[options.get("axis", -1)]
                 yield _Classes(list(found).index(path), classes, options.get("ignore_class"))
+
+    def _check_frozen(self, before: list[Any], after: list[Any]) -> None:
+        """
+        Raises:
+            ConfigError: a step assigns a frozen variable.
+        """
+        names = {id(variable): name for name, variable in self._network.frozen.items()}
+        ids = self._ids(self._model.non_trainable_variables)
+        for number, old, new in zip(ids, before, after, strict=True):
+            if number in names and new is not old:
+                raise written_in_a_step(self._network.owner, names[number], is_frozen=True)
 
     def _lists(self, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return values of trainable and of other variables, in the order of Keras."""
