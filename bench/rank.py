@@ -100,7 +100,7 @@ def _worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequence[A
     """Run a worker that hosts a part of the parameters; return its exit code and its actors."""
     from zmqtrain.config.cluster import Role
     from zmqtrain.config.task import TaskConfig
-    from zmqtrain.roles.launch import run_script_task
+    from zmqtrain.roles.launch import run_task
 
     config = TaskConfig(
         role=Role.WORKER,
@@ -115,7 +115,8 @@ def _worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequence[A
         threads=1,
         log_level="warning",
     )
-    return run_script_task(config, job)
+    actors: list[Any] = []
+    return run_task(config, job, actors=actors), actors
 
 
 def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:

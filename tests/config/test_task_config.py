@@ -13,7 +13,7 @@ import pytest
 import zmqtrain
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.resolvers import honcho
-from zmqtrain.config.task import TaskConfig, load_task
+from zmqtrain.config.task import ROLE, TaskConfig, load_task, role_of_process, role_of_script
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import Owner
 
@@ -342,6 +342,68 @@ def test_chief_without_ps_is_refused_unless_all_know_of_it() -> None:
     with pytest.raises(ConfigError, match="--chief"):
         load(Role.CHIEF, {"ps": "0"}).under("auto")
     assert load(Role.CHIEF, {"ps": "0", "chief": True}).under("auto").hosts_chief
+
+
+TWO = {"ps": ["p:1"], "worker": ["w:1"]}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, (None, "")),
+        (tf_config(TWO, type="ps", index=0), (Role.PS, "TF_CONFIG")),
+        (tf_config(TWO, type="worker", index=0), (Role.WORKER, "TF_CONFIG")),
+        (tf_config({"master": ["c:1"], **TWO}, type="master", index=0), (Role.CHIEF, "TF_CONFIG")),
+        ({ROLE: "ps"}, (Role.PS, ROLE)),
+        ({ROLE: "ps", **tf_config(TWO, type="worker", index=0)}, (Role.PS, ROLE)),
+        ({ROLE: "worker", **tf_config(TWO)}, (Role.WORKER, ROLE)),
+        (HONCHO, (Role.WORKER, "HONCHO_PROCESS_NAME")),
+        ({"HONCHO_PROCESS_NAME": "train.1"}, (None, "")),
+        # One task or none is no cluster, as in TensorFlow.
+        ({"TF_CONFIG": "{}"}, (None, "")),
+        ({"TF_CONFIG": " "}, (None, "")),
+        ({"TF_CONFIG": '{"cluster": {}, "task": {}}'}, (None, "")),
+        (tf_config({}, type="worker", index=0), (None, "")),
+        (tf_config({"worker": ["w:1"]}, type="worker", index=0), (None, "")),
+        (tf_config({"worker": ["w:1"]}), (None, "")),
+        (tf_config({"chief": ["c:1"]}, type="chief", index=0), (None, "")),
+        (tf_config({}, type="worker", index=1), (Role.WORKER, "TF_CONFIG")),
+        (tf_config({}, type="ps", index=0), (Role.PS, "TF_CONFIG")),
+        # Variables name the other tasks.
+        (
+            {"ZMQTRAIN_PS": "p:1", **tf_config({}, type="worker", index=0)},
+            (Role.WORKER, "TF_CONFIG"),
+        ),
+    ],
+)
+def test_script_is_the_task_that_its_variables_name(
+    environ: Mapping[str, str], found: tuple[Role | None, str]
+) -> None:
+    assert role_of_script(environ) == found
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
+        (tf_config(TWO), "TF_CONFIG lists a cluster, but nothing says which task"),
+        (tf_config(TWO, type="worker", index=1), "says that this task is worker 1, but its clus"),
+        (tf_config(TWO, type="evaluator", index=0), "zmqtrain has none, its chief evaluates"),
+        (tf_config(TWO, type="Worker", index=0), 'the task type "Worker"; expected ps, worker'),
+        ({ROLE: "WORKER"}, "ZMQTRAIN_ROLE is 'WORKER'; expected ps, worker, chief"),
+        ({"ZMQTRAIN_INDEX": "1"}, "ZMQTRAIN_INDEX is '1', but nothing says which task"),
+    ],
+)
+def test_variables_that_do_not_say_which_task_a_script_is_are_refused(
+    environ: Mapping[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        role_of_script(environ)
+
+
+def test_role_of_a_single_worker_of_tf_config_counts_for_a_task() -> None:
+    environ = tf_config({"worker": ["w:1"]}, type="worker", index=0)
+    assert role_of_process(environ) == (Role.WORKER, "TF_CONFIG")
 
 
 def test_nothing_else_in_the_package_reads_the_environment() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +41,6 @@ from zmqtrain.errors import (
 )
 from zmqtrain.exchanges.lanes import map_segment, read_variables
 from zmqtrain.job import Job
-from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
 from zmqtrain.store.segment import Reached
@@ -583,11 +581,8 @@ class Chief(JobActor):
 
     async def _broadcast_shutdown(self, code: int, reason: str) -> None:
         self.ending = True
-        message = Shutdown(
-            int(code),
-            reason,
-            json.dumps([numbers(row) | {"epoch": row["epoch"]} for row in self.history.rows()]),
-        )
+        summary = "" if self.summary is None else self.summary.told()
+        message = Shutdown(int(code), reason, summary)
         results = await asyncio.gather(
             *(
                 link.request(message, reason="it has not confirmed the end", timeout_s=2.0)

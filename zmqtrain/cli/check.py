@@ -21,7 +21,7 @@ from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.strategy import instead_of_ps
-from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
+from zmqtrain.config.task import ENVIRON, TaskConfig, load_task, role_of_process
 from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import Subset, checked
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
@@ -127,13 +127,10 @@ class Problems:
 
 def _role_of_environment() -> tuple[Role, str]:
     """Return the role that a variable names, and which; else that of a worker, and ""."""
-    role = None
+    role, source = None, ""
     with suppress(ConfigError):  # reported when the configuration is loaded
-        role = role_of_process(ENVIRON)
-    if role is not None:
-        return role, ROLE if ENVIRON.get(ROLE, "").strip() else TF_CONFIG
-    line, _ = process_of(ENVIRON) or ("", 0)
-    return (Role(line), PROCESS_NAME) if line in set(Role) else (Role.WORKER, "")
+        role, source = role_of_process(ENVIRON)
+    return role or Role.WORKER, source
 
 
 def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:

@@ -24,13 +24,14 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
-from zmqtrain.config.task import ENVIRON, TaskConfig
+from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
 from zmqtrain.roles.hosting import allow_descriptors
+from zmqtrain.roles.process import refuse_task
 from zmqtrain.roles.signals import interrupts_kept
 from zmqtrain.wire.messages import Status
 
@@ -63,6 +64,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
       zmqtrain run examples/digits.py --ps 0 --workers 3
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
     """
+    refuse_task("zmqtrain run")
+    forget_tf_config()  # it describes no cluster, and the tasks are told theirs
     level, log_format = "info" if verbose else "warning", flags["log_format"] or "text"
     setup_logging(str(Task(Role.CHIEF, 0)), level, log_format)
     for text in mistyped(ENVIRON, TaskConfig, Job):

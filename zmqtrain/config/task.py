@@ -34,7 +34,7 @@ from zmqtrain.config.cluster import (
     parse_addresses,
     parse_workers,
 )
-from zmqtrain.config.options import names_of, values_of
+from zmqtrain.config.options import names_of, values_of, variable_of
 from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
@@ -366,22 +366,62 @@ class TaskConfig(SharedConfig):
 
 
 ROLE = "ZMQTRAIN_ROLE"
-"""Variable with the role of a process, for roles.task and scripts that call fit."""
+"""Variable with the role of a process, for roles.task and scripts."""
+
+OF_A_CLUSTER = tuple(map(variable_of, ("ps", "workers", "max_workers")))
+"""Variables that describe a cluster; they do not say which of its tasks a process is."""
 
 
-def role_of_process(environ: Mapping[str, str] = ENVIRON) -> Role | None:
-    """Return the role that ``ZMQTRAIN_ROLE`` or TF_CONFIG gives to this process, if one does.
+def role_of_process(environ: Mapping[str, str] = ENVIRON) -> tuple[Role | None, str]:
+    """Return the role that the variables give to this process, and which variable does.
+
+    It is the first of ``ZMQTRAIN_ROLE``, TF_CONFIG and the name of the Procfile's line.
 
     Raises:
         ConfigError: TF_CONFIG has a mistake, or there is no such role.
     """
     text = environ.get(ROLE, "").strip()
-    if not text:
-        task = tf_config.read_tf_config(environ.get(TF_CONFIG, "")).task
-        return None if task is None else task.role
-    if text not in list(Role):
-        raise ConfigError(f"{ROLE} is {text!r}; expected {', '.join(Role)}")
-    return Role(text)
+    if text:
+        if text not in list(Role):
+            raise ConfigError(f"{ROLE} is {text!r}; expected {', '.join(Role)}")
+        return Role(text), ROLE
+    task = tf_config.read_tf_config(environ.get(TF_CONFIG, "")).task
+    if task is not None:
+        return task.role, TF_CONFIG
+    line, _ = honcho.process_of(environ) or ("", 0)
+    return (Role(line), PROCESS_NAME) if line in set(Role) else (None, "")
+
+
+def role_of_script(environ: Mapping[str, str] = ENVIRON) -> tuple[Role | None, str]:
+    """Return the role of a process that runs a script, and which variable gives it.
+
+    Without a role the script trains in this process alone. As in TensorFlow, a TF_CONFIG with at
+    most one task describes no cluster.
+
+    Raises:
+        ConfigError: see :func:`role_of_process`, or variables describe a cluster or give an index,
+            but say not which task this process is.
+    """
+    role, source = role_of_process(environ)
+    config = tf_config.read_tf_config(environ.get(TF_CONFIG, ""))
+    given = [name for name in OF_A_CLUSTER if environ.get(name, "").strip()]
+    if source == TF_CONFIG and config.is_single and not given:
+        return None, ""
+    index = variable_of("index")
+    is_cluster = len(config.addresses or ()) > 1
+    if role is None and (is_cluster or environ.get(index, "").strip()):
+        what = f"{TF_CONFIG} lists a cluster" if is_cluster else f"{index} is {environ[index]!r}"
+        raise ConfigError(
+            f"{what}, but nothing says which task of it this process is; give {TF_CONFIG} a task "
+            f'such as {{"type": "worker", "index": 0}}, or set {ROLE}; or unset it, to train in '
+            "this process alone"
+        )
+    return role, source
+
+
+def forget_tf_config() -> None:
+    """Hide TF_CONFIG from this process and those that it starts."""
+    os.environ.pop(TF_CONFIG, None)
 
 
 def load_task(

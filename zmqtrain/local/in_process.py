@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import TypeVar
 
 from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
@@ -31,7 +32,8 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles.launch import job_of_script
+from zmqtrain.roles import process
+from zmqtrain.roles.hosting import stop_on_signals
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
@@ -40,12 +42,13 @@ from zmqtrain.wire.messages import Status
 log = logging.getLogger(__name__)
 
 Progress = Callable[[Status], None]
+Result = TypeVar("Result")
 
 
 def run(
     job: Job,
     *,
-    workers: int = 1,
+    workers: int | None = None,
     ps: int | None = None,
     timing: Timing | None = None,
     on_progress: Progress | None = None,
@@ -62,28 +65,56 @@ def run(
     is shown (``logging.basicConfig(level="INFO")``). Without an evaluation set the summary's
     ``loss`` and ``accuracy`` are NaN; ``train_loss`` is there.
 
+    If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it is
+    that task until the job ends. The chief's process has the parameters; in the others they are
+    refused, and the rest of the summary is what the chief has told.
+
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.
+        SystemExit: this process is a task that ended badly; the code says why.
         ConfigError: a number is wrong, or a job file is being loaded.
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that fails, for
             instance by too many non-finite gradients, returns its summary with an exit code.
     """
-    job = job_of_script(job)
+    refuse_while_loading()
+    job = process.job_of_script(job)
+    task = process.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
+    if task is not None:
+        return train_as(task, job, on_progress)
     summary = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
     if summary.exit_code:
         log.warning("the job ended with exit code %d: %s", summary.exit_code, summary.ended)
     return summary
 
 
+def train_as(task: process.TaskOfScript, job: Job, on_progress: Progress | None = None) -> Summary:
+    """Be a task of a cluster until the job ends; return the summary.
+
+    Raises:
+        SystemExit: the task ended badly, or was started after the end of its job.
+    """
+    stop = Stop()
+
+    def reach(actor: JobActor) -> None:
+        stop.reach(actor.stop)
+        stop_on_signals(actor)
+
+    code, summary = _with_a_loop(lambda: task.train(job, reach, on_progress), stop)
+    if code or summary is None:
+        raise SystemExit(int(code))
+    return summary
+
+
 def train_here(
     job: Job,
     *,
-    workers: int = 1,
+    workers: int | None = None,
     ps: int | None = None,
     timing: Timing | None = None,
     on_progress: Progress | None = None,
 ) -> Summary:
-    """Train ``job`` as :func:`run` does, whatever file is being run."""
+    """Train ``job`` as :func:`run` does, in this process alone."""
+    workers = 1 if workers is None else workers
     refuse_while_loading()
     for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):
         if type(count) is not int or count < least:
@@ -96,17 +127,19 @@ def train_here(
         else:
             ps = local_ps(job.strategy, ps, workers)
             training = _run_cluster(job, workers, ps, timing or Timing(), show, stop)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(training)
-        return _in_a_thread(training, stop)
+        return _with_a_loop(lambda: asyncio.run(training), stop)
 
 
-def _in_a_thread(training: Coroutine[Any, Any, Summary], stop: Stop) -> Summary:
-    """Run it while this thread's loop stands still: in a notebook Ctrl-C reaches only this one."""
+def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:
+    """Call what runs an event loop of its own, and return what it does.
+
+    Where a loop runs already, as in a notebook, that loop stands still while another thread makes
+    the call. Ctrl-C reaches only this thread.
+    """
+    if not _is_in_a_loop():
+        return train()
     with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
-        future = thread.submit(asyncio.run, training)
+        future = thread.submit(contextvars.copy_context().run, train)
         while True:
             try:
                 return future.result()
@@ -114,6 +147,14 @@ def _in_a_thread(training: Coroutine[Any, Any, Summary], stop: Stop) -> Summary:
                 if future.done():
                     raise
                 stop()
+
+
+def _is_in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Stop:

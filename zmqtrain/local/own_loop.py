@@ -1,7 +1,7 @@
 """`zmqtrain.attach(job)`: the user's own loop takes the place of a worker's.
 
 The worker runs in a thread of its own, so leases, heartbeats and the end of the run are as with any
-worker. In a task that was started as a worker it is that task's; elsewhere it trains alone.
+worker. In a process that is a task of a cluster it is that task's; elsewhere it trains alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-import uvloop
-
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.job_file import refuse_while_loading
@@ -23,8 +21,7 @@ from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import script, signals
-from zmqtrain.roles.launch import job_of_script
+from zmqtrain.roles import process, script, signals
 from zmqtrain.training.own_loop import LoopEndedError, Meeting
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
@@ -34,7 +31,12 @@ _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
 def attach(job: Job) -> Session:
     """Return a session that gives a training loop its batches, for a ``with`` statement.
 
+    If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it is
+    that task. A ps and a chief that does not compute get no batches: their loop ends when the job
+    does.
+
     Raises:
+        SystemExit: a variable has a mistake; the log says which.
         ConfigError: a job file is being loaded, the job's model has no adapter, or the job has
             devices.
     """
@@ -43,7 +45,9 @@ def attach(job: Job) -> Session:
     if task is not None:
         job = task.attach(job)
     else:
-        job = job_of_script(job)
+        job = process.job_of_script(job)
+        of_script = process.task_of_script("zmqtrain.attach")
+        task = None if of_script is None else of_script.attached(job)
     if job.devices:
         raise ConfigError(
             f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "
@@ -57,7 +61,7 @@ class Session:
     """The batches of a job for one loop; each of them is stepped once.
 
     ``module`` is what is trained, None in JAX. ``summary`` is there after a run without other
-    tasks.
+    tasks, and in a script that is a task by its variables; the chief's process has the parameters.
     """
 
     def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
@@ -144,8 +148,9 @@ class Session:
     def _run(self) -> None:
         try:
             if self._task is not None:
-                serving = self._task.serve(self._job, lambda actor: self._stop.reach(actor.stop))
-                self._exit_code = uvloop.run(serving)
+                reach = self._stop.reach
+                self._exit_code = self._task.run(self._job, lambda actor: reach(actor.stop))
+                self.summary = self._task.summary
             else:
                 show = ProgressDisplay(with_bar=False)  # the loop may have a bar of its own
                 self.summary = asyncio.run(run_alone(self._job, show, self._stop))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,19 @@ from numpy.typing import NDArray
 
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
-from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
 from zmqtrain.data.subset import Typed, first_of
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
-from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
-from zmqtrain.local.in_process import train_here
+from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
 from zmqtrain.models.base import Data, Dataset, Model, Parameters
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import launch
-from zmqtrain.server.server import ParameterServer
+from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
-from zmqtrain.wire.messages import Shutdown
 
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
@@ -49,7 +42,7 @@ class Trainer:
         *,
         metrics: Sequence[Any] = (),
         logdir: str | Path | None = None,
-        workers: int = 1,
+        workers: int | None = None,
         ps: int | None = None,
         **options: Any,
     ) -> None:
@@ -81,7 +74,6 @@ class Trainer:
             raise ConfigError(f"initial is not valid: {error}") from None
         self._workers, self._ps, self._options = workers, ps, options
         self._weights: Parameters | None = None
-        self._is_elsewhere = False  # whether another process has them
 
     def fit(
         self,
@@ -113,13 +105,14 @@ class Trainer:
         few batches, nothing saved, without callbacks that write files, to see whether everything
         works. ``steps_per_epoch`` of Keras is refused: an epoch is a pass.
 
-        If TF_CONFIG or ``ZMQTRAIN_ROLE`` says that this process is a task of a cluster, it is that
-        task until the training ends. Every task returns the same measures, arrays left out; the
+        If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it
+        is that task until the training ends. Every task returns the same measures, arrays left out; the
         weights are where the chief is, and in the logdir.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.
-            SystemExit: this process is a task that ended badly; the code says why.
+            SystemExit: this process is a task that ended badly, or its variables have a mistake;
+                the code and the log say why.
             RunFailedError: the training failed; ``exit_code`` and the text say why.
             ZmqTrainError: it could not begin.
         """
@@ -149,24 +142,18 @@ class Trainer:
             data=data,
             optimizer=self.optimizer,
             metrics=self.metrics,
-            initial=self._initial if self._weights is None else self._weights,
+            initial=self._weights if self.logdir is None and self._weights else self._initial,
             logdir=self.logdir,
             epochs=epochs,
             callbacks=[*callbacks, *shown],
             class_weight=None if class_weight is None else dict(class_weight),
             **options,
         )
-        job = launch.job_of_script(job)
+        job = process.job_of_script(job)
         if fast_dev_run:
             quick = _quick(data, directory, QUICK_BATCHES * job.worker_batch_size)
             job = job.with_overrides(epochs=1).model_copy(update={"data": quick, "logdir": None})
-        task = None if fast_dev_run else launch.task_of_script(Path(sys.argv[0]).name or "fit")
-        if task is not None:
-            return self._fit_as(task, job)
-        # Callbacks show the progress.
-        self.summary = train_here(
-            job, workers=self._workers, ps=self._ps, on_progress=lambda status: None
-        )
+        self.summary = self._train(job, alone=fast_dev_run)
         self.history = self.summary.history
         if not fast_dev_run:
             self._weights = self.summary.parameters
@@ -176,31 +163,26 @@ class Trainer:
             raise RunFailedError(self.summary.ended, self.summary.exit_code)
         return self.history
 
-    def _fit_as(self, config: TaskConfig, job: Job) -> History:
-        code, actors = launch.run_script_task(config, job)
-        if code:
-            raise SystemExit(code)
-        self._is_elsewhere = not isinstance(actors[0], Chief)
-        match actors[0]:
-            case Chief(summary=Summary() as summary):
-                self.summary = summary
-                self.history, self._weights = summary.history, summary.parameters
-            case Worker(end=Shutdown() as end) | ParameterServer(end=Shutdown() as end):
-                self.history = History.of(json.loads(end.history))
-        return self.history
+    def _train(self, job: Job, *, alone: bool) -> Summary:
+        workers, ps = self._workers, self._ps
+        task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
+        if task is None:  # callbacks show the progress
+            return train_here(job, workers=workers, ps=ps, on_progress=lambda status: None)
+        if self._weights is not None and self.logdir is None:
+            raise ConfigError(
+                "fit was called again in a task of a cluster, where only the chief has the weights "
+                "to go on from; give the trainer a logdir that all tasks share"
+            )
+        return train_as(task, job)
 
     @property
     def weights(self) -> dict[str, NDArray[Any]]:
         """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
-        if self._weights is None and self.logdir is not None:
+        elsewhere = isinstance(self._weights, process.NotHere)
+        if (self._weights is None or elsewhere) and self.logdir is not None:
             if checkpoints_directory(Path(self.logdir)).is_dir():
                 is_average = self._options.get("evaluate_average", False)
                 self._weights = load(self.logdir, average=is_average)
-        if self._weights is None and self._is_elsewhere:
-            raise ConfigError(
-                "the weights are with the chief, not in this task; give the trainer a logdir that "
-                "all tasks share, or evaluate and predict where the chief is"
-            )
         if self._weights is None:
             first = _initial(self.model, self._options.get("seed", 0))
             given = by_first_name(self._initial, self.model)

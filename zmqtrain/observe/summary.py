@@ -98,6 +98,18 @@ class Summary:
         values = {name: getattr(self, name) for name in names}
         return as_json(values | {"loss": self.loss, "accuracy": self.accuracy})
 
+    def told(self) -> str:
+        """Return what the chief tells the other tasks, as JSON: all but parameters and arrays."""
+        names = [field.name for field in fields(self) if field.repr]
+        return json.dumps(
+            {name: getattr(self, name) for name in names}
+            | {
+                "measures": numbers(self.measures),
+                "evaluations": [numbers(row) | {"step": row["step"]} for row in self.evaluations],
+                "history": [numbers(row) | {"epoch": row["epoch"]} for row in self.history.rows()],
+            }
+        )
+
     def lines(self) -> list[str]:
         """Return the figures for a person."""
         names = {"loss": "final loss", "accuracy": "test accuracy"}

@@ -158,7 +158,7 @@ def ignore_signals() -> None:
 
 
 def stop_on_signals(actor: JobActor, at_second: Callable[[], object] | None = None) -> None:
-    """Stop the actor at a signal.
+    """Stop the actor at a signal; only the main thread can take them.
 
     ``at_second`` is called at a second signal. Do not give it for a task under a supervisor, which
     gets each signal twice: in the process group, and from the supervisor.
@@ -170,6 +170,8 @@ def stop_on_signals(actor: JobActor, at_second: Callable[[], object] | None = No
             at_second()
         actor.stop(int(code))
 
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in signals.that_end():
         is_interrupt = number is signal.SIGINT
         code = ExitCode.INTERRUPTED if is_interrupt else ExitCode.TERMINATED

@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
-from pydantic import BaseModel
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
@@ -41,7 +41,7 @@ from zmqtrain.errors import (
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
-from zmqtrain.roles import script, signals
+from zmqtrain.roles import script
 from zmqtrain.roles.hosting import (
     allow_descriptors,
     be_scraped,
@@ -56,13 +56,19 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import checkpoints, forget_groups, step_of
 from zmqtrain.training.own_loop import Meeting
 from zmqtrain.transport.by_address import TransportByAddress
+from zmqtrain.wire.messages import Status
 
 CHECK_S = 1.0  # how often a worker that waits for a ps checks whether the job has ended
+
+IN_A_TASK: ContextVar[bool] = ContextVar("in_a_task", default=False)
+"""Whether a task is running, and has called this code: its data set, its callback."""
+
+OnProgress = Callable[[Status], None]
 
 log = logging.getLogger(__name__)
 
 _HELP = {
-    None: """Do what --role, ZMQTRAIN_ROLE or TF_CONFIG says.
+    None: """Do what --role, ZMQTRAIN_ROLE, TF_CONFIG or honcho says.
 
     The index may come from an engine: JOB_COMPLETION_INDEX, or Slurm's variables.
 
@@ -112,7 +118,7 @@ def _command(of: Role | None) -> click.Command:
     @options_of(TaskConfig)
     @options_of(Job, optional=True)
     def run(role: str | None = None, **flags: Any) -> int:
-        named = of or (Role(role) if role else role_of_process())
+        named = of or (Role(role) if role else role_of_process()[0])
         if named is None:
             raise ConfigError(
                 f"the role of this task is not given; expected {', '.join(Role)}; give --role (or "
@@ -129,13 +135,13 @@ def _command(of: Role | None) -> click.Command:
         if "strategy" in overrides:  # what contradicts it is told before what it needs of the job
             config.under(overrides["strategy"])
         job = load_job(config.job, **overrides)
-        config = _planned(config, job)
+        config = planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
         if config.role is Role.WORKER and job.own_loop:
-            task = script.ScriptTask(job, overrides, partial(_serve, config))
+            task = script.ScriptTask(str(config.task), job, overrides, partial(_serve_loop, config))
             return run_process(config, partial(script.run, task, config.job))
-        return run_process(config, lambda: uvloop.run(_serve(config, job)))
+        return run_process(config, lambda: uvloop.run(serve(config, job)))
 
     if of is None:
         kinds = click.Choice([str(role) for role in Role])
@@ -143,14 +149,18 @@ def _command(of: Role | None) -> click.Command:
     return run
 
 
-def _planned(config: TaskConfig, job: Job) -> TaskConfig:
+def _serve_loop(config: TaskConfig, job: Job, on_start: script.OnStart) -> int:
+    return uvloop.run(serve(config, job, on_start))
+
+
+def planned(config: TaskConfig, job: Job) -> TaskConfig:
     """Return the configuration of a task under the job's strategy."""
-    planned = config.under(job.strategy, job)
-    planned = planned.with_shards(job.shards_on(planned.workers))
-    if planned.task != config.task:
-        setup_logging(str(planned.task), config.log_level, config.log_format)
-        log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, planned.task)
-    return planned
+    found = config.under(job.strategy, job)
+    found = found.with_shards(job.shards_on(found.workers))
+    if found.task != config.task:
+        setup_logging(str(found.task), config.log_level, config.log_format)
+        log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, found.task)
+    return found
 
 
 def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
@@ -171,6 +181,23 @@ def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
             return mistake.exit_code
         log.exception("this is a bug in zmqtrain or in a plug-in")
         return ExitCode.CRASH
+
+
+def run_task(
+    config: TaskConfig,
+    job: Job,
+    on_start: script.OnStart = stop_on_signals,
+    *,
+    actors: list[JobActor] | None = None,
+    on_progress: OnProgress | None = None,
+) -> int:
+    """Run a task of this job to its end, see :func:`serve`; log errors, return the exit code."""
+
+    def run() -> int:
+        found = planned(config, job)
+        return uvloop.run(serve(found, job, on_start, actors=actors, on_progress=on_progress))
+
+    return run_process(config, run)
 
 
 def _publish(
@@ -241,77 +268,25 @@ async def _leave_with_the_job(
         await asyncio.sleep(CHECK_S)
 
 
-def task_of_script(name: str) -> TaskConfig | None:
-    """Return the task that this process is, by its variables, for a script that calls fit.
-
-    ``name``: of the job. None: this process is no task of a cluster.
-
-    Raises:
-        ConfigError: a variable has a mistake.
-    """
-    role = role_of_process()
-    if role is None:
-        return None
-    config = load_task(role, _variables(TaskConfig) | {"job": name})
-    setup_logging(str(config.task), config.log_level, config.log_format)
-    return config
-
-
-def job_of_script(job: Job) -> Job:
-    """Return the job of a script with what the variables of this process say of its fields.
-
-    Raises:
-        ConfigError: a variable has a mistake.
-    """
-    overrides = values_of(Job, _variables(Job))
-    for text in mistyped(ENVIRON, TaskConfig, Job):
-        log.warning("%s", text)
-    return job.with_overrides(**overrides) if overrides else job
-
-
-def _variables(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the options of a model as the variables of this process give them.
-
-    Raises:
-        ConfigError: a variable has a mistake.
-    """
-
-    @click.command()
-    @options_of(model, optional=True)
-    def given(**values: Any) -> dict[str, Any]:
-        return values
-
-    try:
-        return dict(given.main([], standalone_mode=False))
-    except click.ClickException as error:
-        raise ConfigError(error.format_message()) from None
-
-
-def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActor]]:
-    """Run a task to its end; return the exit code and its actors, the chief first."""
-    config = _planned(config, job)
-    actors: list[JobActor] = []
-    with signals.restored():  # the script goes on
-        code = run_process(config, lambda: uvloop.run(_serve(config, job, actors=actors)))
-    return code, actors
-
-
-async def _serve(
+async def serve(
     config: TaskConfig,
     job: Job,
     on_start: script.OnStart = stop_on_signals,
     *,
     actors: list[JobActor] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> int:
     """Run the task, for one group of workers after another if it can; return its exit code.
 
-    ``actors``: a list that gets its actors.
+    ``actors``: a list that gets its actors. ``on_progress``: called by the chief; it logs unless
+    this is given.
     """
+    IN_A_TASK.set(True)
     actors = [] if actors is None else actors
     job = job.hosted(config.hosted)
 
-    async def serve(in_group: TaskConfig, actors: list[JobActor]) -> int:
-        return await _serve_group(in_group, job, on_start, actors)
+    async def serve_group(in_group: TaskConfig, actors: list[JobActor]) -> int:
+        return await _serve_group(in_group, job, on_start, actors, on_progress or ProgressLog())
 
     async def gather(gatherer: Gatherer) -> int:
         with contextlib.ExitStack() as stack:
@@ -326,21 +301,25 @@ async def _serve(
     try:
         with _key_of_one_life(config):
             if may_regroup(config, job):
-                return await serve_groups(config, job, serve, actors, gather, transport)
-            return await serve(config, actors)
+                return await serve_groups(config, job, serve_group, actors, gather, transport)
+            return await serve_group(config, actors)
     finally:
         ignore_signals()
 
 
 async def _serve_group(
-    config: TaskConfig, job: Job, on_start: script.OnStart, actors: list[JobActor]
+    config: TaskConfig,
+    job: Job,
+    on_start: script.OnStart,
+    actors: list[JobActor],
+    on_progress: OnProgress,
 ) -> int:
     """Run the task's actor, and those of the chief and the ps that it hosts."""
     if config.hosts_chief:
         own = job if isinstance(job.model, Meeting) else job.with_own_model()
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
         # The chief may have a key of its own, so a transport of its own.
-        actors.append(Chief(as_chief, own, TransportByAddress(as_chief.security), ProgressLog()))
+        actors.append(Chief(as_chief, own, TransportByAddress(as_chief.security), on_progress))
     transport = TransportByAddress(config.security)
     if config.as_ps is not None:
         actors.append(ParameterServer(config.as_ps, job, transport))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.job_file import run_as_script
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.observe.summary import Summary
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +21,17 @@ OnStart = Callable[[JobActor], None]
 
 @dataclass
 class ScriptTask:
-    """The task that this process was started as, for the job of its script.
+    """The task that this process is, for the job of its script.
 
-    ``serve`` runs the task to its end and returns the exit code.
+    ``run`` runs the task to its end and returns the exit code. ``summary``: of the job, if the task
+    learns it.
     """
 
+    name: str
     loaded: Job  # from the job's file, with the options of this task
     overrides: Mapping[str, Any]
-    serve: Callable[[Job, OnStart], Coroutine[Any, Any, int]]
+    run: Callable[[Job, OnStart], int]
+    summary: Summary | None = None
     is_attached: bool = False
 
     def attach(self, job: Job) -> Job:
@@ -51,6 +55,20 @@ _task: ScriptTask | None = None
 def current_task() -> ScriptTask | None:
     """Return the task whose script runs in this process, if there is one."""
     return _task
+
+
+def refuse_in_a_loop(entry: str) -> None:
+    """Refuse to train otherwise in the script of a task: each of its tasks would train alone.
+
+    Raises:
+        ConfigError: the script of a task runs, and has not attached to it.
+    """
+    if _task is not None and not _task.is_attached:
+        raise ConfigError(
+            f"this script runs as {_task.name} of a job with own_loop, but calls {entry}, which "
+            "would train in this process alone; expected zmqtrain.attach(job); or leave own_loop "
+            "out of the job"
+        )
 
 
 def run(task: ScriptTask, reference: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,7 +18,13 @@ def that_end() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def restored() -> Iterator[list[signal.Signals]]:
-    """Yield the signals that end a process; undo afterwards what the block does to them."""
+    """Yield the signals that end a process; undo afterwards what the block does to them.
+
+    Only the main thread may change handlers; elsewhere there is nothing to undo.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield []
+        return
     before = {number: signal.getsignal(number) for number in that_end()}
     try:
         yield list(before)

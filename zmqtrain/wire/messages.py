@@ -544,7 +544,7 @@ class Shutdown:
 
     exit_code: int
     reason: str
-    history: str = ""  # measures of the epochs, as JSON
+    summary: str = ""  # of the run, as JSON, arrays left out
 
 
 @dataclass(slots=True)

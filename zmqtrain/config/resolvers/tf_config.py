@@ -42,6 +42,12 @@ class TfConfig:
         every = self.addresses or {}
         return {task.index: address for task, address in every.items() if task.role is role}
 
+    @property
+    def is_single(self) -> bool:
+        """Whether no other task is listed beside this one, which trains."""
+        is_first = self.task is not None and self.task.role is not Role.PS and not self.task.index
+        return is_first and not self.is_dynamic and len(self.addresses or ()) <= 1
+
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what TF_CONFIG says of index, ps, workers, members, chief and its address.
@@ -159,7 +165,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _task(section: Any) -> Task | None:
-    if section is None:
+    if section is None or section == {}:
         return None
     if not isinstance(section, dict) or not {"type", "index"} <= section.keys():
         raise ConfigError(

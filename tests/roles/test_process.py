@@ -1,0 +1,149 @@
+"""What the process of a script is, by its variables and by what it has called."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import zmqtrain
+from zmqtrain import Job, Trainer
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
+from zmqtrain.roles import script
+
+JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.01), steps=3)
+TWO = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+OF_PS = {"TF_CONFIG": json.dumps({"cluster": TWO, "task": {"type": "ps", "index": 0}})}
+
+
+def fit(**options: Any) -> object:
+    return Trainer(LinearRegression(), SGD(0.01), **options).fit(NoisyLine(), verbose=False)
+
+
+def run(**options: Any) -> object:
+    return zmqtrain.run(JOB, **options)
+
+
+def attach() -> object:
+    return zmqtrain.attach(JOB)
+
+
+@pytest.fixture
+def set_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], None]]:
+    def set_all(variables: dict[str, str]) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    yield set_all
+
+
+@pytest.mark.parametrize("entry", [fit, run, attach])
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
+        ({"TF_CONFIG": json.dumps({"cluster": TWO})}, "TF_CONFIG lists a cluster, but nothing"),
+        ({"ZMQTRAIN_ROLE": "boss"}, "expected ps, worker, chief"),
+        ({"ZMQTRAIN_ROLE": "worker", "ZMQTRAIN_INDEX": "4"}, "expected at most 0"),
+    ],
+)
+def test_every_entry_ends_with_a_mistake_in_the_variables_of_its_task(
+    entry: Callable[[], object],
+    variables: dict[str, str],
+    told: str,
+    set_variables: Callable[[dict[str, str]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_variables(variables)
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    assert ended.value.code == ExitCode.USAGE
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize("entry", [fit, run])
+@pytest.mark.parametrize("sizes", [{"workers": 3}, {"ps": 0}, {"workers": 2, "ps": 2}])
+def test_cluster_in_this_process_contradicts_the_task_that_it_is(
+    entry: Callable[..., object],
+    sizes: dict[str, int],
+    set_variables: Callable[[dict[str, str]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_variables(OF_PS)
+    with pytest.raises(SystemExit) as ended:
+        entry(**sizes)
+    assert ended.value.code == ExitCode.USAGE
+    texts = [f"{name}={size}" for name, size in sizes.items()]
+    assert f"got {' and '.join(texts)}, but TF_CONFIG makes this process ps 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "cluster", [{}, {"worker": ["elsewhere:1"]}, {"chief": ["elsewhere:1"]}, {"master": ["e:1"]}]
+)
+def test_only_task_of_a_cluster_trains_alone_and_may_have_any_size(
+    cluster: dict[str, list[str]], set_variables: Callable[[dict[str, str]], None]
+) -> None:
+    kind = next(iter(cluster), "worker")
+    task = {"type": kind, "index": 0}
+    set_variables({"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})})
+    assert zmqtrain.run(JOB).strategy == "local"
+    assert zmqtrain.run(JOB, workers=2).workers == 2
+
+
+def test_variables_of_a_cluster_without_a_role_are_told_to_be_of_no_use(
+    set_variables: Callable[[dict[str, str]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    set_variables({"ZMQTRAIN_PS": "127.0.0.1:1", "ZMQTRAIN_WORKERS": "2"})
+    assert zmqtrain.run(JOB).strategy == "local"
+    assert (
+        "ZMQTRAIN_PS and ZMQTRAIN_WORKERS are set, but no ZMQTRAIN_ROLE: zmqtrain.run trains in "
+        "this process alone" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("entry", [fit, run])
+def test_script_of_a_worker_has_to_attach(entry: Callable[[], object]) -> None:
+    def run_script(job: Job, on_start: object) -> int:
+        raise AssertionError("the task is not run")
+
+    told = []
+
+    def be_the_script(reference: str) -> None:
+        try:
+            entry()
+        except ConfigError as error:
+            told.append(str(error))
+
+    task = script.ScriptTask("worker 1", JOB, {}, run_script)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(ConfigError, match=r"did not call zmqtrain\.attach"),
+    ):
+        patch.setattr(script, "run_as_script", be_the_script)
+        script.run(task, "job.py")
+    assert "this script runs as worker 1 of a job with own_loop, but calls" in told[0]
+    assert script.current_task() is None
+
+
+def test_task_of_another_thread_than_the_main_one_begins_and_takes_no_signals(
+    set_variables: Callable[[dict[str, str]], None],
+) -> None:
+    set_variables(OF_PS | {"ZMQTRAIN_JOIN_TIMEOUT_S": "0.1", "ZMQTRAIN_METRICS_PORT": "0"})
+    codes = []
+
+    def be_a_ps() -> None:
+        try:
+            zmqtrain.run(JOB)
+        except SystemExit as ended:
+            codes.append(ended.code)
+
+    thread = threading.Thread(target=be_a_ps)
+    thread.start()
+    thread.join()
+    assert codes == [ExitCode.PEER_LOST]

@@ -1,0 +1,196 @@
+"""What the process of a script is: the task that its environment names, or none.
+
+``Trainer.fit``, ``zmqtrain.run`` and ``zmqtrain.attach`` ask here, so that all of them obey alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from zmqtrain.actors.task import JobActor
+from zmqtrain.callbacks.history import History
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.options import mistyped, options_of, values_of
+from zmqtrain.config.resolvers.honcho import PROCESS_NAME
+from zmqtrain.config.task import (
+    ENVIRON,
+    OF_A_CLUSTER,
+    TaskConfig,
+    load_task,
+    role_of_script,
+)
+from zmqtrain.config.timing import Timing
+from zmqtrain.errors import ConfigError
+from zmqtrain.job import Job
+from zmqtrain.observe.logs import setup_logging
+from zmqtrain.observe.summary import Summary
+from zmqtrain.roles import launch, script, signals
+from zmqtrain.wire.messages import Shutdown
+
+log = logging.getLogger(__name__)
+
+
+class NotHere(Mapping[str, Any]):
+    """The parameters in a task without the chief, which alone has them: any use is refused."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise ConfigError(
+            "the weights are with the chief, not in this task; give the job a logdir that all "
+            "tasks share and use zmqtrain.load, or use the weights where the chief is"
+        )
+
+    __getitem__ = __iter__ = __len__ = __bool__ = _refuse
+
+
+@dataclass(frozen=True)
+class TaskOfScript:
+    """A task of a cluster, which this process is; ``source`` is the variable that says so."""
+
+    config: TaskConfig
+    source: str
+
+    def train(
+        self,
+        job: Job,
+        on_start: script.OnStart,
+        on_progress: launch.OnProgress | None = None,
+    ) -> tuple[int, Summary | None]:
+        """Run the task to its end; return the exit code and the summary that it has or was told."""
+        actors: list[JobActor] = []
+        with signals.restored():  # the script goes on
+            code = launch.run_task(
+                self.config, job, on_start, actors=actors, on_progress=on_progress
+            )
+        return code, _summary_among(actors)
+
+    def attached(self, job: Job) -> script.ScriptTask:
+        """Return this task for a loop of the script's own."""
+
+        def run(job: Job, on_start: script.OnStart) -> int:
+            code, task.summary = self.train(job, on_start)
+            return code
+
+        task = script.ScriptTask(str(self.config.task), job, {}, run)
+        return task
+
+
+def task_of_script(
+    entry: str, *, workers: int | None = None, ps: int | None = None, timing: Timing | None = None
+) -> TaskOfScript | None:
+    """Return the task that this process is by its variables; None: it trains alone.
+
+    ``entry``: what the script has called, with these arguments. What a running task calls, such as
+    a callback, trains inside of that task.
+
+    Raises:
+        SystemExit: a variable has a mistake, or contradicts the arguments; the log says which.
+        ConfigError: this is the script of a worker, which has to attach.
+    """
+    if launch.IN_A_TASK.get():
+        return None
+    script.refuse_in_a_loop(entry)
+    try:
+        return _task_of_script(entry, workers, ps, timing)
+    except ConfigError as error:
+        log.error("%s", error)
+        raise SystemExit(int(error.exit_code)) from error
+
+
+def _task_of_script(
+    entry: str, workers: int | None, ps: int | None, timing: Timing | None
+) -> TaskOfScript | None:
+    role, source = role_of_script()
+    if role is None:
+        if unused := [name for name in OF_A_CLUSTER if ENVIRON.get(name, "").strip()]:
+            log.warning(
+                "%s set, but no ZMQTRAIN_ROLE: %s trains in this process alone",
+                " and ".join(unused) + (" is" if len(unused) == 1 else " are"),
+                entry,
+            )
+        return None
+    name = Path(sys.argv[0]).name or entry
+    given = {} if timing is None else timing.model_dump(exclude_unset=True)
+    config = load_task(role, _variables(TaskConfig) | {"job": name} | given)
+    if source == PROCESS_NAME and config.workers == 1 and not (config.ps or config.chief):
+        return None  # the only process of its Procfile
+    if found := list(_contradictions(config, workers, ps)):
+        raise ConfigError(
+            f"{entry} got {' and '.join(found)}, but {source} makes this process {config.task} of "
+            f"a cluster; leave the argument out, or unset {source} to train in this process alone"
+        )
+    setup_logging(str(config.task), config.log_level, config.log_format)
+    return TaskOfScript(config, source)
+
+
+def _contradictions(config: TaskConfig, workers: int | None, ps: int | None) -> Iterator[str]:
+    if workers not in (None, config.workers):
+        yield f"workers={workers}"
+    if ps not in (None, len(config.ps)):
+        yield f"ps={ps}"
+
+
+def refuse_task(command: str) -> None:
+    """Refuse to start a whole cluster in a process that is to be one task of another one.
+
+    Raises:
+        ConfigError: a variable says so, or has a mistake.
+    """
+    role, source = role_of_script()
+    if role is not None and source != PROCESS_NAME:  # the name of a Procfile's line is anything
+        raise ConfigError(
+            f"{source} makes this process a {role} of a cluster, but {command} starts a whole one "
+            "on this host; expected python -m zmqtrain.roles.task --job JOB for each task; or "
+            f"unset {source}"
+        )
+
+
+def job_of_script(job: Job) -> Job:
+    """Return the job of a script with what the variables of this process say of its fields.
+
+    Raises:
+        ConfigError: a variable has a mistake.
+    """
+    overrides = values_of(Job, _variables(Job))
+    for text in mistyped(ENVIRON, TaskConfig, Job):
+        log.warning("%s", text)
+    return job.with_overrides(**overrides) if overrides else job
+
+
+def _variables(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the options of a model as the variables of this process give them.
+
+    Raises:
+        ConfigError: a variable has a mistake.
+    """
+
+    @click.command()
+    @options_of(model, optional=True)
+    def given(**values: Any) -> dict[str, Any]:
+        return values
+
+    try:
+        return dict(given.main([], standalone_mode=False))
+    except click.ClickException as error:
+        raise ConfigError(error.format_message()) from None
+
+
+def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
+    """Return the summary of a job that has ended: the chief's, or what the others were told."""
+    for actor in actors:
+        if isinstance(actor, Chief):
+            return actor.summary
+        end = getattr(actor, "end", None)
+        if isinstance(end, Shutdown) and end.summary:
+            told = json.loads(end.summary)
+            history = History.of(told["history"])
+            return Summary(**told | {"history": history, "parameters": NotHere()})
+    return None
