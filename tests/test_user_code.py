@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from bdb import BdbQuit
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ def test_error_is_told_with_its_owner_and_the_line() -> None:
     text = rf"^load\(\) of \['owner'\] failed: {HERE}: KeyError: 3$"
     with pytest.raises(DataError, match=text), user_code("load()", ["owner"], DataError):
         fail(KeyError(3))
+
+
+def test_debugger_that_found_no_terminal_says_where_to_debug() -> None:
+    text = rf"{HERE}: the debugger was left; a task .* no terminal .* zmqtrain\.run\(job\)"
+    with pytest.raises(ConfigError, match=text), user_code("load()", "data"):
+        fail(BdbQuit())
 
 
 def test_details_are_asked_for_only_when_something_failed() -> None:

@@ -11,6 +11,7 @@ import logging
 import re
 import sysconfig
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def described(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     place = place_of(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, BdbQuit):
+        text = (
+            "the debugger was left; a task of a cluster has no terminal for one: debug the job in "
+            "one process, with zmqtrain.run(job) in a script"
+        )
     return f"{place}: {text}" if place else text
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
+import os
+import pickle
 import sys
+import typing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +53,24 @@ FILES = {
     "invalid.py": HEADER + "job = line(0)\n",
 }
 
+DEFINES = f"""\
+from __future__ import annotations
+import enum
+from dataclasses import dataclass
+{HEADER}
+class Color(enum.Enum):
+    RED = 1
+
+@dataclass
+class Options:
+    color: Color = Color.RED
+
+def double(number):
+    return 2 * number
+
+job = line(1)
+"""
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -59,6 +84,84 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in set(sys.modules) - before:
         del sys.modules[name]
+
+
+def module_of(path: Path) -> Any:
+    (module,) = [m for m in list(sys.modules.values()) if getattr(m, "__file__", "") == str(path)]
+    return module
+
+
+@pytest.mark.parametrize("name", ["mine", "my-job", "job.v2", "random", "test", "numpy"])
+def test_what_a_job_file_defines_is_found_by_the_name_of_its_module(home: Path, name: str) -> None:
+    (home / f"{name}.py").write_text(DEFINES)
+    own = sys.modules.get(name)
+    assert load_job(f"{name}.py").steps == 1
+    module = module_of(home / f"{name}.py")
+    assert own is None or sys.modules[name] is own
+    assert pickle.loads(pickle.dumps(module.Options())) == module.Options()
+    assert pickle.loads(pickle.dumps(module.Color.RED)) is module.Color.RED
+    assert typing.get_type_hints(module.Options) == {"color": module.Color}
+    assert inspect.getsource(module.double).endswith("return 2 * number\n")
+
+
+@pytest.mark.parametrize("name", ["mine", "random"])
+def test_process_that_a_job_starts_finds_what_its_file_defines(home: Path, name: str) -> None:
+    (home / f"{name}.py").write_text(DEFINES)
+    load_job(f"{name}.py")
+    module = module_of(home / f"{name}.py")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(module.double, 21).result() == 42
+
+
+def test_file_that_cannot_be_run_leaves_the_module_that_was_there(home: Path) -> None:
+    load_job("named.py")
+    module = sys.modules["named"]
+    (home / "named.py").write_text("raise ValueError\n")
+    with pytest.raises(ConfigError):
+        load_job("named.py")
+    assert sys.modules["named"] is module
+
+
+def test_job_edited_within_the_same_second_is_the_new_one(home: Path) -> None:
+    assert load_job("named.py").steps == 2
+    (home / "named.py").write_text(FILES["named.py"].replace("line(2)", "line(8)"))
+    assert load_job("named.py").steps == 8
+
+
+@pytest.mark.parametrize("reference", ["named.py", "HOME/named.py", "named"])
+def test_removed_working_directory_is_told(
+    home: Path, reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "gone").mkdir()
+    monkeypatch.chdir(home / "gone")
+    (home / "gone").rmdir()
+    with pytest.raises(ConfigError, match="the working directory was removed; change to"):
+        load_job(reference.replace("HOME", str(home)))
+    os.chdir(home)  # pytest wants to be somewhere
+
+
+def test_job_that_its_own_modules_import_is_run_once(home: Path) -> None:
+    (home / "helper.py").write_text("import mine\n")
+    (home / "mine.py").write_text(f"{DEFINES}\nimport helper\n")
+    load_job("mine.py")
+    assert sys.modules["helper"].mine is sys.modules["mine"]
+
+
+@pytest.mark.parametrize(
+    ("directory", "told"),
+    [(".", "give the job as package.relative"), ("package", "give the job as package.relative, ")],
+)
+def test_job_file_with_relative_imports_is_to_be_given_as_a_module(
+    home: Path, directory: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = home / "package/relative.py"
+    path.write_text(f"{HEADER}from . import inside\njob = line(1)\n")
+    monkeypatch.chdir(home / directory)
+    with pytest.raises(ConfigError, match=told) as raised:
+        load_job(str(path))
+    assert (f"from the directory {home}" in str(raised.value)) == (directory != ".")
+    monkeypatch.chdir(home)
+    assert load_job("package.relative").steps == 1
 
 
 @pytest.mark.usefixtures("home")

@@ -10,10 +10,12 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from zmqtrain.config import job_modules
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import digest_of
 from zmqtrain.job import Job
@@ -35,6 +37,11 @@ def load_job(reference: str, **overrides: Any) -> Job:
         ConfigError: there is no such file, it cannot be imported, it has no such job, a value is
             wrong, or the file has a loop of its own of which the job does not say so.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        text = "the working directory was removed; change to a directory that is there"
+        raise ConfigError(text) from None
     is_path = reference.endswith(".py")  # with a colon in it or not
     source, colon, name = (reference, "", "") if is_path else reference.partition(":")
     if colon and not name:
@@ -105,10 +112,9 @@ def _digest_of_source(job: Job, source: str | None, namespace: Mapping[str, Any]
     for value in (*namespace.values(), *kinds):
         module = value if isinstance(value, ModuleType) else _module_of(value)
         files.add(getattr(module, "__file__", None))
+    paths = {Path(file).resolve() for file in files if file and Path(file).is_file()}
     texts = [
-        Path(file).read_bytes().replace(b"\r\n", b"\n")
-        for file in files
-        if file and Path(file).is_file() and not is_installed(str(Path(file).resolve()))
+        path.read_bytes().replace(b"\r\n", b"\n") for path in paths if not is_installed(str(path))
     ]
     return digest_of("".join(sorted(map(digest_of, texts))).encode())
 
@@ -125,8 +131,40 @@ def _run_file(path: Path) -> dict[str, Any]:
     _import_from(path.parent.resolve())
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last, so that files here hide no module
-    with _importing(f"job file {path}"):
-        return runpy.run_path(str(path), run_name=path.stem)
+    with _importing(f"job file {path}", path):
+        return vars(_module_of_file(path.absolute()))
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Run a file as the module that pickle, inspect and processes it starts find by its name.
+
+    It runs anew each time, and no bytecode of an older text is used.
+    """
+    name = path.stem if _is_free(path) else f"{job_modules.__name__}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and isinstance(spec.loader, SourceLoader)
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        code = spec.loader.source_to_code(path.read_bytes(), str(path))
+        exec(code, vars(module))
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether a file's own name, imported, is this file and no other module."""
+    if path.stem in sys.modules:
+        found = getattr(sys.modules[path.stem], "__file__", None)
+    else:
+        spec = None if "." in path.stem else importlib.util.find_spec(path.stem)
+        found = spec and spec.origin
+    return found is not None and Path(found).is_file() and path.samefile(found)
 
 
 def _import(module: str) -> dict[str, Any]:
@@ -161,7 +199,7 @@ def _import_from(directory: Path) -> None:
 
 
 @contextmanager
-def _importing(what: str) -> Iterator[None]:
+def _importing(what: str, path: Path | None = None) -> Iterator[None]:
     """Turn what a job file raises into a ConfigError that names the line."""
     token = _LOADING.set(what)
     try:
@@ -172,9 +210,20 @@ def _importing(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         extra = EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
         remedy = f"; install it with pip install 'zmqtrain[{extra}]'" if extra else ""
+        if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
+            remedy = _as_module(path)
         raise ConfigError(f"{what} cannot be imported: {described(error)}{remedy}") from error
     finally:
         _LOADING.reset(token)
+
+
+def _as_module(path: Path) -> str:
+    """Say how to give a job file that imports relatively: as a module of its package."""
+    names, directory = [path.stem], path.absolute().parent
+    while (directory / "__init__.py").is_file() or len(names) == 1:
+        names, directory = [directory.name, *names], directory.parent
+    where = "" if directory == Path.cwd() else f", from the directory {directory}"
+    return f"; the file belongs to a package: give the job as {'.'.join(names)}{where}"
 
 
 def refuse_while_loading() -> None:

@@ -106,8 +106,8 @@ class Trainer:
         works. ``steps_per_epoch`` of Keras is refused: an epoch is a pass.
 
         If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it
-        is that task until the training ends. Every task returns the same measures, arrays left out; the
-        weights are where the chief is, and in the logdir.
+        is that task until the training ends. Every task returns the same measures, arrays left out;
+        the weights are where the chief is, and in the logdir.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.

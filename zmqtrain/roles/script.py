@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bdb import BdbQuit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from zmqtrain.config.job_file import run_as_script
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
+from zmqtrain.user_code import described
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ def run(task: ScriptTask, reference: str) -> int:
         run_as_script(reference)
     except ZmqTrainError:
         raise
+    except BdbQuit as error:
+        raise ConfigError(described(error)) from error
     except Exception:
         log.exception("the script %s failed", reference)
         return ExitCode.CRASH
