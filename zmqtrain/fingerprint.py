@@ -25,7 +25,39 @@ SOURCE, DATA = "source", "data"
 """Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
 training set. A job may be made without a file, and a ps loads no data."""
 
+ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{6,}")
+"""An address in the repr of an object: it differs from process to process."""
+
 _NAMED = re.compile(r"\w+=.")  # an argument with its value
+# A class of the job's file is of __main__ where the file runs as a script.
+_MODULE = re.compile(r"(<class '|<)(?:[\w-]+\.)+(?=\w+'>|\w+ object|<locals>)")
+_STRING = r"""(?<!\w)[bru]*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_TOKEN = re.compile(rf"{_STRING}|[][(){{}},]|[^][(){{}},'\"\w]+|\w+|.", re.DOTALL)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def canonical(text: str) -> str:
+    """Return a repr as each process has it: of equal values, equal texts.
+
+    Addresses and modules of objects without a repr are left out, and what stands in braces, a set
+    or a dict, is sorted. Other brackets keep their order.
+    """
+    text = _MODULE.sub(r"\1", ADDRESS.sub("", text))
+    opened: list[tuple[str, list[str]]] = [("", [""])]  # brackets, with their parts so far
+    for token in _TOKEN.findall(text):
+        bracket, parts = opened[-1]
+        if token in _CLOSING:
+            opened.append((token, [""]))
+        elif token == _CLOSING.get(bracket):
+            opened.pop()
+            kept = sorted(part.strip() for part in parts) if bracket == "{" else parts
+            separator = ", " if bracket == "{" else ","
+            opened[-1][1][-1] += f"{bracket}{separator.join(kept)}{token}"
+        elif token == ",":
+            parts.append("")
+        else:
+            parts[-1] += token
+    return ",".join(opened[0][1]) if len(opened) == 1 else text
 
 
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -74,8 +106,20 @@ def remedy_of_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> 
             "One job has built two models: let its seed alone decide their shapes and values, and "
             "install the same versions on every host"
         )
+    differing = set(_that_differ(theirs, ours))
+    if theirs.get(SOURCE) and theirs.get(SOURCE) == ours.get(SOURCE):
+        if differing == {DATA}:
+            return (
+                "One job has made two data sets: give what is random in them a fixed seed, and "
+                "sort what comes from a set"
+            )
+        if differing <= {"model", "optimizer"}:
+            return (
+                "One job file has made both: give the object a __repr__ that shows its options "
+                "alone, in a fixed order, and give every task the same options"
+            )
     same = "Start every task with the same job file, data and options"
-    if DATA in _that_differ(theirs, ours):
+    if DATA in differing:
         return f"{same}; data made at random needs a seed, as in numpy.random.default_rng(0)"
     return same
 

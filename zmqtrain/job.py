@@ -37,10 +37,12 @@ from zmqtrain.data.stream import StreamPlan, stream_of
 from zmqtrain.data.subset import Typed
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.fingerprint import (
+    ADDRESS,
     DEVICES,
     EPOCHS,
     INITIAL,
     SOURCE,
+    canonical,
     digest_of,
     digest_of_arrays,
     short,
@@ -59,8 +61,6 @@ from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
 
 log = logging.getLogger(__name__)
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 _ADAPTERS = {  # a model of Keras may be a module of PyTorch, too, so it is first
     "keras": "keras.KerasModel(build)",
@@ -413,7 +413,7 @@ class Job(BaseModel):
     @field_validator("optimizer")
     @classmethod
     def _has_one_text(cls, value: Any) -> Any:
-        if _ADDRESS.search(repr(value)):
+        if ADDRESS.search(repr(value)):
             raise ValueError(
                 "its repr differs from process to process, but tells the tasks whether they run "
                 "the same job: make the update rule a frozen dataclass"
@@ -497,7 +497,7 @@ class Job(BaseModel):
     def name(self) -> str:
         """The model's repr, or the name of its class if it has no repr of its own."""
         text = repr(self.model)
-        return type(self.model).__name__ if _ADDRESS.search(text) else text
+        return type(self.model).__name__ if ADDRESS.search(text) else text
 
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
@@ -770,7 +770,7 @@ class Job(BaseModel):
     @property
     def optimizer_text(self) -> str:
         """The optimizer with all of its options, as a text to compare."""
-        return _ADDRESS.sub("", repr(self.update()))
+        return canonical(repr(self.update()))
 
     def restored_rate(self, manifest: Manifest) -> float | None:
         """Return the learning rate of a checkpoint that a callback has set; None: none counts.
@@ -802,8 +802,7 @@ class Job(BaseModel):
             INITIAL: digest_of_arrays(self.initial),
         }
         return {name: short(text) for name, text in optional.items() if text} | {
-            # An address would differ on every task.
-            "model": short(_ADDRESS.sub("", repr(self.model))),
+            "model": short(canonical(repr(self.model))),
             "parameters": f"{len(trained)} variables, {sum(v.size for v in trained)} elements "
             f"({digest_of(listing.encode())})",
             "optimizer": short(self.optimizer_text),
@@ -828,6 +827,6 @@ def _sentence(mistake: ErrorDetails) -> str:
     if mistake["type"] == "missing":
         return f"{name} is missing; expected {Job.model_fields[name].description}"
     value = " ".join(repr(mistake["input"]).split())
-    if not isinstance(mistake["input"], str) and (len(value) > 80 or _ADDRESS.search(value)):
+    if not isinstance(mistake["input"], str) and (len(value) > 80 or ADDRESS.search(value)):
         value = f"of type {type(mistake['input']).__name__}"  # of arrays and modules it says more
     return f"{name} is {value:.80}; {expectation(mistake)}"
