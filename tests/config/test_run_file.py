@@ -12,10 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
-from zmqtrain.config.run_file import RunningJob, end_since, note_end, published, running_jobs
-from zmqtrain.errors import ConfigError
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.run_file import (
+    RunningJob,
+    end_since,
+    forget_end,
+    life,
+    note_end,
+    published,
+    running_jobs,
+)
+from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError
 
 
 @pytest.fixture
@@ -48,6 +58,75 @@ def test_end_can_be_noted_by_several_tasks_at_once(directory: Path) -> None:
         note_end(("a:1",), 0)
         other.write(" " * 1000 + "}")
     assert end_since(("a:1",), 0.0) == 0
+
+
+TASK = Task(Role.WORKER, 1)
+
+
+def killed(directory: Path, since: float) -> None:
+    """Leave the record of a task whose process was killed."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    with life(("a:1",), TASK):
+        (path,) = directory.glob("*.life")
+        text = path.read_text()
+    path.write_text(json.dumps(json.loads(text) | {"pid": process.pid, "since": since}))
+
+
+def test_life_after_one_that_was_killed_counts_from_its_begin(directory: Path) -> None:
+    directory.mkdir()
+    killed(directory, 7.0)
+    with life(("a:1",), Task(Role.WORKER, 2)) as of_another_task:
+        assert of_another_task is None
+    with life(("b:1",), TASK) as of_another_job:
+        assert of_another_job is None
+    with life(("a:1",), TASK) as since:
+        assert since == 7.0
+    with life(("a:1",), TASK) as since:
+        assert since is None  # the one before ended in order
+    assert not list(directory.glob("*.life"))
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (PeerLostError("gone"), True),
+        (OccupiedError("taken"), True),
+        (ConfigError("wrong"), False),
+        (RuntimeError("a bug"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_life_that_ends_by_itself_is_the_last_unless_a_restart_may_help(
+    directory: Path, error: BaseException, counts: bool
+) -> None:
+    directory.mkdir()
+    with pytest.raises(type(error)), life(("a:1",), TASK):
+        raise error
+    with life(("a:1",), TASK) as since:
+        assert (since is not None) == counts
+
+
+def test_task_that_another_process_is_takes_nothing_from_it(directory: Path) -> None:
+    directory.mkdir()
+    parent = psutil.Process(os.getppid())
+    with life(("a:1",), TASK):
+        (path,) = directory.glob("*.life")
+        of_parent = {"pid": parent.pid, "created": parent.create_time(), "since": 7.0}
+        path.write_text(json.dumps(of_parent))
+        with life(("a:1",), TASK) as since:
+            assert since is None
+        assert json.loads(path.read_text()) == of_parent
+
+
+def test_end_that_was_forgotten_is_noted_no_more(directory: Path) -> None:
+    directory.mkdir()
+    note_end(("a:1",), 0)
+    forget_end(("b:1",))
+    assert end_since(("a:1",), 0.0) == 0
+    forget_end(("a:1",))
+    forget_end(("a:1",))
+    assert end_since(("a:1",), 0.0) is None
 
 
 def test_no_directory_for_small_files_is_told_with_the_remedy(

@@ -6,12 +6,15 @@ import os
 import select
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Process, Stage, check_counts
+from zmqtrain.config import run_file
+from zmqtrain.errors import ExitCode
 from zmqtrain.wire.messages import Status
 
 PROCFILE = Path(__file__).parents[2] / "Procfile"
@@ -137,3 +140,59 @@ def test_worker_of_an_engine_leaves_a_job_that_has_its_last_checkpoint(stage: St
     worker = stage.cluster(job).start("worker", 0, "--on-term", "leave")
     assert worker.exit_code() == 0, str(worker)
     assert worker.lines("the job has ended meanwhile"), str(worker)
+
+
+def note_end(stage: Stage, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Note the end of a job as its other tasks would."""
+    monkeypatch.setattr(tempfile, "tempdir", stage.environment()["TMPDIR"])
+    run_file.note_end((address,), ExitCode.DIVERGED)
+
+
+SHORT = ("--join-timeout-s", "6", "--grace-s", "1")
+
+
+@pytest.mark.parametrize(
+    ("role", "ending"),
+    [
+        ("worker", "killed"),
+        ("chief", "killed"),
+        ("ps", "killed"),
+        ("worker", "lost"),
+        ("ps", "stopped"),
+    ],
+)
+def test_task_that_nobody_supervises_leaves_with_its_job_if_a_life_was_killed_or_lost(
+    stage: Stage, role: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = stage.cluster(stage.job())
+    first = cluster.start(role, 0, *SHORT)
+    first.until_line("listening at" if role == "ps" else "metrics at")
+    if ending == "lost":
+        assert first.exit_code() == ExitCode.PEER_LOST
+    else:
+        first.signal(signal.SIGKILL if ending == "killed" else signal.SIGTERM)
+        first.exit_code()
+    note_end(stage, monkeypatch, cluster.leader)
+    again = cluster.start(role, 0, *SHORT)
+    expected = ExitCode.PEER_LOST if ending == "stopped" else ExitCode.DIVERGED
+    assert again.exit_code() == expected, again
+    assert bool(again.lines("the job has ended meanwhile")) == (ending != "stopped")
+
+
+def test_next_job_at_the_same_addresses_is_no_end_to_a_task_that_was_killed(
+    stage: Stage,
+) -> None:
+    gated = stage.cluster(stage.job(gated=True, steps=400), workers=2)
+    tasks = [gated.start("ps"), gated.start("chief"), gated.start("worker", 0)]
+    killed = gated.start("worker", 1)
+    gated.until_status(lambda status: len(status.tasks) == 4 and status.step > 0, "steps")
+    killed.signal(signal.SIGKILL)
+    killed.exit_code()
+    stage.open_gate()
+    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
+    # It comes first, and finds that a job has ended since it was killed.
+    late = gated.start("worker", 1)
+    late.until_line("metrics at")
+    tasks = [gated.start("ps"), gated.start("chief"), gated.start("worker", 0)]
+    assert [task.exit_code() for task in (late, *tasks)] == [0] * 4, stage.report
+    assert not late.lines("the job has ended meanwhile"), late

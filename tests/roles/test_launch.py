@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import psutil
@@ -185,9 +184,19 @@ async def test_worker_that_comes_too_late_for_a_job_that_is_done_leaves_if_it_ma
     await asyncio.to_thread(zmqtrain.run, job)
     monkeypatch.setattr(launch, "CHECK_S", 0.0)
     has_joined, codes = iter([False, True]), []
-    worker = SimpleNamespace(job=job, ready=lambda: (next(has_joined), ""), stop=codes.append)
+
+    class Late:
+        @property
+        def has_met(self) -> bool:
+            return next(has_joined)
+
+        def stop(self, code: int) -> None:
+            codes.append(code)
+
+    worker = Late()
+    worker.job = job
     config = config_of("127.0.0.1:2222").model_copy(update={"role": Role.WORKER, **given})
-    await launch._leave_with_the_job(worker, [worker], config, float("inf"))
+    await launch._leave_with_the_job([worker], config, None)
     assert codes == [ExitCode.OK] * leaves
 
 

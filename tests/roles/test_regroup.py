@@ -151,7 +151,7 @@ async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path)
         loop.call_soon(actor.stop, int(ExitCode.TERMINATED))
 
     with claimed(job.logdir):
-        serving = launch._serve_group(config, job, on_start, [], lambda status: None)
+        serving = launch._serve_group(config, job, on_start, [], lambda status: None, None)
         assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
     assert not has_run.is_set()  # a chief would end the job of the one that has the claim
 

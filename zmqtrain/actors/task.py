@@ -134,6 +134,11 @@ class JobActor(Actor):
             if address
         ]
 
+    @property
+    def has_met(self) -> bool:
+        """Whether this life has joined a job."""
+        return self.incarnation > 0
+
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """Return (whether the task is ready, its state in words).
 

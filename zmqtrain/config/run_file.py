@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from zmqtrain.config.cluster import Role, connect_endpoint
-from zmqtrain.errors import ConfigError
+from zmqtrain.config.cluster import Role, Task, connect_endpoint
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.files import read_file
 from zmqtrain.transport.own_directory import for_small_files
 
 NOTE_S = 3600.0
-"""A worker that is started again so long after the end of its job waits in vain."""
+"""A task that is started again so long after the end of its job waits in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def running_jobs() -> list[RunningJob]:
 def note_end(ps: tuple[str, ...], exit_code: int) -> None:
     """Record on this host that the job of these ps has ended, with this exit code.
 
-    A worker that is restarted after the end reads it with `end_since`.
+    A task that is restarted after the end reads it with `end_since`.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -93,15 +93,82 @@ def end_since(ps: tuple[str, ...], since: float) -> int | None:
         return None
 
 
+def forget_end(ps: tuple[str, ...]) -> None:
+    """Remove the note of an end: another job of these ps begins."""
+    with contextlib.suppress(OSError, ConfigError):
+        _end_file(ps).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def life(ps: tuple[str, ...], task: Task) -> Iterator[float | None]:
+    """Record that this process is a task; yield since when it has been, as a Unix time.
+
+    None: no life before this one was killed or has lost its peers. A life that ends otherwise
+    removes the record, so the next one is the first of another job.
+    """
+    path = for_small_files() / f"{_name(ps)}-{task.hyphenated}.life"
+    before = _read_life(path)
+    if before is not None and before.is_alive:
+        yield None  # two processes are this task, and one of them will be refused
+        return
+    since = None if before is None else before.since
+    own = _Life(os.getpid(), psutil.Process().create_time(), since or time.time())
+    with contextlib.suppress(ConfigError):  # then it is not known to have been killed
+        _write(path, json.dumps(asdict(own)))
+    is_lost = False
+    try:
+        yield since
+    except ZmqTrainError as error:
+        is_lost = error.exit_code == ExitCode.PEER_LOST
+        raise
+    finally:
+        if not is_lost:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A process that is a task; ``since``: when the first of its lives in a row began."""
+
+    pid: int
+    created: float
+    since: float
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether another process is this life still."""
+        try:
+            created = psutil.Process(self.pid).create_time()
+        except psutil.Error:
+            return False
+        return self.pid != os.getpid() and created == self.created
+
+
+def _read_life(path: Path) -> _Life | None:
+    try:
+        return _Life(**json.loads(read_file(path)))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def old_notes() -> list[Path]:
-    """Return the notes of ends that no worker will read any more: those older than an hour."""
+    """Return the notes that no task will read any more: those older than an hour."""
     limit = time.time() - NOTE_S
-    return [path for path in for_small_files().glob("*.ended") if path.stat().st_mtime < limit]
+    notes = [*for_small_files().glob("*.ended"), *map(_dead_life, for_small_files().glob("*.life"))]
+    return [path for path in notes if path is not None and path.stat().st_mtime < limit]
+
+
+def _dead_life(path: Path) -> Path | None:
+    found = _read_life(path)
+    return None if found is not None and found.is_alive else path
 
 
 def _end_file(ps: tuple[str, ...]) -> Path:
-    name = hashlib.blake2b(",".join(ps).encode(), digest_size=8).hexdigest()
-    return for_small_files() / f"{name}.ended"
+    return for_small_files() / f"{_name(ps)}.ended"
+
+
+def _name(ps: tuple[str, ...]) -> str:
+    return hashlib.blake2b(",".join(ps).encode(), digest_size=8).hexdigest()
 
 
 def _files(directory: Path) -> list[Path]:

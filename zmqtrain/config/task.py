@@ -311,6 +311,11 @@ class TaskConfig(SharedConfig):
         return Owner(role, index)
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """What names the job on its hosts: the addresses of its ps, or of the workers without."""
+        return (self.members or self.ps) if self.hosted else self.ps
+
+    @property
     def hosts_chief(self) -> bool:
         """Whether the chief runs in this task."""
         if self.chief:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -58,7 +60,8 @@ from zmqtrain.training.own_loop import Meeting
 from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.wire.messages import Status
 
-CHECK_S = 1.0  # how often a worker that waits for a ps checks whether the job has ended
+CHECK_S = 1.0  # how often a task that meets no other checks whether the job has ended
+NEW_JOB_SHARE = 0.1  # of the join timeout: how long a killed task waits for a new job to begin
 
 IN_A_TASK: ContextVar[bool] = ContextVar("in_a_task", default=False)
 """Whether a task is running, and has called this code: its data set, its callback."""
@@ -215,14 +218,14 @@ def _publish(
 
 
 def _note_end(actors: Sequence[JobActor], config: TaskConfig) -> None:
-    """Record on this host that the chief has ended the run, for workers that start later."""
+    """Record on this host that the chief has ended the run, for tasks that start later."""
     if config.ps[0].startswith(IPC):  # in zmqtrain run no task starts later
         return
     for actor in actors:
         end = actor.summary if isinstance(actor, Chief) else getattr(actor, "end", None)
         if end is not None:
             with contextlib.suppress(ConfigError):  # then they wait until join_timeout_s
-                run_file.note_end(config.ps, int(end.exit_code))
+                run_file.note_end(config.addresses, int(end.exit_code))
 
 
 @contextlib.contextmanager
@@ -240,6 +243,22 @@ def _key_of_one_life(config: TaskConfig) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _life(config: TaskConfig) -> Iterator[float | None]:
+    """Yield since when this process is its task, if a life of it was killed or lost its peers.
+
+    What begins a job, and was not there before, makes the end of another one at its addresses void.
+    """
+    if config.ps[0].startswith(IPC):  # in zmqtrain run no task starts later
+        yield None
+        return
+    with run_file.life(config.addresses, config.task) as since:
+        is_first = since is None and math.isinf(supervised_since(ENVIRON))
+        if is_first and (config.as_ps is not None or config.hosts_chief):
+            run_file.forget_end(config.addresses)
+        yield since
+
+
 def _is_done(job: Job) -> bool:
     """Say whether there is a checkpoint of the job's last step."""
     if job.logdir is None:
@@ -250,15 +269,25 @@ def _is_done(job: Job) -> bool:
 
 
 async def _leave_with_the_job(
-    worker: Worker, actors: Sequence[JobActor], config: TaskConfig, since: float
+    actors: Sequence[JobActor], config: TaskConfig, since: float | None
 ) -> None:
-    """Stop a worker that has not joined, and what it hosts, if its job has ended: if that was noted
-    on this host after ``since``, or the last checkpoint is in the logdir."""
+    """Stop a task that meets no other, and what it hosts, if its job has ended: if that was noted
+    on this host after ``since``, or a worker finds the last checkpoint in the logdir.
+
+    A life that was killed may also be followed by another job at the same addresses, which is
+    given some time to begin. Of lives under a supervisor it is known which belong together.
+    """
+    last, until = actors[-1], time.monotonic() + NEW_JOB_SHARE * config.join_timeout_s
+    if math.isfinite(supervised := supervised_since(ENVIRON)):
+        since, until = supervised, 0.0
     # To an engine, a worker's end is not the job's. A later group has begun, and ends with its job.
-    may_leave = config.as_ps is None and (config.on_term == "leave" or config.group > 1)
-    while not worker.ready()[0]:
-        code = run_file.end_since(config.ps, since)
-        if code is None and may_leave and await asyncio.to_thread(_is_done, worker.job):
+    is_free = config.role is Role.WORKER and config.as_ps is None
+    may_leave = is_free and (config.on_term == "leave" or config.group > 1)
+    while not last.has_met:
+        code = None
+        if since is not None and time.monotonic() >= until:
+            code = run_file.end_since(config.addresses, since)
+        if code is None and may_leave and await asyncio.to_thread(_is_done, last.job):
             code = ExitCode.OK
         if code is not None:
             log.info("the job has ended meanwhile")
@@ -285,8 +314,10 @@ async def serve(
     actors = [] if actors is None else actors
     job = job.hosted(config.hosted)
 
+    show, since = on_progress or ProgressLog(), None
+
     async def serve_group(in_group: TaskConfig, actors: list[JobActor]) -> int:
-        return await _serve_group(in_group, job, on_start, actors, on_progress or ProgressLog())
+        return await _serve_group(in_group, job, on_start, actors, show, since)
 
     async def gather(gatherer: Gatherer) -> int:
         with contextlib.ExitStack() as stack:
@@ -299,7 +330,7 @@ async def serve(
         return TransportByAddress(of_all.security)
 
     try:
-        with _key_of_one_life(config):
+        with _key_of_one_life(config), _life(config) as since:
             if may_regroup(config, job):
                 return await serve_groups(config, job, serve_group, actors, gather, transport)
             return await serve_group(config, actors)
@@ -313,6 +344,7 @@ async def _serve_group(
     on_start: script.OnStart,
     actors: list[JobActor],
     on_progress: OnProgress,
+    since: float | None,
 ) -> int:
     """Run the task's actor, and those of the chief and the ps that it hosts."""
     if config.hosts_chief:
@@ -326,8 +358,7 @@ async def _serve_group(
     if config.role is Role.WORKER:
         worker = Worker(config, job, transport)
         actors.append(worker)
-        since = supervised_since(ENVIRON)
-        worker.add_background_task(partial(_leave_with_the_job, worker, actors, config, since))
+    actors[-1].add_background_task(partial(_leave_with_the_job, actors, config, since))
     with contextlib.ExitStack() as stack:
         servers = []
         for actor in actors:

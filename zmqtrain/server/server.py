@@ -425,6 +425,11 @@ class ParameterServer(JobActor):
         generation = self.state.generation if self._executor is not None else 0
         return Sender(self.task.role, self.task.index, self.incarnation), generation
 
+    @property
+    def has_met(self) -> bool:
+        """Whether any other task has spoken to this life of the ps."""
+        return self._executor is not None and any(peer.contact for peer in self.peers)
+
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """An engine may keep a ps that is not ready out of DNS, and the chief could not come."""
         listens = self._executor is not None
