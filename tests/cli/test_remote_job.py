@@ -173,6 +173,17 @@ def test_dead_address_is_told_by_every_command_after_one_question(
     assert ps.asked == [("127.0.0.1:9", GetStatus(), 5.0)]
 
 
+def test_job_of_this_host_that_does_not_answer_yet_is_said_to_be_starting(
+    ps: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == ExitCode.PEER_LOST
+    assert len(ps.asked) == 1
+    assert capsys.readouterr().err == (
+        "error: ps 0 at 127.0.0.1:2222 did not answer within 5 s; digits.py runs on this host and may "
+        "still be starting: ask again, or wait longer with --timeout-s\n"
+    )
+
+
 def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
     ps.replies[GetStatus] = [ProtocolError("ps 1 takes no GetStatus")]
     with pytest.raises(ProtocolError) as caught:

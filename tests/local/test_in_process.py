@@ -333,6 +333,19 @@ async def test_run_inside_a_running_loop_leaves_that_loop_running() -> None:
     assert ticks > 0
 
 
+def test_error_of_a_run_has_no_other_error_before_it_than_its_cause() -> None:
+    class Failing(LinearRegression):
+        def loss_and_gradients(self, *_: Any) -> float:
+            raise ValueError("mine")
+
+    job = digits_job(steps=1).model_copy(update={"model": Failing(64)})
+    with pytest.raises(ConfigError, match="ValueError: mine") as raised:
+        zmqtrain.run(job)
+    cause = raised.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert (raised.value.__context__, cause.__context__) == (cause, None)
+
+
 def test_nothing_is_left_running_after_a_run() -> None:
     before = set(threading.enumerate())
     zmqtrain.run(digits_job(steps=20), workers=2, ps=2)

@@ -19,7 +19,7 @@ from zmqtrain.wire.messages import Status
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0
 LINE_INTERVAL_S = 10.0
-"""Between plain lines of a script whose log does not show any."""
+"""The longest time between plain lines of a script whose log does not show any."""
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class ProgressDisplay:
         self._log = ProgressLog()
         self._bar: Progress | None = None
         can_bar = (console.is_terminal and not console.is_dumb_terminal) or console.is_jupyter
-        self._next_at = math.inf if can_bar else time.monotonic() + LINE_INTERVAL_S
+        self._interval_s = FIRST_INTERVAL_S
+        self._next_at = math.inf if can_bar else time.monotonic() + FIRST_INTERVAL_S
         if can_bar and with_bar:
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
@@ -79,7 +80,8 @@ class ProgressDisplay:
         if log.isEnabledFor(logging.INFO):
             self._log(status)
         elif (now := time.monotonic()) >= self._next_at:
-            self._next_at = now + LINE_INTERVAL_S
+            self._next_at = now + self._interval_s
+            self._interval_s = min(2 * self._interval_s, LINE_INTERVAL_S)
             with contextlib.suppress(OSError):  # a full disk or a closed pipe ends no training
                 print(_steps(status), _speed(status), sep="  ", file=self._console.file, flush=True)
 

@@ -91,6 +91,13 @@ class RemoteJob:
             raise type(self.unreachable)(f"{self.unreachable}; zmqtrain why {self.name} says more")
         try:
             reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
+        except PeerLostError as error:
+            if not self.name or self.submitted is not None:
+                raise
+            raise PeerLostError(
+                f"{error}; {self.name} runs on this host and may still be starting: ask again, or "
+                "wait longer with --timeout-s"
+            ) from None
         except ProtocolError as error:
             raise ProtocolError(
                 f"{self.address} is not a ps 0 of this version ({error}); expected the first of "

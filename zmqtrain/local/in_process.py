@@ -61,9 +61,9 @@ def run(
     and ``exit_code`` say so. A job with a logdir resumes from its last checkpoint.
 
     ``on_progress`` is called a few times a second with the job's status. Without it a terminal or a
-    notebook shows a bar; elsewhere stderr gets a line every 10 s, or the log at level INFO, if that
-    is shown (``logging.basicConfig(level="INFO")``). Without an evaluation set the summary's
-    ``loss`` and ``accuracy`` are NaN; ``train_loss`` is there.
+    notebook shows a bar; elsewhere stderr gets a line after 2 s and later every 10 s, or the log at
+    level INFO, if that is shown (``logging.basicConfig(level="INFO")``). Without an evaluation set
+    the summary's ``loss`` and ``accuracy`` are NaN; ``train_loss`` is there.
 
     If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it is
     that task until the job ends. The chief's process has the parameters; in the others they are
