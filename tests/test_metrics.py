@@ -119,6 +119,16 @@ WRONG: list[tuple[Any, Any, tuple[Any, ...]]] = [
     (AUC(), 10 * CHANCE, (CHANCE, YES)),
     (ConfusionMatrix(3), SCORES, (SCORES, CLASS)),
     (MeanSquaredError(), VALUES, (VALUES, TARGETS[:, 0])),
+    (MeanSquaredError(), VALUES.reshape(30, 2, 2), (VALUES, TARGETS.reshape(30, 4, 1))),
+    (MeanAbsoluteError(), (VALUES, VALUES), (VALUES, TARGETS)),
+    (Accuracy(), 10 * CHANCE, (CHANCE, YES)),
+    (Precision(), -CHANCE[:, None], (CHANCE, YES)),
+    (ConfusionMatrix(2), 2 * CHANCE, (CHANCE, YES)),
+    (Accuracy(), SCORES, (SCORES, CLASS + 0.5)),
+    (Accuracy(), SCORES, (SCORES, np.where(CLASS == 0, np.nan, CLASS))),
+    (AUC(), CHANCE, (CHANCE, CHANCE)),
+    (Accuracy(), SCORES, (SCORES, np.ones_like(ONE_HOT))),
+    (Accuracy(axis=2), SCORES, (SCORES, CLASS)),
 ]
 
 
@@ -128,6 +138,91 @@ def test_outputs_or_labels_that_a_metric_cannot_use_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="expected"):
         metric.update(outputs, batch)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    shape=st.sampled_from([(), (3,), (2, 3)]),
+    classes=st.integers(2, 4),
+    is_second=st.booleans(),
+    kind=st.sampled_from([np.int64, np.uint8, np.float32]),
+    is_masked=st.booleans(),
+)
+def test_labels_of_any_layout_count_once_unless_they_are_ignored_or_masked(
+    seed: int, shape: Any, classes: int, is_second: bool, kind: Any, is_masked: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, classes, (7, *shape))
+    scores = random.random((7, *shape, classes))
+    counts = labels != 1
+    given = np.moveaxis(scores, -1, 1) if is_second else scores
+    axis = 1 if is_second else -1
+    if is_masked:
+        masked = random.random(labels.shape) < 0.3
+        counts &= ~masked
+        expanded = np.broadcast_to(np.expand_dims(masked, axis), given.shape)
+        given = np.ma.masked_array(given, expanded)
+    metric = Accuracy(ignore_index=1, axis=axis)
+    sums = metric.update(given, (scores, labels.astype(kind)))
+    right = (scores.argmax(axis=-1) == labels) & counts
+    assert sums.tolist() == [right.sum(), counts.sum()]
+
+
+def test_axis_of_the_classes_is_told_by_the_labels_if_their_shape_can() -> None:
+    images, labels = RANDOM.random((5, 3, 4, 6)), RANDOM.integers(0, 3, (5, 4, 6))
+    sums = Accuracy().update(images, (images, labels))
+    assert sums[0] == np.count_nonzero(images.argmax(axis=1) == labels) and sums[1] == labels.size
+
+
+@pytest.mark.parametrize("metric", [Accuracy(0), Precision(0), Recall(0)])
+def test_logits_need_a_threshold_of_their_own(metric: Any) -> None:
+    logits = np.log(CHANCE.clip(0.01, 0.99)) - np.log(1 - CHANCE.clip(0.01, 0.99))
+    found = metric.update(logits[:, None], (logits, YES))
+    assert found.tolist() == type(metric)().update(CHANCE, (CHANCE, YES)).tolist()
+
+
+def test_area_of_scores_that_are_not_numbers_is_none() -> None:
+    sums = AUC().update(np.where(YES == 1, np.nan, CHANCE), (CHANCE, YES))
+    assert np.isnan(AUC().result(sums))
+
+
+class Rating:
+    """A model of users and items, whose labels are behind both."""
+
+    labels_at = 2
+
+
+BOUGHT = (np.arange(4), np.arange(4) + 100, np.array([1.0, 2.0, 3.0, 4.0], np.float32))
+
+
+@pytest.mark.parametrize("more", [(), (np.ones(4, np.float32),)])
+def test_labels_are_where_the_model_says(more: Any) -> None:
+    totals = Totals([MeanAbsoluteError()])
+    totals.add(BOUGHT[2] + 0.5, (*BOUGHT, *more), Rating())
+    assert totals.results() == {"mean_absolute_error": 0.5}
+
+
+@pytest.mark.parametrize("place", [None, 0, 3, "2"])
+def test_labels_are_not_guessed(place: Any) -> None:
+    model = Rating()
+    model.labels_at = place
+    with pytest.raises(ConfigError, match=r"MeanAbsoluteError.*needs labels.*expected"):
+        Totals([MeanAbsoluteError()]).add(BOUGHT[2], BOUGHT, model)
+
+
+def test_own_metric_finds_the_labels_last_whatever_is_behind_them() -> None:
+    class Last:
+        name = "last"
+
+        def update(self, outputs: Any, batch: Any) -> Any:
+            return np.array([batch[-1].sum()])
+
+        def result(self, sums: Any) -> float:
+            return float(sums[0])
+
+    totals = Totals([Last()])
+    totals.add(BOUGHT[2], (*BOUGHT, np.zeros(4, np.float32)), Rating())
+    assert totals.results() == {"last": 10.0}
 
 
 def test_sums_of_another_shape_than_before_are_refused() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Array, Batch
-from zmqtrain.models.checks import check_sizes
+from zmqtrain.models.checks import check_sizes, labels_at
 from zmqtrain.user_code import user_code
 
 Sums: TypeAlias = NDArray[np.float64]
@@ -25,7 +25,10 @@ Measures: TypeAlias = dict[str, Any]
 
 @runtime_checkable
 class Metric(Protocol):
-    """A measure of a model's outputs."""
+    """A measure of a model's outputs.
+
+    A metric may have ``larger_is_better``, a bool: callbacks with mode "auto" follow it.
+    """
 
     @property
     def name(self) -> str:
@@ -36,7 +39,8 @@ class Metric(Protocol):
         """Return the sums over one batch, always of the same shape.
 
         ``outputs``: what the model's ``predict`` returned for ``batch``, one row an example. The
-        last array of ``batch`` holds the labels.
+        last array of ``batch`` holds the labels: weights behind them are left out. The model's
+        ``labels_at`` says where the labels are, unless a batch has two arrays.
 
         Raises:
             ConfigError: outputs or labels have a shape that this metric has no use for.
@@ -55,29 +59,44 @@ class _Mean:
         return _ratio(*sums)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Classes:
+    """A metric of class scores.
+
+    ``ignore_index``: examples with this label do not count. ``axis``: which axis of the outputs has
+    the classes, if they have more than two axes; by default the one that the shape of the labels
+    tells, else the last one.
+    """
+
+    ignore_index: int | None = None
+    axis: int | None = None
+    larger_is_better: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Accuracy(_Mean):
+class Accuracy(_Mean, _Classes):
     """Share of the examples whose class is right.
 
     Outputs with several columns, a score for each class, are right where the largest is that of the
     label: a class number, or a row that is one-hot. Outputs with one column are right where
-    ``output > threshold`` equals the label, 0 or 1.
+    ``output > threshold`` equals the label, 0 or 1. The default threshold is 0.5, for
+    probabilities; logits need ``threshold=0``.
     """
 
-    threshold: float = 0.5
+    threshold: float | None = None
     name: str = "accuracy"
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         scores, classes = _scores_and_classes(self, outputs, batch)
         if scores.shape[1] == 1:
-            right = (scores[:, 0] > self.threshold) == (classes == 1)
+            right = _positive(self, scores[:, 0]) == (classes == 1)
         else:
             right = scores.argmax(axis=1) == classes
         return np.array([np.count_nonzero(right), len(right)], np.float64)
 
 
 @dataclass(frozen=True)
-class TopK(_Mean):
+class TopK(_Mean, _Classes):
     """Share of the examples whose class is among the ``k`` with the largest scores.
 
     Of equal scores the classes with lower numbers come first.
@@ -101,24 +120,24 @@ class TopK(_Mean):
 
 
 @dataclass(frozen=True)
-class _Detection:
+class _Detection(_Classes):
     """Counts of true positives, false positives and false negatives.
 
-    Outputs are scores of "yes" for labels 0 and 1: ``output > threshold`` says yes. With
-    ``class_id`` outputs have a column for each class, labels are class numbers or one-hot, and the
-    largest score says which class it is.
+    Outputs are scores of "yes" for labels 0 and 1: ``output > threshold`` says yes; the default
+    threshold is 0.5, for probabilities. With ``class_id`` outputs have a column for each class,
+    labels are class numbers or one-hot, and the largest score says which class it is.
     """
 
-    threshold: float = 0.5
+    threshold: float | None = None
     class_id: int | None = None
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         if self.class_id is None:
             scores, truth = _binary(self, outputs, batch)
-            said = scores > self.threshold
+            said = _positive(self, scores)
         else:
             every, classes = _scores_and_classes(self, outputs, batch)
-            _check_classes(self, np.array([self.class_id]), every.shape[1])
+            _class_numbers(self, np.array([self.class_id]), every.shape[1])
             said, truth = every.argmax(axis=1) == self.class_id, classes == self.class_id
         counts = [said & truth, said & ~truth, ~said & truth]
         return np.array([np.count_nonzero(count) for count in counts], np.float64)
@@ -160,6 +179,7 @@ class AUC:
     thresholds: int = 200
     from_logits: bool = False
     name: str = "auc"
+    larger_is_better: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_sizes("AUC", thresholds=self.thresholds)
@@ -170,11 +190,10 @@ class AUC:
         scores, truth = _binary(self, outputs, batch)
         if self.from_logits:
             scores = 0.5 * (1 + np.tanh(scores / 2))  # the logistic function, without overflow
-        elif len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
-            raise ConfigError(
-                f"{self!r} got outputs from {scores.min():g} to {scores.max():g}; expected "
-                "probabilities from 0 to 1; for logits use AUC(from_logits=True)"
-            )
+        else:
+            _check_probabilities(self, scores, "AUC(from_logits=True)")
+        if np.isnan(scores).any():
+            return np.full((2, self.thresholds + 1), np.nan)
         inner = np.arange(1, self.thresholds - 1) / (self.thresholds - 1)
         places = np.concatenate([[-np.inf], inner, [np.inf]])
         said = np.searchsorted(places, scores, side="left")  # so many thresholds are below
@@ -190,14 +209,14 @@ class AUC:
 
 
 @dataclass(frozen=True)
-class ConfusionMatrix:
+class ConfusionMatrix(_Classes):
     """How many examples of each class (row) were taken for each class (column).
 
     Outputs have a column for each of ``classes``; with one column there are the classes 0 and 1.
     """
 
     classes: int
-    threshold: float = 0.5
+    threshold: float | None = None
     name: str = "confusion_matrix"
 
     def __post_init__(self) -> None:
@@ -208,7 +227,7 @@ class ConfusionMatrix:
         if max(2, scores.shape[1]) != self.classes:
             raise _wrong_shapes(self, outputs, batch, f"outputs for {self.classes} classes")
         is_binary = scores.shape[1] == 1
-        said = scores[:, 0] > self.threshold if is_binary else scores.argmax(axis=1)
+        said = _positive(self, scores[:, 0]) if is_binary else scores.argmax(axis=1)
         cells = np.bincount(truth * self.classes + said, minlength=self.classes**2)
         return cells.reshape(self.classes, self.classes).astype(np.float64)
 
@@ -221,6 +240,7 @@ class MeanSquaredError(_Mean):
     """Mean of (output - target)^2 over examples and outputs."""
 
     name: str = "mean_squared_error"
+    larger_is_better: ClassVar[bool] = False
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         errors = _errors(self, outputs, batch)
@@ -232,6 +252,7 @@ class MeanAbsoluteError(_Mean):
     """Mean of abs(output - target) over examples and outputs."""
 
     name: str = "mean_absolute_error"
+    larger_is_better: ClassVar[bool] = False
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         errors = _errors(self, outputs, batch)
@@ -264,16 +285,15 @@ class Totals:
         self._metrics = metrics
         self.sums: dict[str, Sums] = {}  # by the names of the metrics
 
-    def add(self, outputs: Array, batch: Batch) -> None:
-        """Count one batch.
+    def add(self, outputs: Array, batch: Batch, model: object = None) -> None:
+        """Count one batch of a model.
 
         Raises:
-            ConfigError: a metric raises, or has no use for such outputs.
+            ConfigError: a metric raises, or has no use for such outputs; or nobody knows which
+                array holds the labels.
         """
         for metric in self._metrics:
-            with user_code("update()", metric):
-                sums = metric.update(outputs, batch)
-            self._add(metric, sums)
+            self._add(metric, sums_of(metric, outputs, batch, model))
 
     def merge(self, sums: Mapping[str, Sums]) -> None:
         """Count the examples of these sums, too.
@@ -306,6 +326,28 @@ class Totals:
         return measures
 
 
+def sums_of(
+    metric: Metric, outputs: Array, batch: Batch, model: object, is_weighted: bool = False
+) -> Sums:
+    """Return the sums of a metric over one batch of a model; see :func:`labels_at`.
+
+    Raises:
+        ConfigError: as for :meth:`Totals.add`.
+    """
+    if not getattr(metric, "takes_whole_batch", False):
+        batch = batch[: labels_at(model, batch, metric, is_weighted) + 1]
+    if getattr(model, "has_classes_second", False) and getattr(metric, "axis", 0) is None:
+        shapes = np.shape(outputs), np.shape(batch[-1])
+        if len(_fitting_axes(*shapes)) > 1:
+            raise ConfigError(
+                f"{metric!r} got outputs of shape {shapes[0]} and labels of shape {shapes[1]}; "
+                "either the second axis or the last one may have the classes; give axis=1, as "
+                "PyTorch's losses have it, or axis=-1"
+            )
+    with user_code("update()", metric):
+        return metric.update(outputs, batch)
+
+
 def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """Return the sums of what both have: what one part lacks is not measured of the whole."""
     return {name: value + other[name] for name, value in one.items() if name in other}
@@ -321,65 +363,143 @@ def numbers(measures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _scores_and_classes(
-    metric: object, outputs: Array, batch: Batch
+    metric: Any, outputs: Array, batch: Batch
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the scores (m, classes), one column if they are binary, and the class numbers (m,).
 
-    Sequences (n, length, classes) count as n * length examples.
+    Each label counts as an example: sequences (n, length, classes) have n * length of them. Those
+    that are masked or ignored are left out.
     """
-    scores, labels = np.asarray(outputs), _labels(metric, outputs, batch)
+    scores, labels, counts = _given(metric, outputs, batch)
     if scores.ndim == 1:
-        scores = scores[:, None]
-    if labels.shape == scores.shape and scores.shape[-1] > 1:
-        labels = labels.argmax(axis=-1)
-    elif labels.shape == (*scores.shape[:-1], 1):
-        labels = labels[..., 0]
-    if labels.shape != scores.shape[:-1]:
-        raise _wrong_shapes(metric, outputs, batch, "outputs (n, classes) and labels (n,)")
+        scores, counts = scores[:, None], counts[:, None]
+    axis = _class_axis(metric, scores.shape, labels.shape)
+    scores = np.moveaxis(scores, axis, -1)
+    counts = np.asarray(np.moveaxis(counts, axis, -1).all(axis=-1))
     width = scores.shape[-1]
-    classes = labels.reshape(-1).astype(np.int64)
-    _check_classes(metric, classes, max(2, width))
-    return scores.reshape(-1, width), classes
+    if labels.shape == scores.shape and width > 1:
+        labels = _one_hot_classes(metric, labels)
+    elif labels.shape != counts.shape and labels.size == counts.size:
+        labels = labels.reshape(counts.shape)
+    if labels.shape != counts.shape:
+        raise _wrong_shapes(metric, outputs, batch, "outputs (n, classes) and labels (n,)")
+    if metric.ignore_index is not None:
+        counts = counts & (labels != metric.ignore_index)
+    return scores[counts], _class_numbers(metric, labels[counts], max(2, width))
+
+
+def _class_axis(metric: Any, outputs: tuple[int, ...], labels: tuple[int, ...]) -> int:
+    """Return which axis of the outputs has the classes: by the shape of the labels the second axis
+    or, if that does not tell, the last one.
+
+    Raises:
+        ConfigError: ``axis`` of the metric is none of them.
+    """
+    axis = metric.axis
+    if axis is None:
+        return 1 if _fitting_axes(outputs, labels) == [1] else -1
+    if not -len(outputs) <= axis < len(outputs):
+        raise ConfigError(
+            f"{metric!r} got outputs of shape {outputs}; expected them to have the axis {axis}; "
+            "correct axis"
+        )
+    return int(axis)
+
+
+def _fitting_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> list[int]:
+    """Return which axes of outputs with more than two may have the classes: 1, -1 or both."""
+    without = {1: outputs[:1] + outputs[2:], -1: outputs[:-1]} if len(outputs) > 2 else {}
+    return [axis for axis, left in without.items() if _without_ones(left) == _without_ones(labels)]
+
+
+def _one_hot_classes(metric: object, labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the class numbers of rows that are one-hot, or probabilities of the classes."""
+    sums = np.asarray(labels, np.float64).sum(axis=-1)
+    if not (np.abs(sums - 1) < 1e-3).all() or (labels < 0).any():
+        raise ConfigError(
+            f"{metric!r} got rows of labels that add up to {sums.min():g} to {sums.max():g}; "
+            "expected one class in each row; several labels of an example are several questions, "
+            "as Precision, Recall and AUC take them"
+        )
+    return np.asarray(labels.argmax(axis=-1), np.int64)
 
 
 def _binary(
-    metric: object, outputs: Array, batch: Batch
+    metric: Any, outputs: Array, batch: Batch
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return scores (m,) and whether each label is 1; several columns are several questions."""
-    scores, labels = np.asarray(outputs, np.float64), _labels(metric, outputs, batch)
-    if labels.size != scores.size or labels.shape[0] != scores.shape[0]:
-        expected = "a score for each label, 0 or 1; for one of several classes give class_id"
-        raise _wrong_shapes(metric, outputs, batch, expected)
-    _check_classes(metric, labels.reshape(-1), 2)
-    return scores.reshape(-1), labels.reshape(-1) == 1
+    expected = "a score for each label, 0 or 1; for one of several classes give class_id"
+    scores, labels = _pairs(metric, outputs, batch, expected)
+    if (ignored := getattr(metric, "ignore_index", None)) is not None:
+        scores, labels = scores[labels != ignored], labels[labels != ignored]
+    return scores, _class_numbers(metric, labels, 2) == 1
 
 
 def _errors(metric: object, outputs: Array, batch: Batch) -> NDArray[np.float64]:
-    values, targets = np.asarray(outputs, np.float64), _labels(metric, outputs, batch)
-    if values.size != targets.size or len(values) != len(targets):
-        raise _wrong_shapes(metric, outputs, batch, "outputs and targets of one shape")
-    errors: NDArray[np.float64] = values - targets.reshape(values.shape)
+    values, targets = _pairs(metric, outputs, batch, "outputs and targets of one shape")
+    errors: NDArray[np.float64] = values - targets
     return errors
 
 
-def _labels(metric: object, outputs: Array, batch: Batch) -> NDArray[Any]:
+def _pairs(
+    metric: object, outputs: Array, batch: Batch, expected: str
+) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Return outputs (m,) and the label of each, those left out that are masked."""
+    values, labels, counts = _given(metric, outputs, batch)
+    if len(values) != len(labels) or _without_ones(values.shape) != _without_ones(labels.shape):
+        raise _wrong_shapes(metric, outputs, batch, expected)
+    return values.astype(np.float64)[counts], labels.reshape(values.shape)[counts]
+
+
+def _given(
+    metric: object, outputs: Array, batch: Batch
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
+    """Return outputs, labels, and which of the outputs are not masked."""
+    if isinstance(outputs, tuple):
+        raise ConfigError(
+            f"{metric!r} got {len(outputs)} outputs; expected one: measure them in the model's own "
+            "metrics, or write a metric that takes a tuple"
+        )
     labels = np.asarray(batch[-1])
-    if len(batch) == 3 and labels.shape == np.shape(batch[0])[:1] and labels.dtype.kind == "f":
-        beside = np.asarray(batch[1])  # of which these may be the weights
-        if beside.dtype.kind in "iub" or (beside.ndim > 1 and beside.shape == np.shape(outputs)):
-            labels = beside
     if np.ndim(outputs) == 0 or labels.ndim == 0 or len(batch) < 2:
         raise _wrong_shapes(metric, outputs, batch, "a row for each example, and labels")
-    return labels
+    return np.asarray(outputs), labels, ~np.ma.getmaskarray(outputs)
 
 
-def _check_classes(metric: object, classes: NDArray[Any], count: int) -> None:
-    if len(classes) and not (classes.min() >= 0 and classes.max() < count):
-        wrong = classes.min() if classes.min() < 0 else classes.max()
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:1], *(size for size in shape[1:] if size != 1))
+
+
+def _positive(metric: Any, scores: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which scores of one column say yes."""
+    if metric.threshold is None:
+        _check_probabilities(metric, scores, f"{type(metric).__name__}(threshold=0)")
+    threshold = 0.5 if metric.threshold is None else metric.threshold
+    return np.asarray(scores > threshold)
+
+
+def _check_probabilities(metric: object, scores: NDArray[Any], of_logits: str) -> None:
+    if ((scores < 0) | (scores > 1)).any():
         raise ConfigError(
-            f"{metric!r} got class {wrong:g}; expected 0 to {count - 1}, as outputs have "
-            f"{count} classes; correct the labels, or the model's outputs"
+            f"{metric!r} got outputs from {scores.min():g} to {scores.max():g}; expected "
+            f"probabilities from 0 to 1; for logits use {of_logits}"
         )
+
+
+def _class_numbers(metric: object, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Return labels as int64.
+
+    Raises:
+        ConfigError: one is no number of a class.
+    """
+    fits = (classes >= 0) & (classes < count) & (classes == np.floor(classes))
+    if not fits.all():
+        raise ConfigError(
+            f"{metric!r} got class {float(classes[~fits][0]):g}; expected 0 to {count - 1}, as "
+            f"outputs have {count} classes; correct the labels, or the model's outputs; labels "
+            "that do not count are left out by ignore_index="
+        )
+    return classes.astype(np.int64)
 
 
 def _wrong_shapes(metric: object, outputs: Array, batch: Batch, expected: str) -> ConfigError:

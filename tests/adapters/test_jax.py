@@ -17,12 +17,13 @@ from jax import numpy as jnp  # noqa: E402
 
 import zmqtrain  # noqa: E402
 from tests.adapters import step as steps  # noqa: E402
-from tests.adapters.step import BATCH, X, same  # noqa: E402
+from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.jax import JaxModel, load_pytree  # noqa: E402
 from zmqtrain.adapters.jax_memory import taken  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
+from zmqtrain.metrics import Accuracy  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import Momentum  # noqa: E402
@@ -448,3 +449,54 @@ def test_numbers_of_64_bits_that_fit_are_those_that_jax_computes_with() -> None:
         np.testing.assert_array_equal(array, given.astype(array.dtype))
     with pytest.raises(DataError, match=r"holds 1e\+300, which is infinite as float32"):
         taken(np.array([1e300]))
+
+
+def linear(width: int) -> Any:
+    return lambda key: {"w": jax.random.normal(key, (5, width))}
+
+
+def outputs_of(parameters: Any, x: Any) -> Any:
+    return x @ parameters["w"]
+
+
+def square(parameters: Any, batch: Any, key: Any) -> Any:
+    return jnp.square(outputs_of(parameters, batch[0])).mean()
+
+
+@pytest.mark.parametrize(
+    ("width", "more", "options", "is_measured"),
+    [
+        (3, (Y,), {}, True),
+        (3, (Y, Y), {}, False),
+        (3, (Y + 9, Y), {"labels_at": 2}, True),
+        (3, (np.where(Y == 2, -100, Y),), {}, False),
+        (2, (Y,), {}, False),
+        (1, (Y % 2,), {}, False),
+        (3, (Y.astype(np.float32),), {}, False),
+        (3, (Y[:, None],), {}, False),
+        (3, (), {}, False),
+    ],
+)
+def test_accuracy_is_measured_where_all_labels_are_known_to_be_classes(
+    width: int, more: Any, options: dict[str, Any], is_measured: bool
+) -> None:
+    model = JaxModel(linear(width), square, predict=outputs_of, **options)
+    trainer = zmqtrain.Trainer(model, Momentum(0.1))
+    measures = trainer.evaluate((X, *more), batch_size=5)
+    expected = {"loss"} | ({"accuracy"} if is_measured else set())
+    assert set(measures) == expected
+    if is_measured:
+        right = np.mean(trainer.predict(X).argmax(1) == Y)
+        assert measures["accuracy"] == pytest.approx(right)
+
+
+def test_metrics_need_to_know_which_of_three_arrays_holds_the_labels() -> None:
+    def measured_by(**options: Any) -> Any:
+        model = JaxModel(linear(3), square, predict=outputs_of, **options)
+        trainer = zmqtrain.Trainer(model, Momentum(0.1), metrics=[Accuracy()])
+        return trainer, trainer.evaluate((X, Y + 9, Y))["accuracy"]
+
+    with pytest.raises(ConfigError, match="labels_at"):
+        measured_by()
+    trainer, accuracy = measured_by(labels_at=2)
+    assert accuracy == pytest.approx(np.mean(trainer.predict(X).argmax(1) == Y))

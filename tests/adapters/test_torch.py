@@ -27,6 +27,7 @@ from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.compute import threads  # noqa: E402
 from zmqtrain.data import Arrays, Digits  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
+from zmqtrain.metrics import Accuracy  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
@@ -548,6 +549,99 @@ def test_measures_of_a_step_are_of_the_outputs_before_its_update(
     history = trainer.fit(X, Y, validation_data=(X, Y), **fields).history
     assert history["first"] == [pytest.approx(first)]
     assert set(history) == {"loss", "first", "val_loss", "val_first"}
+
+
+def first_logit(outputs: Any, labels: Any) -> Any:
+    return F.binary_cross_entropy_with_logits(outputs[:, 0], labels.float())
+
+
+def mean_of(outputs: Any, *targets: Any) -> Any:
+    return outputs.square().mean() + sum(target.float().mean() for target in targets)
+
+
+def mean_of_two(outputs: Any, labels: Any, lengths: Any) -> Any:
+    return mean_of(outputs, labels, lengths)
+
+
+@pytest.mark.parametrize(
+    ("options", "width", "targets", "is_measured"),
+    [
+        ({"loss": F.cross_entropy}, 3, (Y,), True),
+        ({"loss": F.cross_entropy}, 3, (Y, np.ones(12, np.float32)), True),
+        ({"loss": F.cross_entropy}, 3, (np.where(Y == 2, -100, Y),), False),
+        ({"loss": first_logit}, 1, (Y % 2,), False),
+        ({"loss": mean_of}, 2, (Y,), False),
+        ({"loss": mean_of}, 3, (Y > 0,), True),
+        ({"loss": mean_of}, 3, (Y.astype(np.float32),), False),
+        ({"loss": mean_of}, 3, (Y[:, None],), False),
+        ({"loss": mean_of}, 3, (np.eye(3, dtype=int)[Y],), False),
+        ({"loss": mean_of}, 3, (Y, Y), False),
+        ({"loss": mean_of_two}, 3, (Y, Y), False),
+        ({"loss": mean_of_two, "labels_at": 2}, 3, (Y + 5, Y), True),
+    ],
+)
+def test_accuracy_is_measured_where_all_labels_are_known_to_be_classes(
+    options: dict[str, Any], width: int, targets: Any, is_measured: bool
+) -> None:
+    trainer = zmqtrain.Trainer(TorchModel(lambda: nn.Linear(5, width), **options), SGD(0.1))
+    measures = trainer.evaluate((X, *targets), batch_size=5)
+    if not is_measured:
+        assert set(measures) == {"loss"}
+        return
+    labels = targets[options.get("labels_at", 1) - 1]
+    outputs = trainer.predict(X)
+    assert measures["accuracy"] == pytest.approx(np.mean(outputs.argmax(1) == labels))
+    history = trainer.fit((X, *targets), batch_size=12, verbose=False).history
+    assert history["accuracy"] == [pytest.approx(measures["accuracy"])]
+
+
+def test_ignored_labels_of_one_batch_leave_no_accuracy_of_the_others() -> None:
+    labels = np.where(np.arange(12) == 7, -100, Y)
+    model = TorchModel(lambda: nn.Linear(5, 3), F.cross_entropy)
+    trainer = zmqtrain.Trainer(model, SGD(0.1), metrics=[Accuracy(name="known", ignore_index=-100)])
+    data = {"validation_data": (X, labels), "batch_size": 4, "verbose": False}
+    history = trainer.fit((X, labels), **data).history
+    assert set(history) == {"loss", "known", "val_loss", "val_known"}
+    right = trainer.predict(X).argmax(1)[labels >= 0] == labels[labels >= 0]
+    assert history["val_known"] == [pytest.approx(np.mean(right))]
+
+
+@pytest.mark.parametrize(
+    ("model", "examples"),
+    [
+        (partial(TorchModel, lambda: nn.Linear(5, 3), training_step=lambda m, b: mean_of(m(b[0]))),
+         (X, Y, X)),
+        (partial(TorchModel, lambda: nn.Linear(5, 3), mean_of), (X, Y, Y)),
+    ],
+)  # fmt: skip
+def test_metrics_need_to_know_which_of_several_targets_holds_the_labels(
+    model: Any, examples: Any
+) -> None:
+    def fit(model: Any) -> Any:
+        trainer = zmqtrain.Trainer(model, SGD(0.1), metrics=[Accuracy()])
+        trainer.fit(examples, validation_data=examples, batch_size=6, verbose=False)
+        return trainer
+
+    with pytest.raises(ConfigError, match="labels_at"):
+        fit(model())
+    trainer = fit(model(labels_at=1))
+    expected = np.mean(trainer.predict(X).argmax(1) == Y)
+    assert trainer.history.history["val_accuracy"] == [pytest.approx(expected)]
+
+
+def test_images_whose_width_is_the_number_of_classes_need_an_axis() -> None:
+    images = np.random.default_rng(1).normal(size=(6, 1, 3, 3)).astype(np.float32)
+    labels = np.arange(54).reshape(6, 3, 3) % 3
+
+    def measured_by(metric: Any) -> Any:
+        model = TorchModel(lambda: nn.Conv2d(1, 3, 1), F.cross_entropy)
+        trainer = zmqtrain.Trainer(model, SGD(0.1), metrics=[metric])
+        return trainer.evaluate((images, labels)), trainer.predict(images)
+
+    with pytest.raises(ConfigError, match="axis=1"):
+        measured_by(Accuracy())
+    measures, outputs = measured_by(Accuracy(axis=1))
+    assert measures["accuracy"] == pytest.approx(np.mean(outputs.argmax(1) == labels))
 
 
 def build_measured() -> Any:

@@ -19,7 +19,7 @@ from zmqtrain.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from zmqtrain.data import ArrayDataset, BatchPlan, Holdout, NoisyLine
+from zmqtrain.data import ArrayDataset, Arrays, BatchPlan, Holdout, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
 from zmqtrain.metrics import AUC, Accuracy, MeanAbsoluteError
 from zmqtrain.models import MLP, LinearRegression, measured
@@ -696,3 +696,62 @@ def test_early_stop_ends_three_workers_and_a_prime_number_of_examples_is_measure
     scratch = {name: np.empty_like(value) for name, value in trainer.weights.items()}
     loss = MODEL.loss_and_gradients(trainer.weights, TRAIN, scratch)
     assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
+
+
+class Ratings:
+    """An own model of users and items: a rating is the sum of a bias of each."""
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"user": np.zeros(30, np.float32), "item": np.zeros(500, np.float32)}
+
+    def predict(self, parameters: Any, batch: Any) -> Any:
+        return parameters["user"][batch[0]] + parameters["item"][batch[1]] + np.float32(3)
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {"loss": float(np.square(self.predict(parameters, batch) - batch[2]).mean())}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        outputs = self.predict(parameters, batch)
+        errors = outputs - batch[2]
+        for name, places in zip(("user", "item"), batch, strict=False):
+            out[name][...] = 0
+            np.add.at(out[name], places, 2 * errors / len(errors))
+        measured(out, len(errors), {}, lambda: (outputs, batch))
+        return float(np.square(errors).mean())
+
+
+class KnownRatings(Ratings):
+    labels_at = 2
+
+
+USERS, ITEMS = RANDOM.integers(0, 30, 40), RANDOM.integers(0, 500, 40)
+STARS = RANDOM.integers(1, 6, 40).astype(np.float32)
+
+
+@pytest.mark.parametrize("class_weight", [None, {1: 2.0}])
+def test_labels_of_an_own_model_are_those_that_it_names(class_weight: Any) -> None:
+    data = USERS, ITEMS, STARS
+    options = {"validation_data": data, "batch_size": 40, "class_weight": class_weight}
+    trainer = Trainer(KnownRatings(), SGD(0.1), metrics=[MeanAbsoluteError()])
+    history = fit(trainer, data, **options).history
+    assert history["mean_absolute_error"] == [pytest.approx(np.mean(abs(3 - STARS)))]
+    expected = np.mean(abs(trainer.predict(data) - STARS))
+    assert history["val_mean_absolute_error"] == [pytest.approx(expected)]
+    with pytest.raises(ConfigError, match=r"which of them holds the labels.*labels_at"):
+        fit(Trainer(Ratings(), SGD(0.1), metrics=[MeanAbsoluteError()]), data, **options)
+
+
+def test_classes_of_an_own_model_are_not_guessed() -> None:
+    data = USERS, ITEMS, STARS
+    with pytest.raises(ConfigError, match=r"class_weight.*labels_at"):
+        fit(Trainer(Ratings(), SGD(0.1)), data, class_weight={1: 2.0}, validation_data=None)
+
+
+def test_job_is_refused_at_its_start_if_nobody_knows_the_labels() -> None:
+    data = Arrays((USERS, ITEMS, STARS), (USERS, ITEMS, STARS))
+    fields = {"optimizer": SGD(0.1), "metrics": [Accuracy()], "batch_size": 40}
+    job = zmqtrain.Job(model=Ratings(), data=data, **fields)
+    seen: list[Any] = []
+    with pytest.raises(ConfigError, match="labels_at"):
+        zmqtrain.run(job, on_progress=seen.append)
+    assert not any(status.step for status in seen)

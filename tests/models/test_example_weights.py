@@ -9,8 +9,9 @@ import pytest
 
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.metrics import Accuracy
+from zmqtrain.metrics import Accuracy, Totals
 from zmqtrain.models import MLP, LinearRegression
+from zmqtrain.models.checks import labels_at
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(5, 3)).astype(np.float32)
@@ -78,7 +79,15 @@ def test_third_array_that_is_no_weight_is_refused_beside_class_weights() -> None
 
 
 def test_metrics_measure_the_labels_of_a_batch_with_weights() -> None:
-    metric = Accuracy()
     scores = np.eye(3, dtype=np.float32)[LABELS]
     for batch in ((X, LABELS, WEIGHTS), (X, scores, WEIGHTS)):
-        assert metric.result(metric.update(scores, batch)) == 1.0
+        totals = Totals([Accuracy()])
+        totals.add(scores, batch, MLP(3, 4, 3))
+        assert totals.results() == {"accuracy": 1.0}
+
+
+def test_weights_that_the_job_adds_are_behind_the_labels() -> None:
+    assert labels_at(object(), (X, LABELS, WEIGHTS), "a test", is_weighted=True) == 1
+    assert labels_at(object(), (X, LABELS), "a test") == 1
+    with pytest.raises(ConfigError, match="labels_at"):
+        labels_at(object(), (X, LABELS, WEIGHTS), "a test")

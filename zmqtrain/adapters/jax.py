@@ -63,6 +63,7 @@ class JaxModel:
         has_state: bool = False,
         frozen: Sequence[str] = (),
         dtype: Any = None,
+        labels_at: int | None = None,
     ) -> None:
         """``init(key)`` returns the parameters: a pytree of float32 arrays.
 
@@ -73,8 +74,9 @@ class JaxModel:
 
         ``predict(parameters, inputs)`` returns outputs, one row an example, for the batch's first
         array. ``metrics(parameters, batch)`` returns mean measures beside the loss; without it,
-        accuracy is measured if ``predict`` returns scores and the second array has numbers of
-        classes.
+        accuracy is measured if ``predict`` returns scores (n, classes) and all labels are numbers
+        of these classes. ``labels_at``: which array of a batch holds the labels, if it has more
+        than two.
 
         ``has_state``: ``init`` returns (parameters, state), and ``loss`` (loss, new state); all
         functions but ``init`` take the state after the parameters. It is a pytree that a step
@@ -100,7 +102,7 @@ class JaxModel:
         check_takes(loss, *trees, "batch", "key")
         check_takes(metrics, *trees, "batch")
         check_takes(predict, *trees, "inputs")
-        self.init, self.loss = init, loss
+        self.init, self.loss, self.labels_at = init, loss, labels_at
         self._metrics, self._predict = metrics, predict
         self._has_state, self._patterns, self._dtype = has_state, tuple(frozen), dtype
         self._first = jax.jit(self._initial)
@@ -175,7 +177,9 @@ class JaxModel:
         return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        measures = self._evaluation(taken(dict(parameters)), taken(batch))
+        measures, are_classes = self._evaluation(taken(dict(parameters)), taken(batch))
+        if not are_classes:
+            del measures["accuracy"]
         return numbers_of({"loss": measures["loss"]} | measures, self)  # jit has sorted them
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
@@ -222,7 +226,9 @@ class JaxModel:
         self._check_loss(loss)
         return loss, (measures, self._plain(state))
 
-    def _measure(self, values: Leaves, batch: Batch) -> dict[str, Any]:
+    def _measure(self, values: Leaves, batch: Batch) -> tuple[dict[str, Any], Any]:
+        """Return measures, and whether the labels of their accuracy are numbers of classes."""
+        are_classes: Any = True
         trees, inputs = self._trees(values), self._cast(batch)
         measures = dict(self._metrics(*trees, inputs)) if self._metrics is not None else {}
         if "loss" not in measures:
@@ -230,9 +236,11 @@ class JaxModel:
             measures = {"loss": loss, **others, **measures}
         if self._metrics is None and self._predict is not None:
             outputs = self._predict(*trees, inputs[0])
-            if len(batch) > 1 and _are_classes(outputs, batch[1]):
-                measures["accuracy"] = (outputs.argmax(1) == batch[1]).mean()
-        return measures
+            at = 1 if self.labels_at is None and len(batch) == 2 else self.labels_at
+            if at and at < len(batch) and _may_be_classes(outputs, labels := batch[at]):
+                measures["accuracy"] = (outputs.argmax(1) == labels).mean()
+                are_classes = ((labels >= 0) & (labels < outputs.shape[1])).all()
+        return measures, are_classes
 
     def _apply(self, values: Leaves, inputs: Batch) -> Any:
         assert self._predict is not None
@@ -411,9 +419,10 @@ def _is_float(value: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))
 
 
-def _are_classes(outputs: Any, targets: Any) -> bool:
-    """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
-    is_scores = isinstance(outputs, jax.Array) and outputs.ndim == 2
+def _may_be_classes(outputs: Any, targets: Any) -> bool:
+    """Return whether outputs are scores (n, classes) of at least two classes, and targets whole
+    numbers (n,)."""
+    is_scores = isinstance(outputs, jax.Array) and outputs.ndim == 2 and outputs.shape[1] > 1
     return is_scores and targets.shape == outputs.shape[:1] and not _is_float(targets)
 
 

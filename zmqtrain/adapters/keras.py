@@ -125,8 +125,9 @@ class KerasModel:
         """
         if len(self._ready.outputs) > 1:
             raise ConfigError(
-                f"class_weight was given, and {self!r} has several outputs; expected one, whose "
-                "labels are classes: give sample_weight"
+                f"{self!r} has several outputs, and so several arrays of labels; expected one for "
+                "class_weight and for metrics of zmqtrain: give sample_weight, or compile the "
+                "model with metrics"
             )
         return len(self._ready.inputs)
 

@@ -46,6 +46,8 @@ class TorchModel:
     for one thread at a time.
     """
 
+    has_classes_second = True  # of outputs with more than two axes, in torch's losses
+
     def __init__(
         self,
         build: Callable[[], Any],
@@ -56,19 +58,23 @@ class TorchModel:
         autocast: Any = None,
         micro_batches: int = 1,
         compile: bool | Mapping[str, Any] = False,
+        labels_at: int | None = None,
     ) -> None:
         """``build()`` returns the module; the job's seed decides its initial values.
 
         ``loss(outputs, *targets)`` returns the mean loss: the batch's first array goes into the
         module, the others are targets; float64 becomes float32. ``metrics(outputs, *targets)``
-        returns mean measures beside the loss; without it, accuracy is measured if targets are
-        numbers of classes. A loss of outputs and labels that takes torch's ``reduction`` gets no
-        third array of floats, shape (n,): these are weights of the examples, and multiply what
-        each of them loses.
+        returns mean measures beside the loss; without it, accuracy is measured if outputs are
+        scores (n, classes) and all labels are numbers of these classes. A loss of outputs and
+        labels that takes torch's ``reduction`` gets no third array of floats, shape (n,): these are
+        weights of the examples, and multiply what each of them loses.
 
         ``training_step(module, batch)`` returns the loss of batches of any other kind, instead of
         ``loss``, or a dict of it and other mean measures, which ``fit`` has of the training; then
         ``metrics(module, batch)`` returns all measures of an evaluation.
+
+        ``labels_at``: which array of a batch holds the labels, for metrics, accuracy and
+        ``class_weight``; the loss tells it if it takes one target.
 
         ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
         parts of a batch that are computed one after another, to save memory. ``compile``: whether
@@ -92,6 +98,7 @@ class TorchModel:
             raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
         self.build, self.loss, self._metrics = build, loss, metrics
         self._training_step = training_step
+        self.labels_at = 1 if labels_at is None and _takes_one_target(loss) else labels_at
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
 
@@ -319,8 +326,9 @@ class TorchModel:
             targets = targets[:1]
         if self._metrics is not None:
             return dict(self._metrics(outputs, *targets))
-        if 0 < len(targets) <= 2 and _are_classes(outputs, targets[0]):
-            return {"accuracy": (outputs.argmax(1) == targets[0]).float().mean()}
+        at = 1 if self.labels_at is None and len(targets) == 1 else self.labels_at
+        if at and at <= len(targets) and _are_classes(outputs, targets[at - 1]):
+            return {"accuracy": (outputs.argmax(1) == targets[at - 1]).float().mean()}
         return {}
 
     def _evaluate(self, parameters: Parameters, batch: Batch) -> tuple[Any, ...]:
@@ -439,17 +447,32 @@ def load_state_dict(
 
 
 def _are_classes(outputs: Any, targets: Any) -> bool:
-    """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
-    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
-    return is_scores and targets.ndim == 1 and not targets.is_floating_point()
+    """Return whether outputs are scores (n, classes) of at least two classes, and targets (n,) are
+    numbers of these classes."""
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+    if not is_scores or targets.shape != outputs.shape[:1] or targets.is_floating_point():
+        return False
+    return bool(((targets >= 0) & (targets < outputs.shape[1])).all())
+
+
+def _takes_one_target(loss: Any) -> bool:
+    """Return whether a loss has two arguments without defaults: outputs and labels."""
+    required = [one for one in _parameters(loss).values() if one.default is one.empty]
+    return len(required) == 2 and all(one.kind is not one.VAR_POSITIONAL for one in required)
+
+
+def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a loss by name; none if they are not known."""
+    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    try:
+        return inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
     """Return whether a loss of torch's kind gets labels and a weight for each example."""
     if len(targets) != 2 or targets[1].ndim != 1 or not targets[1].is_floating_point():
         return False
-    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
-    parameters = inspect.signature(call).parameters
-    if not (hasattr(loss, "reduction") or "reduction" in parameters):
-        return False
-    return sum(one.default is one.empty for one in parameters.values()) == 2  # outputs, labels
+    takes_reduction = hasattr(loss, "reduction") or "reduction" in _parameters(loss)
+    return takes_reduction and _takes_one_target(loss)

@@ -71,7 +71,8 @@ Batch: TypeAlias = tuple[Array, ...]
 
 A training batch (features, labels, weights) has a weight for each example, float32 of shape (n,):
 its loss is sum(weight * loss of the example) / n, as in Keras. A job's ``class_weight`` adds that
-array, or multiplies it; a model with several arrays of features says by ``labels_at`` how many.
+array, or multiplies it. A model whose batches have more than two arrays says by ``labels_at`` which
+of them holds the labels: arrays of features are before it, weights behind it.
 """
 
 

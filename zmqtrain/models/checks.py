@@ -121,6 +121,33 @@ def written_in_a_step(
     )
 
 
+def labels_at(model: object, batch: Batch, for_what: object, is_weighted: bool = False) -> int:
+    """Return which array of a batch holds the labels: features are before it, weights behind it.
+
+    The model's ``labels_at`` says so; without it, batches of two arrays are (features, labels).
+    ``is_weighted``: the job has put weights behind the labels.
+
+    Raises:
+        ConfigError: the model does not say it, or says what no batch of it can have.
+    """
+    at = getattr(model, "labels_at", None)
+    if at is None and is_weighted:
+        at = len(batch) - 2
+    if at is None and len(batch) > 2:
+        raise ConfigError(
+            f"{for_what!r} needs labels, and a batch of {model!r} has {len(batch)} arrays; "
+            "expected to know which of them holds the labels: give the model labels_at, such as "
+            "labels_at=1 for (features, labels, weights) or labels_at=2 for (users, items, ratings)"
+        )
+    if at is not None and (type(at) is not int or not 0 < at < len(batch)):
+        raise ConfigError(
+            f"{for_what!r} needs labels, and labels_at of {model!r} is {at!r}, but a batch has "
+            f"{counted(len(batch), 'array')}; expected the number of the one that holds the "
+            "labels, counted from 0"
+        )
+    return 1 if at is None else at
+
+
 def checked_loss(
     model: Model,
     parameters: Parameters,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class LinearRegression:
 
     features: int = 1
     outputs: int = 1
+    labels_at: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_sizes("LinearRegression", features=self.features, outputs=self.outputs)

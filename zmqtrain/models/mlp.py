@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class MLP:
     features: int
     hidden: int | Sequence[int]
     classes: int
+    labels_at: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_sizes("MLP", features=self.features, classes=self.classes)

@@ -14,7 +14,7 @@ import numpy as np
 from zmqtrain.data.exact import concatenated
 from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.metrics import Measures, Metric, Totals
+from zmqtrain.metrics import Measures, Metric, Totals, added
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
 from zmqtrain.user_code import user_code
 
@@ -28,6 +28,7 @@ class PartSums:
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.measures: dict[str, float] = {}
         self.metrics = Totals(metrics)
+        self._is_empty = True
 
     def add(self, other: PartSums) -> None:
         """Count the examples of another part, too.
@@ -39,8 +40,8 @@ class PartSums:
         self.metrics.merge(other.metrics.sums)
 
     def add_measures(self, sums: dict[str, float]) -> None:
-        for name, value in sums.items():
-            self.measures[name] = self.measures.get(name, 0.0) + value
+        self.measures = dict(sums) if self._is_empty else added(self.measures, sums)
+        self._is_empty = False
 
     def results(self, examples: int) -> Measures:
         """Return what was measured; a metric replaces a measure of its name.
@@ -112,7 +113,7 @@ def measure(
         count = len(batch[0])
         sums.add_measures({n: value * count for n, value in _numbers(model, measures).items()})
         if metrics:
-            sums.metrics.add(outputs_of(model, parameters, batch), batch)
+            sums.metrics.add(outputs_of(model, parameters, batch), batch, model)
     return sums
 
 

@@ -22,6 +22,7 @@ from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset
+from zmqtrain.models.checks import labels_at
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.exchange import Exchange, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
@@ -177,8 +178,8 @@ class TrainingLoop:
             batch = self._prefetcher.take(number)
         batch = checked(batch, self._plan.rows(number), self._job.data)
         if self._job.class_weight:
-            labels_at = getattr(self._job.model, "labels_at", 1)
-            return with_class_weights(batch, self._job.class_weight, labels_at)
+            at = labels_at(self._job.model, batch, "class_weight")
+            return with_class_weights(batch, self._job.class_weight, at)
         return batch
 
     def _add_batches(self, numbers: Iterable[int]) -> None:

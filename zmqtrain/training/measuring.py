@@ -13,7 +13,7 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from zmqtrain.metrics import Measures, Metric, added
+from zmqtrain.metrics import Measures, Metric, added, sums_of
 from zmqtrain.models.backend import on_host
 from zmqtrain.models.base import Outputs
 from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS, has_room
@@ -25,8 +25,11 @@ log = logging.getLogger(__name__)
 class StepSums:
     """Adds up what a model reports of one batch, perhaps in parts."""
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._metrics = list(metrics)
+    def __init__(
+        self, metrics: Sequence[Metric], model: object = None, *, is_weighted: bool = False
+    ) -> None:
+        """``is_weighted``: the job's ``class_weight`` has put weights behind the labels."""
+        self._metrics, self._model, self._is_weighted = list(metrics), model, is_weighted
         self._left_out: set[str] = set()
         self._parts = 0
         self.sums: dict[str, float] = {}
@@ -54,8 +57,7 @@ class StepSums:
         for metric in tuple(self._metrics):
             if given is None:
                 break
-            with user_code("update()", metric):
-                sums = np.asarray(metric.update(*given), np.float64)
+            sums = np.asarray(sums_of(metric, *given, self._model, self._is_weighted), np.float64)
             numbered = {_name(metric, i): value for i, value in enumerate(sums.tolist())}
             if sums.ndim != 1 or not self._keep(metric.name, numbered, found):
                 self._metrics.remove(metric)

@@ -65,7 +65,7 @@ class ModelRunner:
         self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
         for bits in self._bits:
             bits[...] = UNWRITTEN
-        self._measured = StepSums(job.metrics)
+        self._measured = StepSums(job.metrics, job.model, is_weighted=bool(job.class_weight))
         if job.overlap or job.epochs:
             self._out = Buffers(
                 self._gradients.values,
