@@ -348,6 +348,27 @@ def sums_of(
         return metric.update(outputs, batch)
 
 
+_LAST_WORDS = {"accuracy": True, "acc": True, "mae": False, "mse": False, "rmse": False}
+_NAMES = {
+    **dict.fromkeys(("auc", "precision", "recall", "f1", "f1_score"), True),
+    "perplexity": False,
+}
+"""Whether measures of these names, or whose names end with such a word, should be large."""
+
+
+def larger_is_better(name: str, directions: Mapping[str, bool]) -> bool | None:
+    """Return whether a measure, or ``val_`` and its name, should be large; None: nobody knows.
+
+    ``directions``: of the metrics that are known, by name; they count more than names.
+    """
+    measure = name.removeprefix("val_")
+    if measure in directions:
+        return directions[measure]
+    if measure.endswith(("loss", "error")):
+        return False
+    return _NAMES.get(measure, _LAST_WORDS.get(measure.rpartition("_")[2]))
+
+
 def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """Return the sums of what both have: what one part lacks is not measured of the whole."""
     return {name: value + other[name] for name, value in one.items() if name in other}

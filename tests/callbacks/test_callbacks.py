@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,10 @@ def train(
         ({"baseline": 1}, [3, 2, 2], 2, 1),
         ({"patience": 2, "baseline": 1}, [3, 2, 0.5, 1, 1], 4, 2),
         ({}, [2, 3], 1, 0),
-        ({}, [nan, 2, 3], 2, 1),
+        ({}, [nan, 2, 3], 1, 0),
+        ({"patience": 2}, [nan, nan, 3, 2], 2, 0),
+        ({"patience": 2}, [nan, nan, nan, nan], 2, 0),
+        ({"patience": 2}, [3, nan, nan, 2], 2, 0),
         ({}, [nan, nan], 1, 0),
         ({"start_from_epoch": 2}, [1, 2, 3, 2, 2], 4, 3),
     ],
@@ -95,11 +99,63 @@ def test_training_that_is_not_stopped_ends_with_the_best_weights_too() -> None:
     assert model.weights["w"] == 1 and model.weights_changed
 
 
-def test_measure_whose_name_says_so_should_be_large() -> None:
-    for name in ("val_accuracy", "auc", "val_precision"):
-        callback = EarlyStopping(name)
-        train(callback, [{name: 0.5}, {name: 0.9}, {name: 0.8}])
-        assert callback.best == 0.9
+FOLLOWERS: list[Any] = [
+    EarlyStopping,
+    ReduceLROnPlateau,
+    partial(ModelCheckpoint, "best.npz", save_best_only=True),
+]
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+@pytest.mark.parametrize(
+    ("name", "best"),
+    [
+        *((f"val_{name}", 0.9) for name in ("accuracy", "acc", "auc", "precision", "recall", "f1")),
+        *((f"val_{name}_loss", 0.5) for name in ("acceleration", "jaccard", "f1", "auc", "recall")),
+        ("loss", 0.5),
+        ("account_mean_squared_error", 0.5),
+        ("val_mae", 0.5),
+        ("val_faucet_mae", 0.5),
+        ("val_top_k_categorical_accuracy", 0.9),
+        ("iou", 0.9),
+        ("val_iou", 0.9),
+        ("recall_of_errors", 0.9),
+        ("odd_loss", 0.9),
+    ],
+)
+def test_best_value_is_the_largest_or_smallest_as_the_measure_says(
+    follower: Any, name: str, best: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = ("iou", True), ("odd_loss", True), ("recall_of_errors", True)
+    metrics = [SimpleNamespace(name=name, larger_is_better=is_max) for name, is_max in known]
+    model = ModelView(object(), metrics)
+    model.optimizer.show(0.1)
+    callback = follower(monitor=name)
+    first = 1.4 - best  # the other one of 0.5 and 0.9
+    train(callback, [{name: first}, {name: best}, {name: first}], model)
+    assert callback.best == best
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+@pytest.mark.parametrize(
+    "name", ["val_iou", "val_bleu", "tobacco", "accident", "dropped_recall", "inaccuracy"]
+)
+def test_measure_of_unknown_direction_needs_a_mode(follower: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.*mode='max'"):
+        train(follower(monitor=name), [{name: 1.0}])
+    callback = EarlyStopping(name, mode="max", patience=1)
+    train(callback, [{name: 0.5}, {name: 0.9}, {name: 0.8}])
+    assert callback.best == 0.9
+
+
+def test_epoch_that_lacks_the_measure_is_told_and_does_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    callback = EarlyStopping(patience=1)
+    train(callback, [2.0, {"loss": 1.0}, {"loss": 1.0}, 1.0])
+    assert (callback.best, callback.stopped_epoch) == (1.0, None)
+    assert "'val_loss', which this epoch has not measured" in caplog.text
 
 
 def test_early_stopping_goes_on_counting_after_a_resume() -> None:
@@ -131,7 +187,7 @@ def test_callback_that_is_another_one_begins_anew(after: list[Any]) -> None:
     train(before, [1, 2, 2])
     calls = CallbackList(after)
     calls.restore(CallbackList([before]).state())
-    assert [vars(one).get("best", inf) for one in after] == [inf] * len(after)
+    assert [vars(one).get("best") for one in after] == [None] * len(after)
 
 
 def test_state_of_numpy_values_is_kept_and_that_of_objects_is_refused() -> None:

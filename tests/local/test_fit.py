@@ -160,7 +160,7 @@ def test_what_has_too_many_sums_is_measured_in_evaluations_alone() -> None:
         RunFailedError, match=r"names 'auc', which is not measured.*did you mean val_auc"
     ):
         fit(trainer, data, validation_data=data, callbacks=[EarlyStopping("auc")])
-    fit(trainer, data, validation_data=data, callbacks=[EarlyStopping("half")])
+    fit(trainer, data, validation_data=data, callbacks=[EarlyStopping("half", mode="max")])
     with pytest.raises(ConfigError, match="there are loss"):
         fit(trainer, data, validation_data=None, callbacks=[EarlyStopping("val_share")])
     fit(trainer, data, validation_data=None, callbacks=[EarlyStopping("share")])

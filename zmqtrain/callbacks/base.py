@@ -95,8 +95,10 @@ class ModelView:
     ``layers``.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
+        """``metrics``: of the job."""
         self.source = model
+        self._metrics = metrics
         self._copy: Any = None  # a model of Keras with these weights
         self.stop_training = False
         self.optimizer = OptimizerView()
@@ -180,6 +182,13 @@ class ModelView:
             ConfigError: it cannot be read, or holds those of another model.
         """
         self.set_weights(named_arrays(filepath, self.source))
+
+    @property
+    def directions(self) -> dict[str, bool]:
+        """Whether measures should be large, by name: of those whose metric says it."""
+        own: dict[str, bool] = getattr(self.source, "directions", {})
+        given = {m.name: getattr(m, "larger_is_better", None) for m in self._metrics}
+        return own | {name: is_max for name, is_max in given.items() if is_max is not None}
 
     @property
     def metrics(self) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any, Literal, TypeAlias
 
 from zmqtrain.callbacks.base import Callback, Logs, Weights
 from zmqtrain.errors import ConfigError
-from zmqtrain.metrics import numbers
+from zmqtrain.metrics import larger_is_better, numbers
 
 Mode: TypeAlias = Literal["auto", "min", "max"]
 
-LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1")
-"""Parts of names of measures that mode "auto" wants large."""
+log = logging.getLogger(__name__)
 
 
 class _Monitor(Callback):
-    """Follows one measure and knows the best value so far."""
+    """Follows one measure and knows the best value so far.
+
+    Mode "auto" follows what the measure's metric says. Names that end with "loss" or "error" and
+    some well-known ones are known without a metric. Other measures need a mode.
+    """
 
     def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
         super().__init__()
@@ -28,17 +32,44 @@ class _Monitor(Callback):
                 f"{type(self).__name__}: mode is {mode!r}; expected 'auto', 'min' or 'max'"
             )
         self.monitor = monitor
-        larger = any(part in monitor for part in LARGER_IS_BETTER) if mode == "auto" else None
-        self._sign = 1.0 if larger or mode == "max" else -1.0
+        self._mode = mode
         self._min_delta = abs(min_delta)
-        self.best = self._worst = -self._sign * math.inf
+        self.best: float | None = None  # of no epoch yet
+        self._follow({})
 
-    def value(self, logs: Logs | None) -> float:
-        """Return the measure; NaN if this epoch does not have it."""
-        return float((logs or {}).get(self.monitor, math.nan))
+    def set_model(self, model: Any) -> None:
+        """
+        Raises:
+            ConfigError: nobody knows whether the measure should be large or small.
+        """
+        super().set_model(model)
+        self._follow(getattr(model, "directions", {}))
+        if self.monitor is not None and self._sign is None:
+            raise ConfigError(
+                f"nothing says whether {self.monitor!r} should be large or small; expected a "
+                "measure whose metric says it (larger_is_better), or whose name ends with loss or "
+                "error; give mode='max' or mode='min'"
+            )
 
-    def is_better(self, value: float, than: float) -> bool:
+    def _follow(self, directions: Mapping[str, bool]) -> None:
+        is_max: bool | None = self._mode == "max"
+        if self._mode == "auto":
+            is_max = larger_is_better(self.monitor or "", directions)
+        self._sign = None if is_max is None else 1.0 if is_max else -1.0
+
+    def value(self, logs: Logs | None) -> float | None:
+        """Return the measure; None, with a warning, if this epoch does not have it."""
+        found = (logs or {}).get(self.monitor)
+        if found is None:
+            name = type(self).__name__
+            log.warning("%s looks for %r, which this epoch has not measured", name, self.monitor)
+        return None if found is None else float(found)
+
+    def is_better(self, value: float, than: float | None) -> bool:
         """Say whether a value is better by more than min_delta; NaN never is."""
+        assert self._sign is not None  # set_model has seen to it
+        if than is None:
+            return not math.isnan(value)
         return self._sign * (value - than) > self._min_delta
 
     def state(self) -> dict[str, Any]:
@@ -51,7 +82,8 @@ class _Monitor(Callback):
 class EarlyStopping(_Monitor):
     """Stops when a measure has not become better for ``patience`` epochs, as in Keras.
 
-    It never stops after the first epoch. ``restore_best``: the training ends with the weights of
+    It never stops after the first epoch, which counts as the best one even if its measure is NaN.
+    ``restore_best``: the training ends with the weights of
     the best epoch. After a resume only later epochs can be restored. ``baseline``: the waiting ends
     only with a value that is better than this.
     """
@@ -75,7 +107,7 @@ class EarlyStopping(_Monitor):
         self._begin()
 
     def _begin(self) -> None:
-        self.best, self.wait = self._worst, 0
+        self.best, self.wait = None, 0
         self.best_epoch: int | None = None
         self.stopped_epoch: int | None = None
         self._best_weights: Weights | None = None
@@ -86,10 +118,10 @@ class EarlyStopping(_Monitor):
             self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        if epoch < self.start_from_epoch:
-            return
         value = self.value(logs)
-        is_best = self.is_better(value, self.best)
+        if value is None or epoch < self.start_from_epoch:
+            return
+        is_best = self.best is None or self.is_better(value, self.best)
         if self.restore_best and (is_best or self._best_weights is None):
             self._best_weights, self.best_epoch = self.model.weights, epoch
         self.wait += 1
@@ -141,7 +173,7 @@ class ModelCheckpoint(_Monitor):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self.save_best_only:
             value = self.value(logs)
-            if not self.is_better(value, self.best):
+            if value is None or not self.is_better(value, self.best):
                 return
             self.best = value
         self.model.save_weights(self._path(epoch, logs or {}))
@@ -205,13 +237,15 @@ class ReduceLROnPlateau(_Monitor):
     def set_params(self, params: Mapping[str, Any]) -> None:
         super().set_params(params)
         if params:  # a training begins, not an evaluation
-            self.best, self.wait, self.cooling = self._worst, 0, 0
+            self.best, self.wait, self.cooling = None, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         rate = self.model.optimizer.learning_rate
         if logs is not None:
             logs["learning_rate"] = rate
         value = self.value(logs)
+        if value is None:
+            return
         if self.cooling:
             self.cooling -= 1
             self.wait = 0

@@ -83,7 +83,7 @@ class Epochs:
         """``examples``: in the training set."""
         self.batches = job.plan(examples).of_pass
         self.history = History()
-        self.model = ModelView(job.model)
+        self.model = ModelView(job.model, job.metrics)
         self.ended = ""  # why the training is over, "" while it is not
         self._job, self._evaluator, self._host = job, evaluator, host
         params = {"epochs": job.epochs, "steps": self.batches, "examples": examples, "verbose": 1}
