@@ -24,9 +24,10 @@ from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E402
 from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
-from zmqtrain.callbacks import ModelView  # noqa: E402
+from zmqtrain.callbacks import EarlyStopping, ModelView  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
+from zmqtrain.metrics import Accuracy, MeanAbsoluteError  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, new_slots  # noqa: E402
 
@@ -575,6 +576,159 @@ def test_each_output_is_measured_as_in_keras(is_dict: bool) -> None:
         np.testing.assert_allclose(own, array, 1e-5)
     with pytest.raises(DataError):
         trainer.predict({"other": X})
+
+
+WORDS = np.random.default_rng(3).integers(1, 9, (22, 6))
+WORDS[:, 3:][np.random.default_rng(4).random((22, 3)) < 0.6] = 0
+TAGS = np.arange(132).reshape(22, 6) % 3
+WORD_WEIGHTS = np.linspace(0.1, 2, 22).astype(np.float32)
+
+
+def tagger(kind: str = "embedding", outputs: int = 1) -> Any:
+    """Return a model of a class for each word, of which those that are 0 are masked."""
+    words = keras.Input((6,), dtype="int32")
+    if kind == "embedding":
+        found = layers.Embedding(9, 4, mask_zero=True)(words)
+    else:
+        column = layers.Reshape((6, 1))(words)
+        found = layers.Masking()(layers.Rescaling(0.2)(column))
+    tags = layers.Dense(3, "softmax", name="tags")(found)
+    measures = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")]
+    weighted = ["accuracy", keras.metrics.SparseCategoricalAccuracy(name="right")]
+    loss, given = "sparse_categorical_crossentropy", (measures, weighted)
+    if outputs == 1:
+        model = keras.Model(words, tags)
+        model.compile("sgd", loss, metrics=measures, weighted_metrics=weighted)
+        return model
+    size = layers.Dense(1, name="size")(layers.GlobalMaxPooling1D()(layers.Dense(2)(found[:, :2])))
+    model = keras.Model(words, {"tags": tags, "size": size})
+    losses = {"tags": loss, "size": "mse"}
+    of_output = [{"tags": one, "size": ["mae"]} for one in given]
+    model.compile("sgd", losses, metrics=of_output[0], weighted_metrics=of_output[1])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "weights"),
+    [
+        (tagger, ()),
+        (tagger, (np.outer(WORD_WEIGHTS, WORD_WEIGHTS[:6]),)),
+        (partial(tagger, "layer"), ()),
+        (partial(tagger, outputs=2), ()),
+    ],
+    ids=["embedding", "weights", "layer", "outputs"],
+)
+def test_words_that_are_masked_are_not_measured(build: Any, weights: Any) -> None:
+    trainer = zmqtrain.Trainer(KerasModel(build))
+    model = build()
+    load_weights(model, trainer.weights)
+    labels: Any = TAGS
+    if len(trainer.model.module.outputs) == 2:
+        labels = {"tags": TAGS, "size": WORD_WEIGHTS[:, None]}
+    sample_weight = weights[0] if weights else None
+    expected = model.evaluate(WORDS, labels, 22, 0, sample_weight, return_dict=True)
+    examples = (WORDS, labels, *weights)
+    own = {name for name in expected if "loss" not in name}
+    for batch_size in (22, 9):
+        measures = trainer.evaluate(examples, batch_size=batch_size)
+        assert {name: measures[name] for name in own} == pytest.approx(
+            {name: expected[name] for name in own}, rel=1e-5
+        )
+    options = {"validation_data": examples, "verbose": False, "batch_size": 22}
+    history = trainer.fit(examples, **options).history
+    assert {name: history[name][0] for name in own} == pytest.approx(
+        {name: expected[name] for name in own}, rel=1e-5
+    )
+    load_weights(model, trainer.weights)
+    expected = model.evaluate(WORDS, labels, 22, 0, sample_weight, return_dict=True)
+    assert {name: history[f"val_{name}"][0] for name in own} == pytest.approx(
+        {name: expected[name] for name in own}, rel=1e-5
+    )
+    outputs = trainer.predict(WORDS, batch_size=5)
+    assert all(type(one) is np.ndarray for one in keras.tree.flatten(outputs))
+
+
+def test_metric_of_zmqtrain_leaves_out_what_keras_masks() -> None:
+    trainer = zmqtrain.Trainer(KerasModel(tagger), metrics=[Accuracy(name="own")])
+    counts = WORDS != 0
+    right = (trainer.predict(WORDS).argmax(-1) == TAGS)[counts]
+    measures = trainer.evaluate((WORDS, TAGS), batch_size=7)
+    assert measures["own"] == pytest.approx(np.mean(right))
+
+
+def test_metrics_of_a_model_whose_mask_cannot_be_foreseen_are_refused_by_name() -> None:
+    class Tagger(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.line = layers.Embedding(9, 4, mask_zero=True), layers.Dense(3)
+
+        def call(self, words: Any) -> Any:
+            return self.line(self.embed(words))
+
+    def build() -> Any:
+        model = Tagger()
+        model(WORDS)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=["accuracy"])
+        return model
+
+    trainer = zmqtrain.Trainer(KerasModel(build))
+    with pytest.raises(ConfigError, match=r"accuracy would be measured without it.*keras\.Input"):
+        trainer.evaluate((WORDS, TAGS))
+    with pytest.raises(ConfigError, match="accuracy would be measured"):
+        trainer.fit((WORDS, TAGS), batch_size=11, verbose=False)
+
+
+def test_metrics_of_zmqtrain_need_a_model_of_one_output() -> None:
+    data = X, X[:, :2], X[:, :1], X[:, :2]
+    trainer = zmqtrain.Trainer(KerasModel(branches), metrics=[Accuracy()])
+    with pytest.raises(ConfigError, match="several outputs"):
+        trainer.evaluate(data)
+
+
+def test_labels_are_behind_the_inputs_of_the_model() -> None:
+    def build() -> Any:
+        inputs = [keras.Input((1,), name=name) for name in ("user", "item")]
+        model = keras.Model(inputs, layers.Dense(1)(layers.Add()(inputs)))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    users, items = np.arange(12)[:, None], np.arange(12)[:, None] + 90
+    ratings = np.linspace(1, 5, 12, dtype=np.float32)
+    own = MeanAbsoluteError(name="own")
+    trainer = zmqtrain.Trainer(KerasModel(build), metrics=[own])
+    measures = trainer.evaluate(([users, items], ratings), batch_size=5)
+    outputs = trainer.predict([users, items])
+    assert measures["own"] == pytest.approx(np.mean(abs(outputs[:, 0] - ratings)), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["acceleration", "score"])
+def test_callback_of_mode_auto_wants_what_keras_wants(kind: str) -> None:
+    def build() -> Any:
+        inputs = keras.Input((5,))
+        names = ("acceleration", "speed")
+        if kind == "acceleration":
+            heads = {name: layers.Dense(1, name=name)(inputs) for name in names}
+            model = keras.Model(inputs, heads)
+            metrics = {name: ["mae"] for name in names}
+            model.compile("sgd", dict.fromkeys(names, "mse"), metrics=metrics)
+            return model
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(inputs))
+        score = keras.metrics.F1Score("macro", name="score")
+        model.compile("sgd", "mse", metrics=[score, keras.metrics.CosineSimilarity(name="like")])
+        return model
+
+    labels: Any = np.eye(3, dtype=np.float32)[Y]
+    best: Any = max
+    followed = ["val_score", "val_like"]
+    if kind == "acceleration":
+        labels, best = {"acceleration": X[:, :1], "speed": X[:, 1:2]}, min
+        followed = ["val_acceleration_loss", "val_acceleration_mae"]
+    callbacks = [EarlyStopping(name, patience=9) for name in followed]
+    data = {"validation_data": (X, labels), "verbose": False, "epochs": 3, "batch_size": 4}
+    history = zmqtrain.Trainer(KerasModel(build)).fit(X, labels, callbacks=callbacks, **data)
+    for callback in callbacks:
+        assert callback.best == best(history.history[callback.monitor])
 
 
 @pytest.mark.parametrize("name", ["EarlyStopping", "ModelCheckpoint", "ReduceLROnPlateau"])

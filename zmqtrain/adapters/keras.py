@@ -17,8 +17,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -33,7 +34,9 @@ from zmqtrain.user_code import user_code
 
 try:
     import keras
+    from keras.src.backend import get_keras_mask, set_keras_mask
     from keras.src.backend.common import global_state
+    from keras.src.trainers.compile_utils import get_metric
 except ModuleNotFoundError as missing:
     if missing.name == "tensorflow":
         raise ConfigError(
@@ -105,16 +108,16 @@ class KerasModel:
 
     @property
     def summed_metrics(self) -> list[SummedMetric]:
-        """The compiled metrics that are no means over examples, such as AUC, and the weighted
-        ones; the others are among :meth:`metrics`."""
+        """The compiled metrics that are no means over examples, such as AUC, the weighted ones,
+        and those of outputs with a mask; the others are among :meth:`metrics`."""
         network = self._ready
-        return [
-            SummedMetric(metric, network, number, is_weighted)
-            for is_weighted, of_outputs in ((False, network.metrics), (True, network.weighted))
-            for number, metrics in enumerate(of_outputs)
-            for metric in metrics
-            if is_weighted or not _is_mean(metric)
-        ]
+        return [SummedMetric(one, network) for one in network.measures if network.is_summed(one)]
+
+    @property
+    def directions(self) -> dict[str, bool]:
+        """Whether the compiled metrics should be large, by name, as far as Keras knows it."""
+        found = {one.name: one.direction for one in self._ready.measures}
+        return {name: direction == "up" for name, direction in found.items() if direction}
 
     @property
     def labels_at(self) -> int:
@@ -161,16 +164,17 @@ class KerasModel:
             parameters, parts, out, is_measured=is_measured(out)
         )
         if is_measured(out):
+            network.check_masks(outputs)
             measured(
                 out, len(batch[0]), self._means(measures), lambda: (_arrays_of(outputs), batch)
             )
         return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        network, (x, y, weights) = self._ready, self._ready.parts_of(batch)
-        network.model.reset_metrics()
-        loss, outputs = network.computer.evaluate(parameters, (x, y, weights))
-        return self._means(network.model.compute_metrics(x, y, outputs, weights) | {"loss": loss})
+        network = self._ready
+        loss, outputs, measures = network.computer.evaluate(parameters, network.parts_of(batch))
+        network.check_masks(outputs)
+        return self._means(measures | {"loss": loss})
 
     def _means(self, measures: Mapping[str, Any]) -> dict[str, float]:
         """Return the measures that are means over examples."""
@@ -179,7 +183,7 @@ class KerasModel:
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
         """Return the model's outputs for the batch's first arrays, one row an example; of several
-        outputs a tuple, in the order of the targets."""
+        outputs a tuple, in the order of the targets. Those with a mask are masked arrays."""
         network = self._ready
         return _arrays_of(network.computer.predict(parameters, network.inputs_of(batch)))
 
@@ -332,9 +336,9 @@ class Network:
         self.outputs = _names(self.outputs_like, getattr(model, "output_names", ()))
         own_loss = type(model).compute_loss is not keras.Model.compute_loss
         self._needs_targets = model.loss is not None and not own_loss
-        compiled = model._compile_metrics
-        self.metrics = _metrics_of(getattr(compiled, "_user_metrics", None), self.outputs)
-        self.weighted = _metrics_of(getattr(compiled, "_user_weighted_metrics", None), self.outputs)
+        self.measures = _measures_of(model._compile_metrics, self.outputs)
+        masks = map(get_keras_mask, getattr(model, "outputs", None) or ())
+        self.mask_axes = [None if mask is None else len(mask.shape) for mask in masks]
 
     def values(self) -> Weights:
         return _values(self.variables)
@@ -342,6 +346,25 @@ class Network:
     def assign(self, weights: Mapping[str, Any]) -> None:
         for name, variable in self.variables.items():
             variable.assign(weights[name])
+
+    def is_summed(self, measure: Measure) -> bool:
+        """Return whether a measure is no mean over all examples."""
+        is_masked = any(axes for axes in self.mask_axes[measure.output : measure.output + 1])
+        return measure.is_weighted or is_masked or not _is_mean(measure.metric)
+
+    def check_masks(self, outputs: Any) -> None:
+        """
+        Raises:
+            ConfigError: outputs of a model without ``keras.Input`` have a mask, and metrics.
+        """
+        means = [one.name for one in self.measures if not self.is_summed(one)]
+        for mask in map(get_keras_mask, keras.tree.flatten(outputs)):
+            if mask is not None and means and not any(self.mask_axes):
+                raise ConfigError(
+                    f"the model of {self.owner!r} gives its outputs a mask, of which nothing is "
+                    f"known before it is called, so {', '.join(means)} would be measured without "
+                    "it; begin the model with keras.Input(shape), or leave these metrics out"
+                )
 
     def inputs_of(self, batch: Batch) -> Any:
         return _like(self._inputs_like, batch[: len(self.inputs)])
@@ -378,29 +401,48 @@ def _computer(network: Network, owner: KerasModel) -> Any:
 class SummedMetric:
     """A metric of Keras as one of zmqtrain: its variables are sums over examples."""
 
-    def __init__(self, metric: Any, network: Network, output: int, is_weighted: bool) -> None:
-        """``output``: number of the one that is measured. ``is_weighted``: by weights of the
-        examples, if there are any."""
-        self.metric, self._output, self._target = metric, output, len(network.inputs) + output
+    takes_whole_batch = True  # it knows which arrays are targets and weights
+
+    def __init__(self, measure: Measure, network: Network) -> None:
+        self.name, self._output = measure.name, measure.output
+        self.metric = measure.metric  # None until it has seen data
+        self._given, self._target = measure.given, len(network.inputs) + measure.output
         behind = len(network.inputs) + len(network.outputs)
-        self._weights = slice(behind, behind + is_weighted)
-        self._shape = getattr(keras.tree.flatten(network.outputs_like)[output], "shape", ())
-        is_only = len(network.outputs) == 1
-        self.name = metric.name if is_only else f"{network.outputs[output]}_{metric.name}"
+        self._weights = slice(behind, behind + measure.is_weighted)
+        outputs = keras.tree.flatten(network.outputs_like)
+        self._shape = getattr(outputs[measure.output], "shape", ())
+        self._mask_axes = next(iter(network.mask_axes[measure.output :]), None)
 
     def __repr__(self) -> str:
-        return f"keras.metrics.{type(self.metric).__name__}(name={self.name!r})"
+        kind = self._given if self.metric is None else f"metrics.{type(self.metric).__name__}"
+        return f"keras.{kind}(name={self.name!r})"
 
     def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
         found = outputs[self._output] if isinstance(outputs, tuple) else outputs
+        labels = batch[self._target]
         with _MEASURING:
+            if self.metric is None:
+                self.metric = get_metric(self._given, labels, found)
             self.metric.reset_state()
-            self.metric.update_state(batch[self._target], found, *batch[self._weights])
+            weights = map(np.array, batch[self._weights])  # Keras may multiply masks into them
+            self.metric.update_state(labels, self._tensor(found), *weights)
             return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
+
+    def _tensor(self, outputs: NDArray[Any]) -> Any:
+        """Return outputs as Keras takes them, with their mask."""
+        if not isinstance(outputs, np.ma.MaskedArray) or self._mask_axes is None:
+            return outputs
+        counts = ~np.ma.getmaskarray(outputs)
+        tensor = keras.ops.convert_to_tensor(outputs.data)
+        mask = counts.reshape(*counts.shape[: self._mask_axes], -1)[..., 0]
+        set_keras_mask(tensor, keras.ops.convert_to_tensor(mask))
+        return tensor
 
     def result(self, sums: NDArray[np.float64]) -> Any:
         begin = 0
         with _MEASURING:
+            if self.metric is None:  # every accuracy is a mean
+                return float(sums[0] / sums[1]) if sums[1] else 0.0
             held = sum(int(np.prod(variable.shape)) for variable in self.metric.variables)
             if held < len(sums):  # an update makes some, and was in another process
                 zeros = np.zeros([size or 1 for size in self._shape], np.float32)
@@ -521,32 +563,76 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _arrays_of(outputs: Any) -> Any:
-    """Return outputs as an array, or a tuple of several."""
-    arrays = [_plain(keras.ops.convert_to_numpy(one)) for one in keras.tree.flatten(outputs)]
+    """Return outputs as an array, or a tuple of several; masked arrays where they have a mask."""
+    arrays = [_output_array(one) for one in keras.tree.flatten(outputs)]
     return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _metrics_of(given: Any, outputs: Sequence[str]) -> list[list[Any]]:
-    """Return each output's metrics as they were given to ``compile``, those left out that become a
-    mean when they see data."""
-    given = [given or []] if len(outputs) == 1 else given or []
-    every = [given.get(name) for name in outputs] if isinstance(given, dict) else given
-    return [[m for m in map(_metric, keras.tree.flatten(of_one)) if m] for of_one in every]
+def _output_array(output: Any) -> NDArray[Any]:
+    array, mask = _plain(keras.ops.convert_to_numpy(output)), get_keras_mask(output)
+    if mask is None:
+        return array
+    counts = np.asarray(keras.ops.convert_to_numpy(mask), bool)
+    if counts.shape != array.shape[: counts.ndim]:
+        raise ConfigError(
+            f"an output of the model has the shape {array.shape}, and its mask {counts.shape}; "
+            "expected a mask of its first axes"
+        )
+    hidden = np.broadcast_to(
+        ~counts.reshape(*counts.shape, *[1] * (array.ndim - counts.ndim)), array.shape
+    )
+    return np.ma.masked_array(array, hidden)
 
 
-def _metric(given: Any) -> Any:
-    """Return a compiled metric; None for one that becomes a mean when it sees data."""
-    if given in (None, "accuracy", "acc", "crossentropy", "ce"):
-        return None
-    metric = keras.metrics.get(given)
-    if isinstance(given, str):
-        metric.name = given  # as Keras names it in its logs
-    return metric
+class Measure(NamedTuple):
+    """A compiled metric.
+
+    ``name``: in Keras's logs. ``metric``: None for an accuracy of a kind that only data tell.
+    ``output``: number of the one that is measured. ``is_weighted``: by weights of the examples, if
+    there are any.
+    """
+
+    name: str
+    given: Any
+    metric: Any
+    output: int
+    is_weighted: bool
+
+    @property
+    def direction(self) -> str | None:
+        """Where Keras wants the measure to go: "up" or "down"; None: it does not know."""
+        return "up" if self.metric is None else getattr(self.metric, "_direction", None)
+
+
+def _measures_of(compiled: Any, outputs: Sequence[str]) -> list[Measure]:
+    """Return all compiled metrics."""
+    found: dict[str, Measure] = {}
+    for is_weighted in (False, True):
+        given = getattr(compiled, f"_user_{'weighted_' * is_weighted}metrics", None) or []
+        if len(outputs) == 1:
+            given = [given]
+        every = [given.get(name) for name in outputs] if isinstance(given, dict) else given
+        for number, of_output in enumerate(every):
+            prefix = f"{outputs[number]}_" if len(outputs) > 1 else ""
+            for one in filter(None, keras.tree.flatten(of_output)):
+                is_open = isinstance(one, str) and one.lower() in ("accuracy", "acc")
+                metric = None if is_open else get_metric(one, None, None)
+                name = _unused(found, prefix, one if metric is None else metric.name, is_weighted)
+                found[name] = Measure(name, one, metric, number, is_weighted)
+    return list(found.values())
+
+
+def _unused(names: Iterable[str], prefix: str, name: str, is_weighted: bool) -> str:
+    """Return the name of a metric in Keras's logs, where no two are alike."""
+    if is_weighted and prefix + name in names:
+        name = f"weighted_{name}"
+    numbered = (f"{prefix}{name}_{number}" for number in count(1))
+    return next(full for full in chain([prefix + name], numbered) if full not in names)
 
 
 def _is_mean(metric: Any) -> bool:
     """Return whether a metric is the mean of a number for each example."""
-    return getattr(type(metric), "result", None) in (None, keras.metrics.Mean.result)
+    return metric is None or type(metric).result is keras.metrics.Mean.result
 
 
 def _names(tree: Any, names: Sequence[str]) -> list[str]:

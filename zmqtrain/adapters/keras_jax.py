@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import keras
 import numpy as np
+from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.jax_memory import Differentiated, Values, store, taken
 from zmqtrain.models.base import Gradients, Parameters
@@ -55,24 +56,28 @@ class OnJax:
         self._network.initial_seed = None  # other tasks build their own, which may differ
         self._check_labels(parts[1])
         store(results, out)
-        return loss, *(beside or (None, {}))
+        if not is_measured:
+            return loss, None, {}
+        outputs, masks, measures = beside
+        return loss, _with_masks(outputs, masks), measures
 
-    def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return loss and outputs; metrics of the model keep the loss of each output.
+    def evaluate(
+        self, values: Parameters, parts: tuple[Any, ...]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Return loss, outputs, and measures.
 
         Raises:
             ConfigError: a label is of no class.
         """
-        loss, outputs, metrics = self._call(
+        loss, (outputs, masks), measures = self._call(
             self._evaluation, parts, taken(dict(values)), taken(parts)
         )
-        for variable, value in zip(self._model.metrics_variables, metrics, strict=True):
-            variable.assign(value)
         self._check_labels(parts[1])
-        return loss, outputs
+        return loss, _with_masks(outputs, masks), measures
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
-        return self._call(self._outputs, inputs, taken(dict(values)), taken(inputs))
+        found = self._call(self._outputs, inputs, taken(dict(values)), taken(inputs))
+        return _with_masks(*found)
 
     def _check_labels(self, targets: Any) -> None:
         """Check what the losses themselves do not: on jax a label of no class counts as none."""
@@ -103,12 +108,14 @@ class OnJax:
     def _differentiate(
         self, is_measured: bool, trained: Values, others: Values, parts: Any
     ) -> tuple[Any, Any, Values]:
-        """Return the loss, (outputs, measures) or (), and gradients and new state by name."""
+        """Return the loss, (outputs, masks, measures) or (), and gradients and new state."""
 
         def loss_of(trained: Values) -> tuple[Any, tuple[Any, Values]]:
             loss, outputs, metrics, state = self._loss_of(trained | others, parts, training=True)
-            beside = (outputs, self._measures(outputs, parts, metrics)) if is_measured else ()
-            return loss, (beside, state)
+            if not is_measured:
+                return loss, ((), state)
+            measures = self._measures(outputs, parts, metrics)
+            return loss, ((outputs, _masks_of(outputs), measures), state)
 
         return self._steps[is_measured].of(loss_of, trained)
 
@@ -121,18 +128,20 @@ class OnJax:
             return dict(self._model.compute_metrics(x, y, outputs, weights))
 
     def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any, Any]:
-        return self._loss_of(values, parts, training=False)[:3]
+        loss, outputs, metrics, _ = self._loss_of(values, parts, training=False)
+        measures = self._measures(outputs, parts, metrics)
+        return loss, (outputs, _masks_of(outputs)), measures
 
     def _predict(self, values: Values, inputs: Any) -> Any:
         options = {"training": False} if self._model._call_has_training_arg else {}
-        return self._model.stateless_call(*self._lists(values), inputs, **options)[0]
+        outputs = self._model.stateless_call(*self._lists(values), inputs, **options)[0]
+        return outputs, _masks_of(outputs)
 
     def _loss_of(self, values: Values, parts: Any, *, training: bool) -> tuple[Any, ...]:
         """Return loss, outputs, values of the metrics' variables, and the new state by name."""
         x, y, weights = parts
-        metrics = [variable.value for variable in self._model.metrics_variables]
-        if training:  # other threads use them
-            metrics = [jax.numpy.zeros_like(value) for value in metrics]
+        # Other threads use the variables themselves.
+        metrics = [jax.numpy.zeros_like(v.value) for v in self._model.metrics_variables]
         given = self._lists(values)
         loss, (_, outputs, others, metrics) = self._model.compute_loss_and_updates(
             *given, metrics, x, y, weights, training=training
@@ -178,3 +187,14 @@ class OnJax:
     @staticmethod
     def _ids(variables: Any) -> list[int]:
         return [id(variable) for variable in variables]
+
+
+def _masks_of(outputs: Any) -> list[Any]:
+    """Return the masks of outputs, which do not leave a compiled function with them."""
+    return [get_keras_mask(output) for output in keras.tree.flatten(outputs)]
+
+
+def _with_masks(outputs: Any, masks: list[Any]) -> Any:
+    for output, mask in zip(keras.tree.flatten(outputs), masks, strict=True):
+        set_keras_mask(output, mask)
+    return outputs

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import torch
+from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.common import constant_loss
 from zmqtrain.adapters.torch_memory import BoundVariables, seed_torch, tensor_over
@@ -41,17 +42,22 @@ class OnTorch:
             raise constant_loss(self._network.owner)
         loss.backward()
         self._bound.complete()
-        loss, outputs = loss.detach(), keras.tree.map_structure(torch.Tensor.detach, outputs)
+        loss, outputs = loss.detach(), keras.tree.map_structure(_detached, outputs)
         if not is_measured:
             return loss, outputs, {}
         with torch.no_grad():
-            return loss, outputs, self._model.compute_metrics(x, y, outputs, weights)
+            return loss, outputs, self._model.compute_metrics(x, y, outputs, _copied(weights))
 
-    def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return loss and outputs; metrics of the model keep the loss of each output."""
+    def evaluate(
+        self, values: Parameters, parts: tuple[Any, ...]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Return loss, outputs, and measures."""
         self._bind(values, None)
+        self._model.reset_metrics()  # some keep the loss of an output
+        x, y, weights = _tensors(parts)
         with torch.no_grad():
-            return self._loss_of(_tensors(parts), training=False)
+            loss, outputs = self._loss_of((x, y, weights), training=False)
+            return loss, outputs, self._model.compute_metrics(x, y, outputs, _copied(weights))
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
         self._bind(values, None)
@@ -62,7 +68,7 @@ class OnTorch:
         x, y, weights = parts
         outputs = self._call(x, training=training)
         loss = self._model.compute_loss(
-            x=x, y=y, y_pred=outputs, sample_weight=weights, training=training
+            x=x, y=y, y_pred=outputs, sample_weight=_copied(weights), training=training
         )
         return loss, outputs
 
@@ -81,6 +87,18 @@ class OnTorch:
             for name, variable in network.state.items():
                 self._bound.add_state(name, variable, "_value")
         self._bound.load()
+
+
+def _copied(weights: Any) -> Any:
+    """Return weights for Keras, which multiplies the mask of outputs into what it is given."""
+    return None if weights is None else weights.clone()
+
+
+def _detached(output: Any) -> Any:
+    """Return an output without its graph, but with its mask."""
+    detached = output.detach()
+    set_keras_mask(detached, get_keras_mask(output))
+    return detached
 
 
 def _tensors(parts: Any) -> Any:

@@ -129,7 +129,7 @@ def predict(
         raise DataError("there are no examples to predict; expected at least one")
     batches = _batches(dataset, range(len(dataset)), rows)
     parts = [outputs_of(model, parameters, batch) for batch in batches]
-    several = [part if isinstance(part, tuple) else (part,) for part in parts]
+    several = [tuple(map(_unmasked, p if isinstance(p, tuple) else (p,))) for p in parts]
     try:
         outputs = concatenated(several, f"the outputs of {model!r}")
     except DataError as error:
@@ -137,6 +137,11 @@ def predict(
             f"{error}, or predict all examples in one batch: batch_size={len(dataset)}"
         ) from error
     return outputs if isinstance(parts[0], tuple) else outputs[0]
+
+
+def _unmasked(array: Array) -> Array:
+    """Return all values of an array, also those that its mask hides."""
+    return array.data if isinstance(array, np.ma.MaskedArray) else array
 
 
 def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
