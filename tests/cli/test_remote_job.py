@@ -179,8 +179,8 @@ def test_job_of_this_host_that_does_not_answer_yet_is_said_to_be_starting(
     assert main(["status"]) == ExitCode.PEER_LOST
     assert len(ps.asked) == 1
     assert capsys.readouterr().err == (
-        "error: ps 0 at 127.0.0.1:2222 did not answer within 5 s; digits.py runs on this host and may "
-        "still be starting: ask again, or wait longer with --timeout-s\n"
+        "error: ps 0 at 127.0.0.1:2222 did not answer within 5 s; digits.py runs on this host and "
+        "may still be starting: ask again, or wait longer with --timeout-s\n"
     )
 
 
