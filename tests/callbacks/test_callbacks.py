@@ -301,8 +301,10 @@ def test_progress_shows_a_line_for_each_epoch(is_terminal: bool) -> None:
         calls.begin(view(), {"epochs": 1, "steps": 3})
         calls.call("on_epoch_begin", 0, {})
         calls.call("on_train_batch_end", 0, {"loss": 4.0})
-        calls.call("on_epoch_end", 0, {"loss": 2.0, "matrix": np.eye(2)})
+        named = {"[bold]x[/bold]": 1.0, "a\nb\x1b[2J": 3.0}
+        calls.call("on_epoch_end", 0, {"loss": 2.0, "matrix": np.eye(2)} | named)
         calls.call("on_train_end", {})
+    assert r"[bold]x[/bold] 1  a\nb\x1b[2J 3" in capture.get()
     assert "epoch 1/1" in capture.get() and "loss 2" in capture.get()
     assert ("loss 4" in capture.get()) is is_terminal
 

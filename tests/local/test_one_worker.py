@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ def test_ctrl_c_saves_what_was_learned_and_the_same_call_goes_on(tmp_path: Path)
     resumed = zmqtrain.run(job.with_overrides(steps=summary.global_step + 10))
     assert resumed.pushes["applied"] == 10
     assert " steps/s over the last 9, " in "\n".join(resumed.lines())
+    stopped = replace(resumed, ended="the chief says\n\x1b[2J")
+    assert stopped.lines()[0].endswith(r": the chief says\n\x1b[2J")
     straight = zmqtrain.run(digits_job(steps=summary.global_step + 10))
     assert resumed.parameters_sha256 == straight.parameters_sha256
 

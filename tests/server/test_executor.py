@@ -225,6 +225,18 @@ async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
     assert len(request.replies) == 1
 
 
+async def test_snapshot_is_written_into_no_other_directory_than_that_of_an_attempt(
+    executor: Executor, ears: Ears, tmp_path: Path
+) -> None:
+    done = asyncio.Event()
+    executor.carry_out([(1, Order("snapshot", text=str(tmp_path)))])
+    executor.after_orders(done.set)
+    await within(done.wait())
+    ((what, directory, error),) = ears.reports
+    assert (what, directory) == ("not_written", str(tmp_path))
+    assert "is no directory of a checkpoint" in str(error)
+
+
 async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(
     executor: Executor, state: ShardState, tmp_path: Path
 ) -> None:
