@@ -8,13 +8,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from tests.rights import no_root
 from zmqtrain.cli.clean import Found, clean_command, clean_view
 from zmqtrain.cli.output import text_of
-from zmqtrain.config.run_file import NOTE_S, note_end
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.run_file import NOTE_S, life, note_end
 from zmqtrain.errors import ConfigError
 
 
@@ -44,6 +46,24 @@ def test_old_notes_of_ends_are_removed(tmp_path: Path, monkeypatch: pytest.Monke
         result = CliRunner().invoke(clean_command, arguments, catch_exceptions=False)
         assert [each["path"] for each in json.loads(result.stdout)["found"]] == [str(old)]
         assert sorted(tmp_path.glob("*/*.ended")) == left
+
+
+def test_record_of_a_task_is_removed_once_it_is_old_and_its_process_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with life(("a:1",), Task(Role.PS, 0)):
+        (record,) = tmp_path.glob("*/*.life")
+        text, parent = record.read_text(), psutil.Process(os.getppid())
+    directory, long_ago = record.parent, time.time() - 2 * NOTE_S
+    of_parent = {"pid": parent.pid, "created": parent.create_time(), "since": 7.0}
+    records = {"alive": json.dumps(of_parent), "dead": text, "new": text}
+    for name, content in records.items():
+        (directory / f"{name}.life").write_text(content)
+        if name != "new":
+            os.utime(directory / f"{name}.life", (long_ago, long_ago))
+    CliRunner().invoke(clean_command, ["--segment-dir", str(tmp_path)], catch_exceptions=False)
+    assert sorted(path.stem for path in directory.glob("*.life")) == ["alive", "new"]
 
 
 def test_what_is_used_what_is_left_and_what_was_removed_is_counted() -> None:
