@@ -834,3 +834,28 @@ def test_other_backends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "zmqtrain.adapters.keras")
     with pytest.raises(ConfigError):
         importlib.import_module("zmqtrain.adapters.keras")
+
+
+class Assigning(layers.Layer):
+    """Assigns a weight of a part that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = layers.Dense(3)
+
+    def build(self, shape: Any) -> None:
+        self.base.build(shape)
+        self.base.trainable = False
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.base.kernel.assign(self.base.kernel * 0.5)
+        return self.base(x)
+
+
+def test_frozen_variable_that_a_step_assigns_is_named() -> None:
+    step = Step(lambda: net(Assigning()))
+    with pytest.raises(
+        ConfigError, match=r"base/kernel', which is frozen|kernel', which is frozen"
+    ):
+        step()

@@ -82,9 +82,8 @@ class BoundVariables:
             memory = memory.to(parameter.dtype)
         parameter.data = memory
         is_trained = self._out is not None and name in self._out
-        self._parameters.append(
-            _Parameter(name, parameter, memory, is_writable(self._values[name]), is_trained)
-        )
+        is_own = is_trained and is_writable(self._values[name])
+        self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
         if self._out is None or name not in self._out:
             return
         view = tensor_over(self._out[name])

@@ -65,7 +65,8 @@ class Session:
     """
 
     def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
-        job.variables()  # before that, the model knows no seed
+        with generators_kept():
+            job.variables()  # before that, the model knows no seed
         self.module = getattr(meeting, "module", None)
         self.summary: Summary | None = None
         self.steps = 0

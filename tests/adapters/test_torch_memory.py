@@ -1,0 +1,360 @@
+"""What a module does to its parameters: it counts as in torch's own loop, or it is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import zmqtrain  # noqa: E402
+from zmqtrain import Job  # noqa: E402
+from zmqtrain.adapters.torch import TorchModel  # noqa: E402
+from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.optim import SGD  # noqa: E402
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 6)).astype(np.float32)
+Y = np.arange(8) % 4
+
+Act = Callable[[Any], None]
+
+
+def job(build: Any, loss: Any = F.cross_entropy, *, labels: Any = Y, **options: Any) -> Job:
+    of_model = {"micro_batches", "training_step"}
+    model = TorchModel(build, loss, **{k: options.pop(k) for k in of_model & options.keys()})
+    return Job(**{
+        "model": model, "data": (X, labels), "optimizer": SGD(0.1), "steps": 12, "batch_size": 8,
+        "policy": "sync-replicas",
+    } | options)  # fmt: skip
+
+
+def line() -> Any:
+    return nn.Linear(6, 4)
+
+
+class Acting(nn.Linear):
+    """Does something to itself in one of every few steps."""
+
+    def __init__(self, act: Act, every: int = 4) -> None:
+        super().__init__(6, 4)
+        self.act, self.every, self.calls = act, every, 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += self.training
+        if self.training and self.calls % self.every == 0:
+            self.act(self)
+        return super().forward(x)
+
+
+def clamp(net: Any) -> None:
+    with torch.no_grad():
+        net.weight.clamp_(-0.1, 0.1)
+
+
+def clamp_data(net: Any) -> None:
+    net.weight.data.clamp_(-0.1, 0.1)
+
+
+def load(net: Any) -> None:
+    net.load_state_dict({name: value * 0.5 for name, value in net.state_dict().items()})
+
+
+def through_double(net: Any) -> None:
+    net.double()
+    net.float()
+
+
+def halve_gradient_data(net: Any) -> None:
+    net.weight.register_hook(lambda gradient: gradient)
+    for parameter in net.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data = parameter.grad.data.clone()
+
+
+def by_torch(build: Callable[[], Any], steps: int = 12) -> dict[str, Any]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = build()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=False)
+            F.cross_entropy(net(torch.tensor(X)), torch.tensor(Y)).backward()
+            optimizer.step()
+    return {name: p.detach().float().numpy() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("act", [clamp, clamp_data, load, through_double, halve_gradient_data])
+def test_what_a_step_does_to_parameters_counts_on_one_worker_alone(act: Act) -> None:
+    found = zmqtrain.run(job(partial(Acting, act))).parameters
+    for name, value in by_torch(partial(Acting, act)).items():
+        np.testing.assert_allclose(found[name], value, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("form", [{"workers": 2}, {"workers": 2, "ps": 0}, {"ps": 1}])
+@pytest.mark.parametrize("act", [clamp, clamp_data, load])
+def test_step_that_writes_later_to_shared_parameters_is_named(
+    act: Act, form: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"a step of .* writes to the parameter 'weight'"):
+        zmqtrain.run(job(partial(Acting, act), batch_size=4, steps=40), **form)
+
+
+def replace_weight(net: Any) -> None:
+    net.weight = nn.Parameter(net.weight * 0.5)
+
+
+def add_bias(net: Any) -> None:
+    net.other = nn.Parameter(torch.zeros(4))
+
+
+def freeze(net: Any) -> None:
+    net.bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (replace_weight, "has replaced, added or removed parameters: weight"),
+        (add_bias, "has replaced, added or removed parameters: other"),
+        (freeze, "'bias' of .* has requires_grad=False now"),
+    ],
+)
+def test_parameter_that_no_update_would_reach_is_named(act: Act, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        zmqtrain.run(job(partial(Acting, act)))
+
+
+class Momentum(nn.Module):
+    """Keeps a frozen copy that follows what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = line()
+        self.copy = line().requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        for own, other in zip(self.copy.parameters(), self.line.parameters(), strict=True):
+            own.data.mul_(0.9).add_(other.data, alpha=0.1)
+        return self.line(x)
+
+
+def test_frozen_parameter_that_a_step_changes_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'copy\.\w+', which is frozen.*buffer"):
+        zmqtrain.run(job(Momentum))
+
+
+def test_optimizer_left_in_a_training_step_is_named() -> None:
+    def step(net: Any, batch: Any) -> Any:
+        optimizer = torch.optim.Adam(net.parameters())
+        loss = F.cross_entropy(net(batch[0]), batch[1])
+        optimizer.step()
+        return loss
+
+    with pytest.raises(ConfigError, match=r"torch\.optim\.Adam makes a step"):
+        zmqtrain.run(job(line, None, training_step=step))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_optimizer_left_in_an_own_loop_is_named(is_first: bool) -> None:
+    with zmqtrain.attach(job(line, own_loop=True)) as session:
+        optimizer = torch.optim.SGD(session.module.parameters(), 0.1)
+        with pytest.raises(ConfigError, match="leave out optimizer"):
+            for x, y in session.batches():
+                loss = F.cross_entropy(session.module(x), y)
+                loss.backward()
+                for step in (optimizer.step, partial(session.step, loss))[:: 1 if is_first else -1]:
+                    step()
+
+
+def test_optimizer_of_another_module_may_step() -> None:
+    other = line()
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    with zmqtrain.attach(job(line, own_loop=True)) as session:
+        for x, y in session.batches():
+            loss = F.cross_entropy(session.module(x), y)
+            loss.backward()
+            F.cross_entropy(other(x), y).backward()
+            optimizer.step()
+            session.step(loss)
+    assert session.steps == 12
+
+
+def test_module_that_build_returns_in_eval_mode_is_trained() -> None:
+    def pretrained() -> Any:
+        return nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), line()).eval()
+
+    found = zmqtrain.run(job(pretrained, steps=3)).parameters
+    assert found["0.num_batches_tracked"] == 3
+    assert abs(found["0.running_mean"]).max() > 0
+
+
+def test_part_in_eval_mode_rests_and_a_warning_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> Any:
+        net = nn.Sequential(nn.BatchNorm1d(6), line())
+        net[0].eval()
+        return net
+
+    with caplog.at_level(logging.WARNING):
+        found = zmqtrain.run(job(build, steps=3)).parameters
+    assert found["0.num_batches_tracked"] == 0
+    assert "leaves parts in eval mode: 0" in caplog.text
+
+
+def tokens_left_out(outputs: Any, labels: Any) -> Any:
+    return F.cross_entropy(outputs, labels.masked_fill(labels == 0, -100))
+
+
+WEIGHTS = torch.tensor([5.0, 1.0, 1.0, 0.1])
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        tokens_left_out,
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(ignore_index=2),
+        partial(F.cross_entropy, weight=WEIGHTS),
+        partial(F.cross_entropy, reduction="sum"),
+        lambda outputs, labels: F.cross_entropy(outputs, labels) ** 2,
+    ],
+)
+def test_loss_that_is_no_mean_over_examples_needs_the_whole_batch(loss: Any, parts: int) -> None:
+    with pytest.raises(ConfigError, match="is no mean over examples"):
+        zmqtrain.run(job(line, loss, micro_batches=parts, steps=1))
+    step = partial(lambda loss, net, batch: loss(net(batch[0]), batch[1]), loss)
+    if not isinstance(loss, nn.Module):
+        with pytest.raises(ConfigError, match="is no mean over examples"):
+            zmqtrain.run(job(line, None, training_step=step, micro_batches=parts, steps=1))
+
+
+def test_labels_that_are_left_out_in_a_later_batch_are_found() -> None:
+    labels = np.repeat(Y[None], 8, 0).reshape(-1)
+    labels[41] = -100
+    data = np.tile(X, (8, 1)), labels
+    with pytest.raises(ConfigError, match="is no mean over examples"):
+        zmqtrain.run(job(line, lambda o, y: F.cross_entropy(o, y), data=data, micro_batches=4))
+
+
+def smoothed(outputs: Any, labels: Any) -> Any:
+    return F.cross_entropy(outputs, labels, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize("loss", [smoothed, nn.CrossEntropyLoss(), F.cross_entropy])
+def test_mean_over_examples_in_parts_trains_as_in_the_whole_batch(loss: Any, parts: int) -> None:
+    whole = zmqtrain.run(job(line, loss)).parameters
+    step = partial(lambda net, batch: loss(net(batch[0]), batch[1]))
+    for model in ({"loss": loss}, {"loss": None, "training_step": step}):
+        found = zmqtrain.run(job(line, micro_batches=parts, **model)).parameters
+        np.testing.assert_allclose(found["weight"], whole["weight"], 1e-5, 1e-6)
+
+
+def test_comparing_parts_leaves_state_and_random_numbers_of_a_training_step() -> None:
+    def build() -> Any:
+        return nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), line())
+
+    def step(net: Any, batch: Any) -> Any:
+        return F.cross_entropy(net(batch[0]), batch[1])
+
+    by_step = zmqtrain.run(job(build, None, training_step=step, micro_batches=2, steps=3))
+    by_loss = zmqtrain.run(job(build, micro_batches=2, steps=3))
+    for name, value in by_loss.parameters.items():
+        np.testing.assert_array_equal(by_step.parameters[name], value)
+    assert by_step.parameters["0.num_batches_tracked"] == 6
+
+
+def test_random_loss_in_parts_is_trained_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def step(net: Any, batch: Any) -> Any:
+        return F.cross_entropy(F.dropout(net(batch[0])), batch[1])
+
+    with caplog.at_level(logging.WARNING):
+        zmqtrain.run(job(line, None, training_step=step, micro_batches=2, steps=3))
+    assert caplog.text.count("the loss of TorchModel(line, micro_batches=2) is random") == 1
+
+
+class Masked(nn.Module):
+    def __init__(self, persistent: bool, *, changes: bool = False) -> None:
+        super().__init__()
+        self.line, self.changes = line(), changes
+        mask = torch.triu(torch.full((4, 4), float("-inf")), 1)
+        self.register_buffer("mask", mask, persistent=persistent)
+
+    def forward(self, x: Any) -> Any:
+        if self.changes:
+            self.mask.fill_(0.0)
+        return self.line(x) @ torch.softmax(self.mask, 1)
+
+
+@pytest.mark.parametrize("form", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])
+def test_constant_buffer_of_infinities_is_frozen(form: dict[str, Any], tmp_path: Any) -> None:
+    size = 8 // form.get("workers", 1)
+    found = zmqtrain.run(
+        job(partial(Masked, True), batch_size=size, logdir=str(tmp_path)), **form
+    ).parameters
+    expected = zmqtrain.run(job(partial(Masked, False))).parameters
+    np.testing.assert_allclose(found["line.weight"], expected["line.weight"], 1e-5, 1e-6)
+    assert np.isneginf(zmqtrain.load(tmp_path)["mask"]).sum() == 6
+
+
+def test_buffer_of_infinities_that_a_step_changes_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'mask' of .* begins with NaN or infinity"):
+        zmqtrain.run(job(partial(Masked, True, changes=True)))
+
+
+def test_initial_weights_that_hold_nan_are_named() -> None:
+    weight = np.full((4, 6), np.nan, np.float32)
+    with pytest.raises(ConfigError, match="'weight' in initial holds NaN"):
+        zmqtrain.run(job(line, initial={"weight": weight}, initial_strict=False))
+
+
+def test_frozen_bfloat16_stays_bfloat16() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(6, 6).bfloat16().requires_grad_(False)
+            self.last = line()
+
+        def forward(self, x: Any) -> Any:
+            assert self.base.weight.dtype == torch.bfloat16
+            return self.last(self.base(x.bfloat16()).float())
+
+    found = zmqtrain.run(job(Net)).parameters
+    np.testing.assert_allclose(found["last.weight"], by_torch(Net)["last.weight"], 1e-5, 1e-6)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.head.weight = self.rows.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.tanh(self.rows(x)))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("names", [["rows"], ["head"], ["rows", "head"]])
+def test_initial_takes_any_name_of_a_tied_weight(names: list[str], strict: bool) -> None:
+    value = np.full((6, 6), 0.25, np.float32)
+    initial = {f"{name}.weight": value for name in names}
+    begun = job(Tied, initial=initial, initial_strict=strict, optimizer=SGD(0.0), steps=1)
+    np.testing.assert_array_equal(zmqtrain.run(begun).parameters["rows.weight"], value)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_initial_with_two_values_of_a_tied_weight_is_refused(strict: bool) -> None:
+    value = np.full((6, 6), 0.25, np.float32)
+    initial = {"rows.weight": value, "head.weight": value + 1}
+    with pytest.raises(ConfigError, match="different values for"):
+        zmqtrain.run(job(Tied, initial=initial, initial_strict=strict))
