@@ -77,8 +77,9 @@ class TorchModel:
         ``class_weight``; the loss tells it if it takes one target.
 
         ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
-        parts of a batch that are computed one after another, to save memory. ``compile``: whether
-        the module is compiled, or the options of ``module.compile()``.
+        parts of a batch that are computed one after another, to save memory; the loss must be the
+        mean of each example's own, which is checked. ``compile``: whether the module is compiled,
+        or the options of ``module.compile()``.
 
         Raises:
             ConfigError: the arguments do not fit together.

@@ -52,6 +52,7 @@ class BoundVariables:
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
         self._parameters: list[_Parameter] = []
+        self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
         self._places: list[int] = []  # of the gradients
         self._is_in_step = False
@@ -72,7 +73,7 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
-        self._parameters, self._marks = [], []
+        self._parameters, self._tensors, self._marks = [], [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
@@ -84,6 +85,7 @@ class BoundVariables:
         is_trained = self._out is not None and name in self._out
         is_own = is_trained and is_writable(self._values[name])
         self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
+        self._tensors.append(parameter)
         if self._out is None or name not in self._out:
             return
         view = tensor_over(self._out[name])
@@ -167,10 +169,10 @@ class BoundVariables:
 
     def _marked(self) -> list[Any]:
         """Return what changes with each change to a parameter, but for one through ``.data``."""
-        return [
-            (p.data_ptr(), p._version, p.requires_grad)
-            for p in [one.parameter for one in self._parameters]
-        ]
+        every = self._tensors
+        marks = [each.data_ptr() for each in every]
+        marks += [each._version for each in every]
+        return marks + [each.requires_grad for each in every]
 
     def _return_gradients(self) -> None:
         """Copy gradients whose ``.data`` was replaced into the worker's memory."""

@@ -92,10 +92,13 @@ class Model(Protocol):
     float32 state the mean over its gradients, of other dtypes the value of its first gradient.
     Under ``sync-replicas`` that is the mean over the workers of a step; under asynchronous policies
     an update has one gradient, so the last one says the value. Float16 and float32 state must be
-    finite, as gradients must.
+    finite, as gradients must; state that begins with NaN or infinity, such as a mask, is frozen.
 
     ``frozen(seed)``: variables that nobody changes. They are in ``parameters`` alone, and in no
     message.
+
+    A model whose variables have several names, such as tied weights, may have ``aliases()``: the
+    first name of each other one. ``initial`` may then use any of them.
 
     A model whose initial values take long may have ``empty(method)``: what its method of this name,
     "parameters" or "state", returns, but with any values. Most tasks need no more.
@@ -120,7 +123,8 @@ class Model(Protocol):
         """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
 
         Every element of a gradient must be overwritten, since the buffers are not cleared between
-        steps. ``parameters`` must not be written to.
+        steps. ``parameters`` must not be written to: they are read-only, but for those that are
+        trained by one worker alone, where a write counts.
         """
         ...
 

@@ -116,8 +116,9 @@ def written_in_a_step(
         )
     return ConfigError(
         f"a step of {model!r} {how} the parameter {name!r}, which other tasks use too, so the "
-        "change would not count; expected a step that only reads it: compute the changed value "
-        "from it, such as normalize(weight), or train with one worker and no ps, where it counts"
+        "change would not count; expected a step that only reads it, without max_norm=, clamp_() "
+        "or copy_(): compute the changed value from it, such as normalize(weight), or train with "
+        "one worker and no ps, where it counts"
     )
 
 
