@@ -131,11 +131,22 @@ class OrphanedError(ZmqTrainError):
 
 
 class RunFailedError(ZmqTrainError):
-    """A training came to a bad end; ``exit_code`` says of which kind."""
+    """A training came to a bad end; ``exit_code`` says of which kind.
 
-    def __init__(self, text: str, exit_code: int = ExitCode.CRASH) -> None:
+    ``summary``: of a run inside this process, else None.
+    """
+
+    def __init__(self, text: str, exit_code: int = ExitCode.CRASH, summary: Any = None) -> None:
         super().__init__(text)
-        self.exit_code = ExitCode(exit_code)
+        self.exit_code, self.summary = ExitCode(exit_code), summary
+
+
+class RunInterruptedError(KeyboardInterrupt):
+    """Ctrl-C has ended a training in order; ``summary`` is that of the run."""
+
+    def __init__(self, text: str, summary: Any) -> None:
+        super().__init__(text)
+        self.summary = summary
 
 
 _EXPECTED = {

@@ -18,6 +18,7 @@ import pytest
 
 import zmqtrain
 from tests.bad_input.parts import Spoilt, make_job
+from tests.endings import bad_end
 from zmqtrain import Summary
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
@@ -113,7 +114,7 @@ def test_non_finite_gradients_are_refused_until_the_job_stops_and_saves(
 ) -> None:
     model = Spoilt("loss_and_gradients", spoil)
     job = make_job(model=model, policy=policy, max_nonfinite=3, logdir=str(tmp_path))
-    summary = zmqtrain.run(job, workers=2, ps=ps)
+    summary = bad_end(job, workers=2, ps=ps)
     assert summary.exit_code == ExitCode.DIVERGED
     refused = summary.pushes["refused"]
     # A shard reports pushes together, so the fourth and the fifth may be decided on at once.
@@ -143,7 +144,7 @@ def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
     policy: str, ps: int, tmp_path: Path
 ) -> None:
     fields = {"policy": policy, "logdir": str(tmp_path), "partition_nbytes": 4}
-    summary = zmqtrain.run(make_job(optimizer=SGD(NanAt(20)), **fields), workers=2, ps=ps)
+    summary = bad_end(make_job(optimizer=SGD(NanAt(20)), **fields), workers=2, ps=ps)
     assert summary.exit_code == ExitCode.USAGE
     assert summary.ended == (
         "the learning rate is nan at step 20; expected a finite number of at least 0; correct "
@@ -159,7 +160,7 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
 ) -> None:
     model = Spoilt("metrics", lambda sound, *_: {"loss": 1 / 0})
     fields = {"model": model, "evaluate_every": 10, "logdir": str(tmp_path)}
-    summary = zmqtrain.run(make_job(**fields))
+    summary = bad_end(make_job(**fields))
     error = f"metrics() of Spoilt() failed: {__file__}, line "
     assert summary.exit_code == ExitCode.USAGE
     assert summary.ended.startswith(f"step 200 of 200 is done, but {error}")
@@ -171,7 +172,7 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
 @pytest.mark.parametrize("returned", [None, [("loss", 1.0)], {"loss": None}, {"loss": "low"}])
 def test_measures_that_are_no_numbers_are_told_with_what_was_expected(returned: Any) -> None:
     model = Spoilt("metrics", lambda sound, *_: returned)
-    summary = zmqtrain.run(make_job(model=model))
+    summary = bad_end(make_job(model=model))
     assert summary.exit_code == ExitCode.USAGE
     assert summary.ended == (
         f"step 200 of 200 is done, but metrics() of Spoilt() returned {returned!r}; expected a "
@@ -282,7 +283,7 @@ def test_logdir_lost_on_the_way_is_told_with_what_the_run_came_to(tmp_path: Path
             shutil.rmtree(root)
             root.touch()
 
-    summary = zmqtrain.run(make_job(logdir=str(tmp_path)), on_progress=lose)
+    summary = bad_end(make_job(logdir=str(tmp_path)), on_progress=lose)
     assert (summary.exit_code, summary.checkpoint) == (ExitCode.CHECKPOINT, None)
     assert re.match(rf"step 200 of 200 is done, but {root}/\S+: cannot be written: ", summary.ended)
     assert summary.global_step == 200

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 import zmqtrain
-from zmqtrain import Job, Summary
+from tests.endings import bad_end
+from zmqtrain import Job
 from zmqtrain.data import Digits
 from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
@@ -68,18 +69,18 @@ def limit(kind: int, soft: int) -> Iterator[None]:
 def test_disk_without_room_costs_a_checkpoint_but_not_the_one_before(tmp_path: Path) -> None:
     """No file may become larger than a limit: a write fails half way, as on a full disk."""
 
-    def run(steps: int) -> Summary:
+    def job(steps: int) -> Job:
         model = MLP(features=64, hidden=500, classes=10)  # 150 kB
-        job = Job(model=model, data=Digits(), optimizer=SGD(0.1), steps=steps, logdir=str(tmp_path))
-        return zmqtrain.run(job)
+        fields = {"data": Digits(), "optimizer": SGD(0.1), "logdir": str(tmp_path)}
+        return Job(model=model, steps=steps, **fields)
 
-    first = run(5).checkpoint
+    first = zmqtrain.run(job(5)).checkpoint
     with limit(resource.RLIMIT_FSIZE, HEADROOM_NBYTES):
-        summary = run(10)
+        summary = bad_end(job(10))
     assert (summary.exit_code, summary.global_step) == (ExitCode.CHECKPOINT, 10)
     assert re.search("is done, but .*cannot be written: .*too large", summary.ended)
     assert [str(path) for path in checkpoints(tmp_path)] == [first]
-    assert run(10).pushes["applied"] == 5
+    assert zmqtrain.run(job(10)).pushes["applied"] == 5
 
 
 class Crowd:

@@ -18,12 +18,14 @@ import pytest
 from numpy.typing import NDArray
 
 import zmqtrain
+from tests.endings import bad_end
 from tests.integration.jobs import counting_job, digits_job
 from zmqtrain import Job, Summary
 from zmqtrain.chief.chief import Chief
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError
+from zmqtrain.local.in_process import train_here
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
@@ -244,7 +246,7 @@ def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(
 ) -> None:
     monkeypatch.setattr("zmqtrain.local.in_process.MemoryTransport", LatePushes)
     job = counting_job(steps=steps, logdir=str(tmp_path))
-    summary = zmqtrain.run(job, workers=3, ps=2, on_progress=interrupt)
+    summary = train_here(job, workers=3, ps=2, on_progress=interrupt)
     check_counts(job, summary)
     assert parameters_sha256(read_checkpoint(summary)) == summary.parameters_sha256
 
@@ -281,7 +283,7 @@ def test_progress_is_told_and_its_last_word_is_the_end() -> None:
 
 def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
     job = digits_job(steps=10**6, logdir=str(tmp_path))
-    summary = zmqtrain.run(job, workers=2, on_progress=interrupt)
+    summary = bad_end(job, workers=2, on_progress=interrupt)
     assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
     assert summary.checkpoint is not None
     step = read_manifest(Path(summary.checkpoint)).global_step
@@ -293,7 +295,7 @@ def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
 
 def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
     async def cell() -> Summary:
-        return zmqtrain.run(digits_job(steps=10**6), workers=2, on_progress=interrupt)
+        return bad_end(digits_job(steps=10**6), workers=2, on_progress=interrupt)
 
     loop = asyncio.new_event_loop()  # as a notebook has it: without asyncio.run's Ctrl-C
     try:

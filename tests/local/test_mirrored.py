@@ -11,6 +11,7 @@ import pytest
 
 import zmqtrain
 from tests.cupy_stand_in import installed
+from tests.endings import bad_end
 from tests.local.test_in_process import interrupt
 from zmqtrain import Job
 from zmqtrain.data import Digits
@@ -105,7 +106,7 @@ def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
 
 def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     endless = job(2, steps=10**6, logdir=str(tmp_path))
-    summary = zmqtrain.run(endless, on_progress=interrupt)
+    summary = bad_end(endless, on_progress=interrupt)
     assert summary.exit_code == 130
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cpu:")]
     resumed = zmqtrain.run(endless.with_overrides(steps=summary.global_step + 10))

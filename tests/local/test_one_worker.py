@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.endings import bad_end
 from tests.integration import jobs
 from tests.local.test_in_process import interrupt
 from zmqtrain import Job, Summary
@@ -81,14 +82,14 @@ def test_job_that_is_complete_already_is_not_trained_further_and_that_is_logged(
 
 def test_ctrl_c_saves_what_was_learned_and_the_same_call_goes_on(tmp_path: Path) -> None:
     job = digits_job(steps=10**6, logdir=str(tmp_path))
-    summary = zmqtrain.run(job, on_progress=interrupt)
+    summary = bad_end(job, on_progress=interrupt)
     assert (summary.exit_code, summary.global_step) == (130, summary.pushes["applied"])
     assert np.isnan(summary.loss)
     assert summary.checkpoint is not None
     assert read_manifest(Path(summary.checkpoint)).global_step == summary.global_step > 0
     resumed = zmqtrain.run(job.with_overrides(steps=summary.global_step + 10))
     assert resumed.pushes["applied"] == 10
-    assert " steps/s over the last 9, " in "\n".join(resumed.lines())
+    assert " steps/s over the last 10, " in "\n".join(resumed.lines())
     stopped = replace(resumed, ended="the chief says\n\x1b[2J")
     assert stopped.lines()[0].endswith(r": the chief says\n\x1b[2J")
     straight = zmqtrain.run(digits_job(steps=summary.global_step + 10))
@@ -110,7 +111,7 @@ def test_ctrl_c_in_the_middle_of_a_long_step_counts_that_step(
             return super().loss_and_gradients(parameters, batch, out)
 
     job = Job(model=Long(), data=NoisyLine(), optimizer=SGD(), batch_size=5, steps=1000)
-    summary = zmqtrain.run(job)
+    summary = bad_end(job)
     assert (summary.exit_code, summary.pushes["applied"]) == (130, 1)
 
 
@@ -178,7 +179,7 @@ def test_policy_that_would_wait_for_other_workers_for_ever_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("zmqtrain.exchanges.local.make_policy", Waiting)
-    summary = zmqtrain.run(digits_job())
+    summary = bad_end(digits_job())
     assert summary.exit_code == ExitCode.PEER_LOST
     assert "it wants company" in summary.ended
 

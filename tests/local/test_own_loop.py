@@ -112,6 +112,7 @@ def test_run_that_fails_raises_and_has_a_summary() -> None:
             session.step(math.nan)
     assert session.summary is not None
     assert session.summary.exit_code == raised.value.exit_code == ExitCode.DIVERGED
+    assert raised.value.summary is session.summary
 
 
 def test_error_of_the_data_reaches_the_loop() -> None:

@@ -57,8 +57,8 @@ def run(
 
     One worker trains alone unless a number of ``ps`` is given. Several have one ps by default; with
     ``ps=0`` each of them hosts a part of the parameters, and the default policy is sync-replicas.
-    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; the summary's ``ended``
-    and ``exit_code`` say so. A job with a logdir resumes from its last checkpoint.
+    Ctrl-C ends the run early, with a checkpoint if the job has a logdir. A job with a logdir
+    resumes from its last checkpoint.
 
     ``on_progress`` is called a few times a second with the job's status. Without it a terminal or a
     notebook shows a bar; elsewhere stderr gets a line after 2 s and later every 10 s, or the log at
@@ -70,21 +70,20 @@ def run(
     refused, and the rest of the summary is what the chief has told.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C came before the job began.
+        KeyboardInterrupt: Ctrl-C; if the job had begun, ``summary`` of the error is the run's.
         SystemExit: this process is a task that ended badly; the code says why.
         ConfigError: a number is wrong, or a job file is being loaded.
-        ZmqTrainError: a task cannot go on; the type and the text say why. A job that fails, for
-            instance by too many non-finite gradients, returns its summary with an exit code.
+        RunFailedError: the job failed, for instance by too many gradients with NaN or infinity;
+            ``exit_code`` and the text say why, and ``summary`` is that of the run.
+        ZmqTrainError: a task cannot go on; the type and the text say why.
     """
     refuse_while_loading()
     job = process.job_of_script(job)
     task = process.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
     if task is not None:
         return train_as(task, job, on_progress)
-    summary = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
-    if summary.exit_code:
-        log.warning("the job ended with exit code %d: %s", summary.exit_code, summary.ended)
-    return summary
+    found = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
+    return found.checked()
 
 
 def train_as(task: process.TaskOfScript, job: Job, on_progress: Progress | None = None) -> Summary:
@@ -113,7 +112,8 @@ def train_here(
     timing: Timing | None = None,
     on_progress: Progress | None = None,
 ) -> Summary:
-    """Train ``job`` as :func:`run` does, in this process alone."""
+    """Train ``job`` as :func:`run` does, in this process alone, and return the summary, also of a
+    run that failed."""
     workers = 1 if workers is None else workers
     refuse_while_loading()
     for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):

@@ -17,7 +17,7 @@ from typing import Any
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.job_file import refuse_while_loading
-from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
@@ -167,4 +167,4 @@ class Session:
         if self._exit_code or error is not None:
             raise SystemExit(int(self._exit_code or ExitCode.ORPHANED))
         if self.summary is not None and self.summary.exit_code not in _IN_ORDER:
-            raise RunFailedError(self.summary.ended, self.summary.exit_code)
+            self.summary.checked()

@@ -14,7 +14,7 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
 from zmqtrain.data.subset import Typed, first_of
-from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
+from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
@@ -157,10 +157,7 @@ class Trainer:
         self.history = self.summary.history
         if not fast_dev_run:
             self._weights = self.summary.parameters
-        if self.summary.exit_code == ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt(self.summary.ended)
-        if self.summary.exit_code != ExitCode.OK:
-            raise RunFailedError(self.summary.ended, self.summary.exit_code)
+        self.summary.checked()
         return self.history
 
     def _train(self, job: Job, *, alone: bool) -> Summary:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ExitCode, RunFailedError, RunInterruptedError
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.texts import printable
 from zmqtrain.units import counted
@@ -33,7 +33,9 @@ class Summary:
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is that of
     the last push. ``staleness`` counts the updates by all workers between a gradient's pull and its
     push. ``ended`` says why the run ended. ``evaluations`` are all of this process: ``step`` and
-    the measures. ``parameters``: the variables by name, or their moving averages if these are
+    the measures. ``exit_code`` is 0, or how the run failed: 76 if it diverged; the others are in
+    ``zmqtrain.errors.ExitCode``. A summary with another code than 0 comes with an error, see
+    :meth:`checked`. ``parameters``: the variables by name, or their moving averages if these are
     evaluated; ``history``: the measures of epochs. JSON leaves both out.
     """
 
@@ -82,6 +84,19 @@ class Summary:
             **fields,
         )
 
+    def checked(self) -> Summary:
+        """Return this summary of a run that ended as it should.
+
+        Raises:
+            RunInterruptedError: Ctrl-C ended the run. It is a KeyboardInterrupt.
+            RunFailedError: the run failed. Both errors have this ``summary``.
+        """
+        if self.exit_code == ExitCode.INTERRUPTED:
+            raise RunInterruptedError(self.ended, self)
+        if self.exit_code != ExitCode.OK:
+            raise RunFailedError(self.ended, self.exit_code, self)
+        return self
+
     @property
     def loss(self) -> float:
         """The loss on the evaluation set; NaN if there is none: see ``train_loss``."""
@@ -117,8 +132,8 @@ class Summary:
             f"{names.get(name, name)} {value:.4f}" for name, value in numbers(self.measures).items()
         )
         rate = f"{self.steps_per_second:.0f} steps/s"
-        timed = round(self.seconds * self.steps_per_second)
-        if 0 < timed + 1 < 0.9 * self.global_step:  # it was resumed, or ps 0 was restarted
+        timed = round(self.seconds * self.steps_per_second) + 1  # the time begins at the first push
+        if 1 < timed < 0.9 * self.global_step:  # it was resumed, or ps 0 was restarted
             rate += f" over the last {timed}"
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
