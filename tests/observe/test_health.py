@@ -78,7 +78,7 @@ def get(
 def test_crowd_of_silent_clients_ends_itself_and_not_a_scrape(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         crowd = [
-            stack.enter_context(socket.create_connection((server.address, server.port), 10))
+            stack.enter_context(socket.create_connection((server.address, server.port), 5))
             for _ in range(2 * MOST_CLIENTS)
         ]
         assert get(server, "/healthz").status == 200
