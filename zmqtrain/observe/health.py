@@ -89,6 +89,7 @@ class Server(ThreadingMixIn, TCPServer):
     """
 
     allow_reuse_address = True
+    request_queue_size = 2 * MOST_CLIENTS  # of connections that wait to be accepted
     daemon_threads = True
 
     def __init__(
