@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zmqtrain.config.restarts import Limits, Restart
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.local import supervisor
 from zmqtrain.local.supervisor import supervise
 from zmqtrain.roles.signals import that_end
@@ -37,6 +37,10 @@ def run(command: Sequence[str]) -> int:
             return await supervise(command, Limits(10, 600))
 
     return asyncio.run(limited())
+
+
+def test_command_that_crashes_in_compiled_code_ends_as_a_mistake_of_the_user() -> None:
+    assert run(["sh", "-c", "kill -SEGV $$"]) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
