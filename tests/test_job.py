@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqtrain.data import NoisyLine
+from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.job import Job
+from zmqtrain.metrics import MeanAbsoluteError
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.optim import SGD, Adam, Update
 
@@ -321,3 +322,33 @@ def test_mistake_of_a_model_is_not_told_as_one_of_its_metrics() -> None:
 
     with pytest.raises(ConfigError, match=r"^no loss$"):
         job(model=Unbuilt(64, 4, 10))
+
+
+def test_one_option_ends_a_job_and_an_override_takes_the_place_of_the_other_one() -> None:
+    for steps in (3, 1000):
+        with pytest.raises(ConfigError, match=f"steps is {steps} and epochs is 2; expected one"):
+            job(steps=steps, epochs=2)
+    by_steps, by_epochs = job(steps=7), job(epochs=2)
+    assert by_epochs.with_overrides(steps=5).steps == 5
+    assert by_epochs.with_overrides(steps=5).epochs == 0
+    assert by_steps.with_overrides(epochs=3).epochs == 3
+    assert by_steps.with_overrides(epochs=3).steps > 10**9
+    with pytest.raises(ConfigError, match="expected one of them"):
+        by_steps.with_overrides(epochs=3, steps=5)
+
+
+def test_one_option_says_where_workers_compute() -> None:
+    with pytest.raises(ConfigError, match=r"device is 'gpu'.*devices=cpu:0,cpu:1"):
+        job(device="gpu", devices=("cpu:0", "cpu:1"))
+    assert job(devices="cpu:0,cpu:1").with_overrides(device="gpu").devices == ()
+    assert job(device="gpu").with_overrides(devices="cpu:0").device == "cpu"
+
+
+@pytest.mark.parametrize("fields", [{"evaluate_every": 5}, {"metrics": [MeanAbsoluteError()]}])
+def test_what_needs_an_evaluation_set_is_refused_without_one(fields: dict[str, Any]) -> None:
+    x = np.ones((200, 1), np.float32)
+    with pytest.raises(ConfigError, match="no evaluation set, so nothing would be measured"):
+        job(data=Arrays((x, x)), **fields).load_data()
+    assert job(data=Arrays((x, x), (x, x)), **fields).load_data()[1] is not None
+    measures_training = {"metrics": [MeanAbsoluteError()], "epochs": 1}
+    assert job(data=Arrays((x, x)), **measures_training).load_data()[1] is None

@@ -245,6 +245,25 @@ def imported(module: str, extra: str) -> Any:
         raise not_installed(module.partition(".")[0], extra) from None
 
 
+_ALIASES = {
+    "lr": "learning_rate",
+    "rate": "learning_rate",
+    "eps": "epsilon",
+    "betas": "beta1",
+    "wd": "weight_decay",
+    "x": "train",
+    "y": "labels",
+}
+"""Names that other libraries have for an option."""
+
+
+def no_option(owner: str, name: str, known: Collection[str]) -> ConfigError:
+    """Return the error of an option that a class or method does not have."""
+    alias = _ALIASES.get(name)
+    hint = f"; did you mean {alias}?" if alias in known else did_you_mean(name, known)
+    return ConfigError(f"{owner} has no option {name!r}; it has {', '.join(known)}{hint}")
+
+
 def did_you_mean(word: str, choices: Collection[str], prefix: str = "") -> str:
     """Return "; did you mean ...?" if one of the choices is close to the word, else ""."""
     close = difflib.get_close_matches(word, choices, n=1)

@@ -130,6 +130,10 @@ Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
+_PAIRS = ("steps", "epochs"), ("device", "devices")
+_INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
+"""Options that take the place of another one."""
+
 Exchange = Annotated[
     Literal["auto", "board", "direct", "to-one", "one-shot", "nccl"],
     BeforeValidator(_exchange_name),
@@ -223,7 +227,9 @@ class Job(BaseModel):
         None, description="directory for checkpoints; a run resumes from the last one in it"
     )
     save_secs: float = Field(
-        600.0, ge=0, description="seconds between checkpoints; 0: only at the end"
+        600.0,
+        ge=0,
+        description="seconds between checkpoints, if the job has a logdir; 0: only at the end",
     )
     keep_checkpoints: Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
@@ -316,6 +322,16 @@ class Job(BaseModel):
     @classmethod
     def _epochs_end_it(cls, value: int, info: Any) -> int:
         return ENDLESS if info.data.get("epochs") else value
+
+    @field_validator("device")
+    @classmethod
+    def _is_the_only_one(cls, value: str, info: Any) -> str:
+        if devices := info.data.get("devices"):
+            raise ValueError(
+                f"the job has devices={','.join(devices)}, too, which say where workers compute; "
+                "give device or devices"
+            )
+        return value
 
     @field_validator("metrics")
     @classmethod
@@ -426,6 +442,11 @@ class Job(BaseModel):
     _constants: dict[str, Any] | None = PrivateAttr(None)
 
     def __init__(self, **fields: Any) -> None:
+        if fields.get("epochs") and fields.get("steps", ENDLESS) != ENDLESS:
+            raise ConfigError(
+                f"the job is not valid: steps is {fields['steps']!r} and epochs is "
+                f"{fields['epochs']!r}; expected one of them to end it; leave the other one out"
+            )
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -435,7 +456,8 @@ class Job(BaseModel):
     def with_overrides(self, **overrides: Any) -> Job:
         """Return this job with other values of these options; None keeps a value.
 
-        ``data`` is the directory with the files of the data set, as for the flag.
+        ``steps`` take the place of the job's epochs, and the other way round; so do ``device`` and
+        ``devices``. ``data`` is the directory with the files of the data set, as for the flag.
 
         Raises:
             ConfigError: a value is out of range or of the wrong type.
@@ -443,7 +465,11 @@ class Job(BaseModel):
         values = {name: getattr(self, name) for name in self.model_fields_set}
         if "data" in overrides:
             overrides["data_dir"] = overrides.pop("data")
-        job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
+        given = {name: value for name, value in overrides.items() if value is not None}
+        for one, other in _INSTEAD:
+            if given.get(one) and other not in given:
+                values.pop(other, None)
+        job = Job(**values | given)
         return job.loaded_from(self._source)
 
     def hosted(self, hosted: bool) -> Job:
@@ -697,6 +723,8 @@ class Job(BaseModel):
     def _check_sizes(self, training: Dataset, evaluation: Dataset | None) -> None:
         if stream_of(evaluation) is not None:
             len(evaluation)  # type: ignore[arg-type]  # it has none, and says what to do
+        if evaluation is None:
+            self._check_unmeasured()
         if stream_of(training) is not None and not self.epochs:
             return
         if 0 < len(training) < self.worker_batch_size and not self.epochs:
@@ -704,6 +732,24 @@ class Job(BaseModel):
             raise ConfigError(
                 f"batch_size is {self.batch_size}{times}, but the training set has "
                 f"{len(training)} examples; give at most that many (--batch-size)"
+            )
+
+    def _check_unmeasured(self) -> None:
+        """
+        Raises:
+            ConfigError: the data has no evaluation set, which an option needs.
+        """
+        needs = {
+            f"evaluate_every is {self.evaluate_every}": self.evaluate_every > 0,
+            "metrics were given": "metrics" in self.model_fields_set
+            and self.metrics
+            and not self.epochs,
+        }
+        if reasons := [reason for reason, is_needed in needs.items() if is_needed]:
+            raise ConfigError(
+                f"{' and '.join(reasons)}, but {self.data!r} has no evaluation set, so nothing "
+                "would be measured; give one, such as zmqtrain.data.Arrays(train, evaluation), or "
+                "leave the option out"
             )
 
     def plan(self, examples: int) -> BatchPlan:

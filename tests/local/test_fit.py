@@ -386,6 +386,13 @@ def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, ho
         ({"callbacks": [EarlyStopping("val_acc")]}, ConfigError, "val_loss"),
         ({"callbacks": [EarlyStopping()], "validation_data": None}, ConfigError, "there are loss"),
         ({"epochs": 0, "callbacks": [EarlyStopping()]}, ConfigError, "epochs"),
+        ({"shuffle": True}, ConfigError, "fit got shuffle=True; expected none: each pass"),
+        ({"seed": 3}, ConfigError, r"give it to Trainer\(seed="),
+        ({"epoch": 3}, ConfigError, "no option 'epoch'.*did you mean epochs"),
+        ({"sample_weight": {"a": Y[:17, 0]}}, ConfigError, "expected one, with a weight for each"),
+        ({"sample_weight": [Y[:17, 0]] * 2}, ConfigError, "expected one, with a weight for each"),
+        ({"train": None, "x": X}, ConfigError, r"data come first: fit\(features, labels\)"),
+        ({"train": None}, ConfigError, "fit got no examples"),
         ({"steps_per_epoch": 4}, ConfigError, "pass over the examples: leave it out"),
         ({"train": ([1, 2], [3, 4])}, DataError, "arrays"),
         ({"train": (X[:3], Y[:4])}, DataError, "rows"),
@@ -755,3 +762,16 @@ def test_job_is_refused_at_its_start_if_nobody_knows_the_labels() -> None:
     with pytest.raises(ConfigError, match="labels_at"):
         zmqtrain.run(job, on_progress=seen.append)
     assert not any(status.step for status in seen)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("epochs", "give epochs to fit"),
+        ("batchsize", "did you mean batch_size"),
+        ("steps", "steps"),
+    ],
+)
+def test_option_that_is_none_of_a_trainer_is_refused(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        fit(Trainer(MODEL, SGD(0.05), **{option: 3}))

@@ -15,9 +15,14 @@ from zmqtrain.optim import (
     Adagrad,
     Adam,
     AdamW,
+    Cosine,
+    Exponential,
     Ftrl,
+    InverseTime,
     Lion,
     Momentum,
+    NaturalExponential,
+    Piecewise,
     Polynomial,
     RMSProp,
     new_slots,
@@ -78,6 +83,16 @@ def test_rule_with_schedule_that_has_no_stable_text_is_refused(
         (partial(AdamW, epsilon=0.0), "AdamW: epsilon is 0.0"),
         (partial(AdamW, weight_decay=-0.1), "AdamW: weight_decay is -0.1"),
         (partial(Lion, beta2=1.0), "Lion: beta2 is 1.0"),
+        (partial(Adam, nesterov=0.9), "Adam: nesterov is 0.9"),
+        (partial(RMSProp, 0.1, centered=1), "RMSProp: centered is 1"),
+        (partial(Exponential, 0.1, 0.99, 6000), "Exponential: decay_steps is 0.99"),
+        (partial(Exponential, 0.1, 6000, 1.5), "Exponential: decay_rate is 1.5"),
+        (partial(Exponential, 0.1, 6000, 0.99, 0.5), "Exponential: staircase is 0.5"),
+        (partial(InverseTime, 0.1, 0.5, 2), "InverseTime: decay_steps is 0.5"),
+        (partial(NaturalExponential, 0.1, 0, 2), "NaturalExponential: decay_steps is 0"),
+        (partial(Polynomial, 0.1, 0.9), "Polynomial: decay_steps is 0.9"),
+        (partial(Cosine, 0.1, 0.1), "Cosine: decay_steps is 0.1"),
+        (partial(Piecewise, [-1, 5], [1, 2, 3]), r"Piecewise: boundaries is \(-1, 5\)"),
         (partial(Lion, weight_decay=-0.1), "Lion: weight_decay is -0.1"),
         (partial(LAMB, beta2=1.0), "LAMB: beta2 is 1.0"),
         (partial(LAMB, epsilon=0.0), "LAMB: epsilon is 0.0"),
@@ -98,3 +113,18 @@ def test_ftrl_whose_schedule_ends_at_zero_says_at_which_step() -> None:
     w = np.ones(1, np.float32)
     with pytest.raises(ConfigError, match="Ftrl: the learning rate is 0 at step 10; expected one"):
         rule.update(w, w.copy(), new_slots(rule, w), step=10)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (partial(AdamW, lr=0.1), "AdamW has no option 'lr'.*did you mean learning_rate"),
+        (partial(Adam, 0.1, beta_1=0.9), "Adam has no option 'beta_1'.*did you mean beta1"),
+        (partial(Momentum, 0.1, eps=1), "Momentum has no option 'eps'; it has learning_rate"),
+    ],
+)
+def test_option_under_the_name_of_another_library_is_refused_with_its_own(
+    make: partial[object], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
 from zmqtrain.data.subset import Typed, first_of
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, no_option
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
@@ -27,6 +28,23 @@ from zmqtrain.training import evaluation
 
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
+
+
+_PASS = (
+    "an epoch is one pass over the examples: leave it out, give fewer examples, or count steps: "
+    "zmqtrain.run(zmqtrain.Job(..., steps=1000, evaluate_every=100))"
+)
+_NOT_IN_FIT = {
+    "steps_per_epoch": _PASS,
+    "x": "data come first: fit(features, labels)",
+    "y": "data come first: fit(features, labels)",
+    "shuffle": "each pass has an order of its own, by the seed",
+    "initial_epoch": "with a logdir a second fit goes on where the first one ended",
+    "validation_steps": "all validation data are measured: give fewer",
+    "validation_freq": "validation data are measured after each epoch",
+    "validation_batch_size": "validation data are measured in batches of batch_size",
+}
+"""Arguments of Keras's ``fit``, and what does the same here."""
 
 
 class Trainer:
@@ -68,6 +86,12 @@ class Trainer:
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None
+        of_fit = {"model", "data", "optimizer", "epochs", "callbacks", "class_weight"}
+        known = Job.model_fields.keys() - of_fit
+        if unknown := [name for name in options if name not in known]:
+            if unknown[0] in of_fit:
+                raise ConfigError(f"Trainer takes no {unknown[0]}; give {unknown[0]} to fit")
+            raise no_option("Trainer", unknown[0], sorted(known))
         try:
             self._initial = named_arrays(options.pop("initial", None), model)
         except TypeError as error:
@@ -77,7 +101,7 @@ class Trainer:
 
     def fit(
         self,
-        train: Any,
+        train: Any = None,
         labels: Any = None,
         *,
         epochs: int = 1,
@@ -89,7 +113,7 @@ class Trainer:
         sample_weight: Any = None,
         verbose: bool = True,
         fast_dev_run: bool = False,
-        steps_per_epoch: None = None,
+        **unknown: Any,
     ) -> History:
         """Train for so many passes over ``train``; return what was measured after each.
 
@@ -103,7 +127,7 @@ class Trainer:
         unless given. ``sample_weight``: how much each example of a tuple of arrays does; it may be
         the tuple's third array, too. ``verbose``: show progress. ``fast_dev_run``: one epoch of a
         few batches, nothing saved, without callbacks that write files, to see whether everything
-        works. ``steps_per_epoch`` of Keras is refused: an epoch is a pass.
+        works. ``unknown``: other arguments of Keras are refused, with what does the same here.
 
         If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it
         is that task until the training ends. Every task returns the same measures, arrays left out;
@@ -116,12 +140,9 @@ class Trainer:
             RunFailedError: the training failed; ``exit_code`` and the text say why.
             ZmqTrainError: it could not begin.
         """
-        if steps_per_epoch is not None:
-            raise ConfigError(
-                f"fit got steps_per_epoch={steps_per_epoch!r}; expected none, for an epoch is one "
-                "pass over the examples: leave it out, give fewer examples, or count steps: "
-                "zmqtrain.run(zmqtrain.Job(..., steps=1000, evaluate_every=100))"
-            )
+        _refuse(self.fit, unknown)
+        if train is None:
+            raise ConfigError("fit got no examples; expected fit(features, labels), or a data set")
         directory = self._options.get("data_dir")
         if labels is not None:
             train = (train, labels)
@@ -263,6 +284,20 @@ def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
     return {name: value for kind in kinds if kind for name, value in kind(seed).items()}
 
 
+def _refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: there are arguments that the method does not have.
+    """
+    for name, value in unknown.items():
+        if name in _NOT_IN_FIT:
+            raise ConfigError(f"fit got {name}={value!r:.80}; expected none: {_NOT_IN_FIT[name]}")
+        known = [one for one in inspect.signature(method).parameters if one != "unknown"]
+        if name in Job.model_fields:
+            raise ConfigError(f"{method.__name__} takes no {name}; give it to Trainer({name}=...)")
+        raise no_option(method.__name__, name, known)
+
+
 def _is_nested(part: Any) -> bool:
     """Return whether a part of examples holds arrays, and is none."""
     is_list = isinstance(part, tuple | list) and any(hasattr(one, "shape") for one in part)
@@ -279,6 +314,12 @@ def _data(train: Any, validation: Any, directory: str | None) -> Data:
 
 
 def _weighted(train: Any, weights: Any) -> Any:
+    is_nested = isinstance(weights, tuple | list) and any(np.ndim(one) for one in weights)
+    if is_nested or isinstance(weights, Mapping):
+        raise ConfigError(
+            "sample_weight has several arrays; expected one, with a weight for each example, which "
+            "counts for all outputs; to weigh outputs give compile(loss_weights=...)"
+        )
     if not isinstance(train, tuple) or len(train) != 2:
         raise ConfigError(
             "sample_weight is for training data (features, labels); expected a tuple of two "

@@ -32,5 +32,16 @@ def _check(holds: Callable[[float], bool], expected: str, owner: object, *names:
 check_positive = partial(_check, lambda value: value > 0, "a finite number above 0")
 check_non_negative = partial(_check, lambda value: value >= 0, "a finite number of at least 0")
 check_non_positive = partial(_check, lambda value: value <= 0, "a finite number of at most 0")
+check_steps = partial(_check, lambda value: value >= 1, "a number of steps, at least 1")
 check_share = partial(_check, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 check_decay = partial(_check, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
+
+
+def check_switch(owner: object, *names: str) -> None:
+    """Raise ConfigError unless these attributes of ``owner`` are True or False."""
+    for name in names:
+        if not isinstance(value := getattr(owner, name), bool):
+            raise ConfigError(
+                f"{type(owner).__name__}: {name} is {value!r}; expected a bool; correct "
+                f"{name} in the job"
+            )

@@ -7,14 +7,16 @@ operations in the same order.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.errors import no_option
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.clipping import sum_of_squares
 
@@ -41,6 +43,16 @@ class FormulaRule(ABC):
     formula: ClassVar[Formula]
     zero_slots: ClassVar[tuple[str, ...]] = ()
     """Names of the slots, if all of them are 0 at first."""
+
+    def __new__(cls, *arguments: object, **options: object) -> Self:
+        """
+        Raises:
+            ConfigError: the rule has no option of a name.
+        """
+        known = inspect.signature(cls.__init__).parameters  # of the dataclass, once it is one
+        if unknown := [name for name in options if name not in known]:
+            raise no_option(cls.__name__, unknown[0], list(known)[1:])
+        return super().__new__(cls)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

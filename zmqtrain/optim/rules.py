@@ -22,6 +22,7 @@ from zmqtrain.optim.checks import (
     check_non_negative,
     check_non_positive,
     check_positive,
+    check_switch,
 )
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach
 from zmqtrain.optim.schedules import Schedule, check_learning_rate, rate_at
@@ -74,6 +75,7 @@ class Momentum(FormulaRule):
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
         check_decay(self, "momentum")
+        check_switch(self, "nesterov", "scaled_velocity")
 
     def hyperparameters(self, step: int) -> Numbers:
         numbers = _rounded(rate_at(self.learning_rate, step), self.momentum)
@@ -111,6 +113,7 @@ class Adagrad(FormulaRule):
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
         check_non_negative(self, "initial_accumulator", "epsilon")
+        check_switch(self, "epsilon_inside_sqrt")
         if not self.epsilon:  # a gradient of 0 would give 0/0
             check_positive(self, "initial_accumulator")
 
@@ -163,6 +166,7 @@ class RMSProp(FormulaRule):
         check_decay(self, "rho", "momentum")
         check_positive(self, "epsilon")
         check_non_negative(self, "initial_mean_square")
+        check_switch(self, "centered", "epsilon_inside_sqrt")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -231,6 +235,10 @@ class Adam(_Moments):
     """
 
     nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _Moments.__post_init__(self)
+        check_switch(self, "nesterov")
 
     def hyperparameters(self, step: int) -> Numbers:
         t = step + 1
@@ -334,6 +342,7 @@ class AdamW(_Moments):
     def __post_init__(self) -> None:
         _Moments.__post_init__(self)
         check_non_negative(self, "weight_decay")
+        check_switch(self, "epsilon_hat")
 
     def hyperparameters(self, step: int) -> Numbers:
         t, rate = step + 1, rate_at(self.learning_rate, step)
@@ -470,6 +479,7 @@ class Adafactor(LayerRule):
         check_non_positive(self, "decay_exponent")
         check_positive(self, "epsilon1", "clip")
         check_non_negative(self, "epsilon2")
+        check_switch(self, "relative_step")
 
     def hyperparameters(self, step: int) -> Numbers:
         return _rounded((step + 1) ** self.decay_exponent, self.epsilon1)

@@ -19,6 +19,8 @@ from zmqtrain.optim.checks import (
     check_non_negative,
     check_positive,
     check_share,
+    check_steps,
+    check_switch,
     is_number,
 )
 
@@ -47,7 +49,8 @@ class _Decay:
 
     def __post_init__(self) -> None:
         check_non_negative(self, "initial", "decay_rate")
-        check_positive(self, "decay_steps")
+        check_steps(self, "decay_steps")
+        check_switch(self, "staircase")
 
     def _periods(self, step: int) -> float:
         periods = step / self.decay_steps
@@ -61,6 +64,7 @@ class Exponential(_Decay):
     def __post_init__(self) -> None:
         _Decay.__post_init__(self)
         check_positive(self, "decay_rate")
+        check_share(self, "decay_rate")  # above 1 the rate would grow without end
 
     def __call__(self, step: int) -> float:
         return float(self.initial * self.decay_rate ** self._periods(step))
@@ -101,6 +105,11 @@ class Piecewise:
                 f"Piecewise: {len(self.boundaries)} boundaries and {len(self.values)} values; "
                 "expected one value more than boundaries; add or remove a value in the job"
             )
+        if not all(is_number(step) and step >= 0 for step in self.boundaries):
+            raise ConfigError(
+                f"Piecewise: boundaries is {self.boundaries!r}; expected a sequence of steps, at least 0; "
+                "correct boundaries in the job"
+            )
         if any(low >= high for low, high in pairwise(self.boundaries)):
             raise ConfigError(
                 f"Piecewise: boundaries is {self.boundaries!r}; expected increasing steps; "
@@ -131,7 +140,9 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         check_non_negative(self, "initial", "end")
-        check_positive(self, "decay_steps", "power")
+        check_steps(self, "decay_steps")
+        check_positive(self, "power")
+        check_switch(self, "cycle")
 
     def __call__(self, step: int) -> float:
         steps = self.decay_steps
@@ -155,7 +166,7 @@ class Cosine:
 
     def __post_init__(self) -> None:
         check_non_negative(self, "initial")
-        check_positive(self, "decay_steps")
+        check_steps(self, "decay_steps")
         check_share(self, "alpha")
 
     def __call__(self, step: int) -> float:
