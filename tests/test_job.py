@@ -352,3 +352,8 @@ def test_what_needs_an_evaluation_set_is_refused_without_one(fields: dict[str, A
     assert job(data=Arrays((x, x), (x, x)), **fields).load_data()[1] is not None
     measures_training = {"metrics": [MeanAbsoluteError()], "epochs": 1}
     assert job(data=Arrays((x, x)), **measures_training).load_data()[1] is None
+
+
+def test_variable_whose_name_has_no_form_in_utf8_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="expected whole characters"):
+        job(model=Handmade({"half \ud800": np.zeros(1, np.float32)})).variables()

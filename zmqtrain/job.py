@@ -55,7 +55,13 @@ from zmqtrain.store.layout import AVERAGED, DTYPES, ShardLayout, Variable, varia
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
-from zmqtrain.store.weights import by_first_name, difference, named_arrays, saved_frozen
+from zmqtrain.store.weights import (
+    by_first_name,
+    check_names,
+    difference,
+    named_arrays,
+    saved_frozen,
+)
 from zmqtrain.units import counted
 from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
@@ -768,6 +774,7 @@ class Job(BaseModel):
             parameters = self.initial_parameters(empty=True)
             state = self.initial_state(empty=True)
             names = [*parameters, *state, *self.frozen()]
+            check_names(names)
             if repeated := [name for name in names if names.count(name) > 1]:
                 raise ConfigError(
                     f"{self.model!r} has two variables called {repeated[0]!r}; expected each name "

@@ -69,8 +69,10 @@ def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:
 
 def test_sync_replicas_gives_the_same_parameters_each_time_on_any_number_of_ps() -> None:
     job = digits_job(policy="sync-replicas", steps=60)
-    digests = [zmqtrain.run(job, workers=3, ps=ps).parameters_sha256 for ps in (0, 1, 1, 2, 3)]
+    runs = [zmqtrain.run(job, workers=3, ps=ps) for ps in (0, 1, 1, 2, 3)]
+    digests = [summary.parameters_sha256 for summary in runs]
     assert len(set(digests)) == 1
+    assert len({summary.train_loss for summary in runs}) == 1
     other = zmqtrain.run(job.model_copy(update={"seed": 1}), workers=3)
     assert other.parameters_sha256 != digests[0]
 

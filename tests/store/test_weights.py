@@ -42,6 +42,7 @@ def test_weights_in_a_file_are_read_as_they_were_written(tmp_path: Path, ending:
         "a/count": np.array(2**40),
         "seen": np.array([True, False]),
         "half": np.zeros((0, 2), np.float16),
+        "file": np.ones(3, np.float32),
     }
     path = tmp_path / "new" / f"weights.{ending}"
     save(path, weights)
@@ -50,6 +51,12 @@ def test_weights_in_a_file_are_read_as_they_were_written(tmp_path: Path, ending:
     for name, value in weights.items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
         np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_name_that_has_no_form_in_utf8_is_refused(tmp_path: Path, ending: str) -> None:
+    with pytest.raises(ConfigError, match=r"called 'half \\ud800'.*expected whole characters"):
+        save(tmp_path / f"weights.{ending}", {"half \ud800": np.ones(1)})
 
 
 @pytest.mark.parametrize("name", ["missing.npz", "bad.npz", "bad.safetensors", "bad.h5"])

@@ -97,7 +97,7 @@ class Leader:
         self.generation = 0  # none has begun
         self.staleness = Staleness()
         self.throughput = Throughput()
-        self.loss = math.nan  # of the last push
+        self._losses: dict[int, float] = {}  # of each worker's last push
         self.failure = ""  # why the job cannot go on
         self.failure_code = ExitCode.OK
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
@@ -243,6 +243,11 @@ class Leader:
         self.failure, self.failure_code = text, code
         self.event(GivenUp(int(code), text))
         self.on_change()
+
+    @property
+    def loss(self) -> float:
+        """The mean of the workers' last losses, which no order of arrival changes."""
+        return sum(self._losses.values()) / len(self._losses) if self._losses else math.nan
 
     # What happens
 
@@ -453,7 +458,9 @@ class Leader:
 
     def _show_worker(self, worker: int, sequence: int, loss: float) -> None:
         """Show how many gradients a worker has made, whose last push has this number."""
-        self.loss = loss
+        present = {peer.index for peer in self.peers.workers()} | {worker}
+        self._losses[worker] = loss
+        self._losses = {w: self._losses[w] for w in sorted(self._losses) if w in present}
         member = self.coordinator.members.get(worker)
         step = sequence + (member.unpushed if member is not None else 0)
         peer = self.peers.get("worker", worker)

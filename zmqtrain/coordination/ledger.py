@@ -101,7 +101,7 @@ class Ledger:
 
     def count_all(self) -> None:
         """All pending batches were applied."""
-        for worker in tuple(self.pending):
+        for worker in sorted(self.pending):  # so that sums have the same bits in each run
             self.count(worker)
 
     def advance(

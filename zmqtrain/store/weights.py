@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import psutil
+from numpy.lib.format import write_array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -180,17 +181,35 @@ def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True
     path = Path(path)
     _check_ending(path)
     arrays = {name: np.asarray(value, order="C") for name, value in weights.items()}
-    if path.suffix == ".safetensors":
-        content = safetensors(arrays)
-    else:
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        content = buffer.getvalue()
+    check_names(arrays)
+    content = safetensors(arrays) if path.suffix == ".safetensors" else _npz(arrays)
     if path.exists() and not overwrite:
         raise CheckpointError(f"{path} exists already; delete it, or write to another path")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ConfigError if UTF-8 has no form for a name, such as one with half a character."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"a variable is called {name!r}, which has no form in UTF-8; expected whole "
+                "characters; give the variable another name"
+            ) from None
+
+
+def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return what numpy.savez writes, which has no room for an array called "file"."""
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                write_array(entry, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _check_ending(path: Path) -> None:
