@@ -241,7 +241,7 @@ def test_loss_that_is_no_mean_over_examples_needs_the_whole_batch(loss: Any, par
 def test_labels_that_are_left_out_in_a_later_batch_are_found() -> None:
     data = np.tile(X, (8, 1)), np.tile(Y, 8)
     found = job(line, lambda o, y: F.cross_entropy(o, y), data=data, micro_batches=4, steps=4)
-    data[1][found.plan(64).rows(3)[0]] = -100  # of a step that compares nothing otherwise
+    data[1][found.plan(64).indices(3)[0]] = -100  # of a step that compares nothing otherwise
     with pytest.raises(ConfigError, match="is no mean over examples"):
         zmqtrain.run(found)
 
