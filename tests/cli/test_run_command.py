@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.harness import Stage
 from zmqtrain.chief.progress import ProgressLog, line
 from zmqtrain.cli import run
 from zmqtrain.cli.main import main
@@ -72,6 +73,40 @@ def test_lane_that_processes_cannot_have_is_refused(
     assert main(["run", JOB, "--lane", "memory"]) == ExitCode.USAGE
     assert "--lane (or ZMQTRAIN_LANE) is memory, but the tasks of" in capsys.readouterr().err
     started.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        (
+            "TF_CONFIG",
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}',
+            "TF_CONFIG makes this process a worker of a cluster, but zmqtrain run starts a whole",
+        ),
+        ("ZMQTRAIN_ROLE", "ps", "ZMQTRAIN_ROLE makes this process a ps of a cluster"),
+        ("TF_CONFIG", "{", "TF_CONFIG is not valid JSON"),
+    ],
+)
+def test_process_that_is_to_be_a_task_starts_no_cluster(
+    variable: str,
+    value: str,
+    told: str,
+    started: Mock,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert main(["run", JOB]) == ExitCode.USAGE
+    assert told in capsys.readouterr().err
+    started.assert_not_called()
+
+
+@pytest.mark.integration
+def test_tf_config_of_one_worker_is_no_matter_for_a_run(stage: Stage) -> None:
+    document = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    run = stage.train(JOB, "--steps", 20, "--workers", 2, env={"TF_CONFIG": document})
+    assert run.exit_code() == ExitCode.OK, run
+    assert run.summary()["workers"] == 2
 
 
 def test_cluster_that_contradicts_the_strategy_is_told_before_devices(
