@@ -10,16 +10,15 @@ compiled once.
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import re
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -34,9 +33,8 @@ from zmqtrain.user_code import user_code
 
 try:
     import keras
-    from keras.src.backend import get_keras_mask, set_keras_mask
+    from keras.src.backend import get_keras_mask
     from keras.src.backend.common import global_state
-    from keras.src.trainers.compile_utils import get_metric
 except ModuleNotFoundError as missing:
     if missing.name == "tensorflow":
         raise ConfigError(
@@ -45,6 +43,13 @@ except ModuleNotFoundError as missing:
         ) from missing
     raise not_installed("Keras", "keras") from missing
 
+from zmqtrain.adapters.keras_metrics import (
+    Measure,
+    SummedMetric,
+    array_of,
+    is_mean,
+    measures_of,
+)
 from zmqtrain.adapters.keras_optimizers import rule_of
 
 BACKEND: str = keras.backend.backend()
@@ -54,10 +59,11 @@ if BACKEND not in ("torch", "jax"):
         "them, before Keras is imported"
     )
 
+log = logging.getLogger(__name__)
+
 Weights = dict[str, NDArray[Any]]
 
 _BUILT: WeakSet[Any] = WeakSet()  # models that are in use
-_MEASURING = threading.Lock()  # workers of one process share the variables of metrics
 
 
 class KerasModel:
@@ -81,6 +87,7 @@ class KerasModel:
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
         self._network: Network | None = None
+        self._has_told = False  # that its files hold weights alone
 
     def __repr__(self) -> str:
         return f"KerasModel({name_of(self.build)}, backend={BACKEND})"
@@ -228,7 +235,12 @@ class KerasModel:
         if Path(path).exists() and not overwrite:
             raise CheckpointError(f"{path} exists already; delete it, or write to another path")
         model = self.with_weights(weights)
-        write = model.save_weights if ".weights." in Path(path).name else model.save
+        is_whole = ".weights." not in Path(path).name
+        if is_whole and model.optimizer is not None and not self._has_told:
+            self._has_told = True
+            log.warning("%s has no state of the optimizer, such as Adam's moments; only a logdir "
+                        "keeps it", path)  # fmt: skip
+        write = model.save if is_whole else model.save_weights
         write(path, overwrite=True)
 
     def with_weights(self, weights: Mapping[str, Any]) -> Any:
@@ -336,7 +348,7 @@ class Network:
         self.outputs = _names(self.outputs_like, getattr(model, "output_names", ()))
         own_loss = type(model).compute_loss is not keras.Model.compute_loss
         self._needs_targets = model.loss is not None and not own_loss
-        self.measures = _measures_of(model._compile_metrics, self.outputs)
+        self.measures = measures_of(model._compile_metrics, self.outputs)
         masks = map(get_keras_mask, getattr(model, "outputs", None) or ())
         self.mask_axes = [None if mask is None else len(mask.shape) for mask in masks]
 
@@ -350,7 +362,7 @@ class Network:
     def is_summed(self, measure: Measure) -> bool:
         """Return whether a measure is no mean over all examples."""
         is_masked = any(axes for axes in self.mask_axes[measure.output : measure.output + 1])
-        return measure.is_weighted or is_masked or not _is_mean(measure.metric)
+        return measure.is_weighted or is_masked or not is_mean(measure.metric)
 
     def check_masks(self, outputs: Any) -> None:
         """
@@ -396,63 +408,6 @@ def _computer(network: Network, owner: KerasModel) -> Any:
     from zmqtrain.adapters.keras_jax import OnJax
 
     return OnJax(network, owner)
-
-
-class SummedMetric:
-    """A metric of Keras as one of zmqtrain: its variables are sums over examples."""
-
-    takes_whole_batch = True  # it knows which arrays are targets and weights
-
-    def __init__(self, measure: Measure, network: Network) -> None:
-        self.name, self._output = measure.name, measure.output
-        self.metric = measure.metric  # None until it has seen data
-        self._given, self._target = measure.given, len(network.inputs) + measure.output
-        behind = len(network.inputs) + len(network.outputs)
-        self._weights = slice(behind, behind + measure.is_weighted)
-        outputs = keras.tree.flatten(network.outputs_like)
-        self._shape = getattr(outputs[measure.output], "shape", ())
-        self._mask_axes = next(iter(network.mask_axes[measure.output :]), None)
-
-    def __repr__(self) -> str:
-        kind = self._given if self.metric is None else f"metrics.{type(self.metric).__name__}"
-        return f"keras.{kind}(name={self.name!r})"
-
-    def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
-        found = outputs[self._output] if isinstance(outputs, tuple) else outputs
-        labels = batch[self._target]
-        with _MEASURING:
-            if self.metric is None:
-                self.metric = get_metric(self._given, labels, found)
-            self.metric.reset_state()
-            weights = map(np.array, batch[self._weights])  # Keras may multiply masks into them
-            self.metric.update_state(labels, self._tensor(found), *weights)
-            return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
-
-    def _tensor(self, outputs: NDArray[Any]) -> Any:
-        """Return outputs as Keras takes them, with their mask."""
-        if not isinstance(outputs, np.ma.MaskedArray) or self._mask_axes is None:
-            return outputs
-        counts = ~np.ma.getmaskarray(outputs)
-        tensor = keras.ops.convert_to_tensor(outputs.data)
-        mask = counts.reshape(*counts.shape[: self._mask_axes], -1)[..., 0]
-        set_keras_mask(tensor, keras.ops.convert_to_tensor(mask))
-        return tensor
-
-    def result(self, sums: NDArray[np.float64]) -> Any:
-        begin = 0
-        with _MEASURING:
-            if self.metric is None:  # every accuracy is a mean
-                return float(sums[0] / sums[1]) if sums[1] else 0.0
-            held = sum(int(np.prod(variable.shape)) for variable in self.metric.variables)
-            if held < len(sums):  # an update makes some, and was in another process
-                zeros = np.zeros([size or 1 for size in self._shape], np.float32)
-                self.metric.update_state(zeros, zeros)
-            for variable in self.metric.variables:
-                size = int(np.prod(variable.shape))
-                variable.assign(sums[begin : begin + size].reshape(variable.shape))
-                begin += size
-            found = keras.ops.convert_to_numpy(self.metric.result())
-        return found.astype(np.float64) if found.ndim else float(found)
 
 
 def load_weights(
@@ -549,12 +504,7 @@ def _numbered(part: str) -> tuple[str, int]:
 
 def _values(variables: Mapping[str, Any]) -> Weights:
     """Return copies, in dtypes of NumPy."""
-    return {name: _plain(_array(variable)) for name, variable in variables.items()}
-
-
-def _array(variable: Any) -> NDArray[Any]:
-    """Return a copy of a variable's value."""
-    return np.array(keras.ops.convert_to_numpy(variable.value))
+    return {name: _plain(array_of(variable)) for name, variable in variables.items()}
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
@@ -582,57 +532,6 @@ def _output_array(output: Any) -> NDArray[Any]:
         ~counts.reshape(*counts.shape, *[1] * (array.ndim - counts.ndim)), array.shape
     )
     return np.ma.masked_array(array, hidden)
-
-
-class Measure(NamedTuple):
-    """A compiled metric.
-
-    ``name``: in Keras's logs. ``metric``: None for an accuracy of a kind that only data tell.
-    ``output``: number of the one that is measured. ``is_weighted``: by weights of the examples, if
-    there are any.
-    """
-
-    name: str
-    given: Any
-    metric: Any
-    output: int
-    is_weighted: bool
-
-    @property
-    def direction(self) -> str | None:
-        """Where Keras wants the measure to go: "up" or "down"; None: it does not know."""
-        return "up" if self.metric is None else getattr(self.metric, "_direction", None)
-
-
-def _measures_of(compiled: Any, outputs: Sequence[str]) -> list[Measure]:
-    """Return all compiled metrics."""
-    found: dict[str, Measure] = {}
-    for is_weighted in (False, True):
-        given = getattr(compiled, f"_user_{'weighted_' * is_weighted}metrics", None) or []
-        if len(outputs) == 1:
-            given = [given]
-        every = [given.get(name) for name in outputs] if isinstance(given, dict) else given
-        for number, of_output in enumerate(every):
-            prefix = f"{outputs[number]}_" if len(outputs) > 1 else ""
-            for one in filter(None, keras.tree.flatten(of_output)):
-                is_open = isinstance(one, str) and one.lower() in ("accuracy", "acc")
-                metric = None if is_open else get_metric(one, None, None)
-                name = _unused(found, prefix, one if metric is None else metric.name, is_weighted)
-                found[name] = Measure(name, one, metric, number, is_weighted)
-    return list(found.values())
-
-
-def _unused(names: Iterable[str], prefix: str, name: str, is_weighted: bool) -> str:
-    """Return the name of a metric in Keras's logs, where no two are alike."""
-    if is_weighted and prefix + name in names:
-        name = f"weighted_{name}"
-    numbered = (f"{prefix}{name}_{number}" for number in count(1))
-    return next(full for full in chain([prefix + name], numbered) if full not in names)
-
-
-def _is_mean(metric: Any) -> bool:
-    """Return whether a metric is the mean of a number for each example."""
-    return metric is None or type(metric).result is keras.metrics.Mean.result
 
 
 def _names(tree: Any, names: Sequence[str]) -> list[str]:

@@ -107,8 +107,8 @@ class Piecewise:
             )
         if not all(is_number(step) and step >= 0 for step in self.boundaries):
             raise ConfigError(
-                f"Piecewise: boundaries is {self.boundaries!r}; expected a sequence of steps, at "
-                "least 0; correct boundaries in the job"
+                f"Piecewise: boundaries is {self.boundaries!r}; expected a sequence of steps, none "
+                "below 0; correct boundaries in the job"
             )
         if any(low >= high for low, high in pairwise(self.boundaries)):
             raise ConfigError(
