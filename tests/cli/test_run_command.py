@@ -104,7 +104,7 @@ def test_process_that_is_to_be_a_task_starts_no_cluster(
 @pytest.mark.integration
 def test_tf_config_of_one_worker_is_no_matter_for_a_run(stage: Stage) -> None:
     document = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
-    run = stage.train(JOB, "--steps", 20, "--workers", 2, env={"TF_CONFIG": document})
+    run = stage.train(stage.job(steps=20), "--workers", 2, env={"TF_CONFIG": document})
     assert run.exit_code() == ExitCode.OK, run
     assert run.summary()["workers"] == 2
 
