@@ -358,3 +358,30 @@ def test_initial_with_two_values_of_a_tied_weight_is_refused(strict: bool) -> No
     initial = {"rows.weight": value, "head.weight": value + 1}
     with pytest.raises(ConfigError, match="different values for"):
         zmqtrain.run(job(Tied, initial=initial, initial_strict=strict))
+
+
+class Resizing(nn.Module):
+    """Has a buffer whose shape the first step decides."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.line, self.in_place = line(), in_place
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        if self.in_place:
+            self.seen.resize_(6)
+        else:
+            self.seen = torch.ones(1)  # a copy would spread it
+        return self.line(x)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_buffer_whose_shape_a_step_changes_is_refused(in_place: bool) -> None:
+    with pytest.raises(ConfigError, match="expected buffers that keep their shapes"):
+        zmqtrain.run(job(partial(Resizing, in_place=in_place)))
+
+
+def test_complex_parameter_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="view_as_real"):
+        zmqtrain.run(job(lambda: nn.Linear(6, 4, dtype=torch.complex64)))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -23,13 +24,20 @@ from zmqtrain.data.exact import rounded
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.units import shortened
+from zmqtrain.user_code import described
 
 try:
     import torch
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
-from zmqtrain.adapters.torch_memory import BoundVariables, array_of, seed_torch, tensor_over
+from zmqtrain.adapters.torch_memory import (
+    SAME_SHAPE,
+    BoundVariables,
+    array_of,
+    seed_torch,
+    tensor_over,
+)
 from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
 from zmqtrain.adapters.torch_structure import Structure, buffers_of
 
@@ -136,9 +144,12 @@ class TorchModel:
         found = {n: p for n, p in self._initial(seed).named_parameters() if p.requires_grad}
         for name, parameter in found.items():
             if parameter.dtype != torch.float32:
+                remedy = "build it in float32, and give autocast=torch.bfloat16 to compute in it"
+                if parameter.is_complex():
+                    remedy = "keep torch.view_as_real of it, and view_as_complex in forward"
                 raise ConfigError(
                     f"parameter {name!r} of {self!r} is {parameter.dtype}; expected torch.float32: "
-                    "build the module in float32, and give autocast=torch.bfloat16 to compute in it"
+                    f"{remedy}"
                 )
         return {name: array_of(parameter) for name, parameter in found.items()}
 
@@ -171,7 +182,7 @@ class TorchModel:
         self._begin_parts(parts)
         for number, part in enumerate(parts, start=1):
             self._bound.is_last_part = number == len(parts)
-            with self._autocasting(part):
+            with self._autocasting(part), _keeping_shapes(self):
                 loss, outputs, measures = self._loss_of(part)
                 self._check_part(outputs, part, len(parts))
             weight = len(part[0]) / len(tensors[0])
@@ -407,6 +418,19 @@ def _single(array: Any) -> Any:
     """Return float64 of NumPy as float32; others as they are."""
     is_double = isinstance(array, np.ndarray) and array.dtype == np.float64
     return rounded(array, "a batch") if is_double else array
+
+
+@contextmanager
+def _keeping_shapes(owner: object) -> Iterator[None]:
+    """Name the mistake of a buffer that is resized, which the worker's memory cannot be."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "resize storage" not in str(error):
+            raise
+        raise ConfigError(
+            f"a step of {owner!r} resizes a buffer ({described(error)}); {SAME_SHAPE}"
+        ) from error
 
 
 def _arrays(outputs: Any) -> Any:

@@ -22,6 +22,12 @@ from zmqtrain.models.checks import written_in_a_step
 log = logging.getLogger(__name__)
 
 
+SAME_SHAPE = (
+    "expected buffers that keep their shapes: give them the right ones in __init__, call the "
+    "module on a batch in build(), or register them with persistent=False"
+)
+
+
 def use_own_threads() -> None:
     """Have torch use the threads of this task; OpenMP has a number for each calling thread."""
     threads = thread_limit()
@@ -264,6 +270,11 @@ class _State:
 
     def store(self) -> None:
         current = getattr(self._owner, self._attribute)
+        if current.shape != self._result.shape:
+            raise ConfigError(
+                f"a step gives {self._attribute!r} of a {type(self._owner).__name__} the shape "
+                f"{list(current.shape)}, and it had {list(self._result.shape)}; {SAME_SHAPE}"
+            )
         if current.data_ptr() != self._result.data_ptr():  # replaced, or of another dtype
             self._result.copy_(current)
         if current is not self._tensor:
