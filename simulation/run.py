@@ -150,14 +150,13 @@ async def _live(cluster: SimulatedCluster, observer: _Observer, loop: VirtualLoo
 
 
 def _job(schedule: Schedule, directory: Path) -> Job:
+    end = {"epochs": schedule.epochs} if schedule.epochs else {"steps": schedule.steps}
     job = counting_job(
         schedule.shards,
         schedule.bad,
         examples=schedule.examples,
-        epochs=schedule.epochs,
         callbacks=[SameAgain()] if schedule.sets_weights else [],
         policy=schedule.policy,
-        steps=schedule.steps,
         seed=JOB_SEED,
         prefetch=schedule.prefetch,
         consistent_reads=schedule.consistent_reads,
@@ -165,5 +164,6 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         save_secs=schedule.save_secs,
         evaluate_every=schedule.evaluates,
         copies=schedule.copies,
+        **end,
     )
     return job.with_overrides(partition_nbytes=1 << 30) if schedule.small else job

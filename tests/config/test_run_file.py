@@ -74,7 +74,7 @@ def killed(directory: Path, since: float) -> None:
 
 
 def test_life_after_one_that_was_killed_counts_from_its_begin(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     killed(directory, 7.0)
     with life(("a:1",), Task(Role.WORKER, 2)) as of_another_task:
         assert of_another_task is None
@@ -100,7 +100,7 @@ def test_life_after_one_that_was_killed_counts_from_its_begin(directory: Path) -
 def test_life_that_ends_by_itself_is_the_last_unless_a_restart_may_help(
     directory: Path, error: BaseException, counts: bool
 ) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     with pytest.raises(type(error)), life(("a:1",), TASK):
         raise error
     with life(("a:1",), TASK) as since:
@@ -108,7 +108,7 @@ def test_life_that_ends_by_itself_is_the_last_unless_a_restart_may_help(
 
 
 def test_task_that_another_process_is_takes_nothing_from_it(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     parent = psutil.Process(os.getppid())
     with life(("a:1",), TASK):
         (path,) = directory.glob("*.life")
@@ -120,7 +120,7 @@ def test_task_that_another_process_is_takes_nothing_from_it(directory: Path) -> 
 
 
 def test_end_that_was_forgotten_is_noted_no_more(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     note_end(("a:1",), 0)
     forget_end(("b:1",))
     assert end_since(("a:1",), 0.0) == 0
