@@ -472,6 +472,7 @@ def square(parameters: Any, batch: Any, key: Any) -> Any:
         (3, (np.where(Y == 2, -100, Y),), {}, False),
         (2, (Y,), {}, False),
         (1, (Y % 2,), {}, False),
+        (1, (0 * Y,), {}, False),
         (3, (Y.astype(np.float32),), {}, False),
         (3, (Y[:, None],), {}, False),
         (3, (), {}, False),

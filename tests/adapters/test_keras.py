@@ -829,6 +829,17 @@ def test_callback_that_needs_the_training_of_keras_is_refused_with_its_twin(
         trainer.fit(BATCH, batch_size=4, callbacks=[callback(str(tmp_path / "x"))], verbose=False)
 
 
+def test_file_without_the_optimizers_state_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = KerasModel(net)
+    weights = model.parameters(0)
+    for name in ("a.keras", "b.keras", "c.weights.h5"):
+        model.save(tmp_path / name, weights)
+    told = [message for message in caplog.messages if "no state of the optimizer" in message]
+    assert len(told) == 1 and "a.keras" in told[0]
+
+
 def test_other_backends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     monkeypatch.delitem(sys.modules, "zmqtrain.adapters.keras")

@@ -570,6 +570,7 @@ def mean_of_two(outputs: Any, labels: Any, lengths: Any) -> Any:
         ({"loss": F.cross_entropy}, 3, (Y, np.ones(12, np.float32)), True),
         ({"loss": F.cross_entropy}, 3, (np.where(Y == 2, -100, Y),), False),
         ({"loss": first_logit}, 1, (Y % 2,), False),
+        ({"loss": first_logit}, 1, (0 * Y,), False),
         ({"loss": mean_of}, 2, (Y,), False),
         ({"loss": mean_of}, 3, (Y > 0,), True),
         ({"loss": mean_of}, 3, (Y.astype(np.float32),), False),
@@ -604,6 +605,10 @@ def test_ignored_labels_of_one_batch_leave_no_accuracy_of_the_others() -> None:
     assert set(history) == {"loss", "known", "val_loss", "val_known"}
     right = trainer.predict(X).argmax(1)[labels >= 0] == labels[labels >= 0]
     assert history["val_known"] == [pytest.approx(np.mean(right))]
+    for batch_size in (4, 5, 12):
+        measures = trainer.evaluate((X, labels), batch_size=batch_size)
+        assert set(measures) == {"loss", "known"}
+        assert measures["known"] == pytest.approx(np.mean(right))
 
 
 @pytest.mark.parametrize(

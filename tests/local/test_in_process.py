@@ -453,3 +453,14 @@ def test_worker_that_ends_with_an_error_tells_it_to_its_ps(
     with pytest.raises(ConfigError):
         zmqtrain.run(line(Raising()), workers=2)
     assert [text for text in caplog.messages if re.match(r"worker . left: .*weights", text, re.S)]
+
+
+@pytest.mark.parametrize("ps", [0, 1])
+def test_training_loss_is_the_mean_of_the_workers_last_ones(ps: int) -> None:
+    fields = {"policy": "sync-replicas", "seed": 2}
+    summary = zmqtrain.run(
+        line(LinearRegression(), **fields).with_overrides(steps=1), workers=2, ps=ps
+    )
+    targets = 2 * np.linspace(-1, 1, 50)
+    losses = [np.mean(targets[BatchPlan(50, 5, 2).indices(batch)] ** 2) for batch in (0, 1)]
+    assert summary.train_loss == pytest.approx(np.mean(losses), rel=1e-5)
