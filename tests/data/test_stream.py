@@ -307,7 +307,8 @@ def examples_of(line: int) -> Iterator[Any]:
 
 
 def job(data: Any, **fields: Any) -> Job:
-    defaults: dict[str, Any] = {"steps": 200, "batch_size": 8}
+    ends = {} if "epochs" in fields else {"steps": 200}
+    defaults: dict[str, Any] = {"batch_size": 8} | ends
     return Job(model=LinearRegression(), data=data, optimizer=SGD(0.1), **defaults | fields)
 
 

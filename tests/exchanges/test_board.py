@@ -100,7 +100,8 @@ EVERYTHING["overlap"] = {"overlap": True, "model": Normed()}
 
 def outcome(workers: int, ps: int = 1, **fields: Any) -> tuple[Any, ...]:
     """Train, and return what shall not depend on the exchange."""
-    defaults = {"model": MLP(6, 8, 3), "optimizer": Adam(0.05), "steps": STEPS, "batch_size": 8}
+    ends = {} if "epochs" in fields else {"steps": STEPS}
+    defaults = {"model": MLP(6, 8, 3), "optimizer": Adam(0.05), "batch_size": 8} | ends
     job = Job(data=data(), policy="sync-replicas", **defaults | fields)
     summary = zmqtrain.run(job, workers=workers, ps=ps)
     assert summary.exit_code == 0
