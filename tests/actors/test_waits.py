@@ -52,23 +52,3 @@ def test_long_wait_is_logged_once_and_says_why_the_peer_cannot_answer(
         ),
         ("INFO", "waiting for ps 1: it has not welcomed us"),
     ]
-
-
-def test_wait_of_two_tasks_of_a_process_is_logged_once(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    chief, worker = Waits("chief 0"), Waits("worker 0")
-    for waits in (chief, worker):
-        waits.begin("ps 0", "it has not answered the join yet")
-    worker.begin("ps 1", "it has not answered the join yet")
-    clock.now += 3.0
-    for waits in (chief, worker):
-        waits.log_long()
-    clock.now += 3.0
-    worker.begin("ps 0", "it has not answered the join yet")
-    clock.now += 3.0
-    worker.log_long()
-    assert [record.args for record in caplog.records] == [
-        (peer, "it has not answered the join yet") for peer in ("ps 0", "ps 1", "ps 0")
-    ]

@@ -12,9 +12,6 @@ from zmqtrain.wire.messages import Wait
 
 PATIENCE_S = 2.0  # longer waits are logged
 
-_said: dict[tuple[str, str], float] = {}
-"""When each wait was last logged in this process, which may host several tasks."""
-
 log = logging.getLogger(__name__)
 
 
@@ -63,20 +60,10 @@ class Waits:
         for entry in self._entries.values():
             if not entry.is_logged and time.monotonic() - entry.since > PATIENCE_S:
                 entry.is_logged = True
-                halt = halt_of(entry.peer)
-                if halt:
+                if halt := halt_of(entry.peer):
                     log.warning("waiting for %s: %s; %s", entry.peer, entry.reason, halt)
-                elif self._is_news(entry):
+                else:
                     log.info("waiting for %s: %s", entry.peer, entry.reason)
-
-    def _is_news(self, entry: _Entry) -> bool:
-        """Return whether no other task of this process, such as a chief, has just said the same."""
-        text, now = (entry.peer, entry.reason), time.monotonic()
-        for old in [known for known, at in _said.items() if not 0 <= now - at <= PATIENCE_S]:
-            del _said[old]
-        is_news = text not in _said
-        _said.setdefault(text, now)
-        return is_news
 
     def snapshot(self) -> tuple[Wait, ...]:
         """Return the waits of this moment, the longest first."""
