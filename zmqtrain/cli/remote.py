@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from zmqtrain.actors.client import ask
+from zmqtrain.actors.halts import halt_at
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
@@ -92,7 +93,7 @@ class RemoteJob:
         try:
             reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
         except PeerLostError as error:
-            if not self.name or self.submitted is not None:
+            if not self.name or self.submitted is not None or halt_at(self.address):
                 raise
             raise PeerLostError(
                 f"{error}; {self.name} runs on this host and may still be starting: ask again, or "
