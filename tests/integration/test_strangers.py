@@ -16,7 +16,7 @@ from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
-from zmqtrain.roles.launch import run_script_task
+from zmqtrain.roles.launch import run_task
 from zmqtrain.wire.messages import GetStatus, Message, RequestSave, RequestStop, SwitchPolicy
 
 pytestmark = [pytest.mark.integration, needs_another_user]
@@ -32,7 +32,7 @@ def joined(address: str) -> str:
         role=Role.WORKER, job="strange", ps=(address,), workers=2, index=1, metrics_port=0
     )
     job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.1), steps=5, batch_size=4)
-    code, _ = run_script_task(config, job)
+    code = run_task(config, job)
     return str(int(code))
 
 
@@ -46,7 +46,7 @@ def test_other_user_cannot_steer_feed_or_watch_a_job_and_its_own_user_can(stage:
     }
     for name, attempt in attempts.items():
         told = as_nobody(attempt)
-        assert told.startswith(f"RefusedError: ps 0 at tcp://{cluster.leader}: it "), name
+        assert told.startswith(f"NotAdmittedError: ps 0 at tcp://{cluster.leader}: it "), name
         assert "belongs to user 0, and this task to user 65534" in told
     assert as_nobody(lambda: joined(cluster.leader)) == str(int(ExitCode.REFUSED))
     tasks[0].until_line("WARNING .*refused: user 65534 of this host connected")

@@ -12,6 +12,7 @@ import logging
 from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.server.executor import Executor
+from zmqtrain.server.state import ShardState
 from zmqtrain.wire.messages import Done, Leave, RequestSave
 
 log = logging.getLogger(__name__)
@@ -20,15 +21,18 @@ log = logging.getLogger(__name__)
 class Drain:
     """Has the chief save a checkpoint, and carries out nothing after it."""
 
-    def __init__(self, executor: Executor, heartbeat_s: float) -> None:
+    def __init__(self, state: ShardState, executor: Executor, heartbeat_s: float) -> None:
+        self._state = state
         self._executor = executor
         self._heartbeat_s = heartbeat_s
         self._leader_left = asyncio.Event()
         self._reason = ""  # why the leader could leave
+        self._generation = 0  # in which it left; 0: before any began here
 
     def leader_left(self, reason: str) -> None:
         """The leader's ps has left with a checkpoint; until it is back there is no other one."""
         self._reason = f"too: ps 0 left {reason}"
+        self._generation = self._state.generation
         self._leader_left.set()
 
     def leader_is_back(self) -> None:
@@ -39,6 +43,8 @@ class Drain:
 
         ``link``: to the leader.
         """
+        if 0 < self._generation < self._state.generation:  # a leader that is back began this one
+            self.leader_is_back()
         asking = asyncio.ensure_future(self._ask(link))
         left = asyncio.ensure_future(self._leader_left.wait())
         try:

@@ -287,7 +287,7 @@ class ParameterServer(JobActor):
             crash=self.crash,
             copies_sent=job.consistent_reads,
         )
-        self._drain = Drain(executor, self.timing.heartbeat_s)
+        self._drain = Drain(state, executor, self.timing.heartbeat_s)
         self._members = Members(
             state,
             peers,
