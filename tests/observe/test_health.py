@@ -61,13 +61,14 @@ def get(
     accept: str = "*/*",
     method: str = "GET",
     tls: ssl.SSLContext | None = None,
+    **headers: str,
 ) -> Answer:
     at = server.address, server.port
     connection = http.client.HTTPConnection(*at, timeout=10)
     if tls is not None:
         connection = http.client.HTTPSConnection(*at, timeout=10, context=tls)
     try:
-        connection.request(method, path, headers={"Accept": accept})
+        connection.request(method, path, headers={"Accept": accept, **headers})
         response = connection.getresponse()
         content_type = response.getheader("Content-Type", "")
         return Answer(response.status, content_type, response.read().decode())
@@ -242,12 +243,14 @@ async def test_stall_is_counted_from_the_last_time_that_the_loop_ran() -> None:
 
 
 def test_scrape_is_expected_of_who_scrapes_until_it_comes(server: Server) -> None:
-    assert not server.expects_scrape(time.monotonic()), "nobody scrapes"
+    prometheus = {"X-Prometheus-Scrape-Timeout-Seconds": "10"}
     assert get(server, "/metrics").status == 200
+    assert not server.expects_scrape(time.monotonic()), "a person has looked"
+    assert get(server, "/metrics", **prometheus).status == 200
     assert get(server, "/healthz").status == 200
     since = time.monotonic()
     assert server.expects_scrape(since)
-    get(server, "/metrics")
+    get(server, "/metrics", **prometheus)
     until(lambda: not server.expects_scrape(since), "the note of the scrape", lambda: "")
 
 

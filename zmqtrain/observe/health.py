@@ -38,6 +38,7 @@ STALL_S = 30.0
 LAG_INTERVAL_S = 0.25
 CLIENT_TIMEOUT_S = 10.0
 SHUTDOWN_POLL_S = 0.1
+SCRAPER = "X-Prometheus-Scrape-Timeout-Seconds"  # a header of those that scrape again and again
 MOST_CLIENTS = 64  # at once; each has a thread and a descriptor
 FIRST_INTERVAL_S = 15.0  # that is expected between scrapes after the first one
 LONGEST_INTERVAL_S = 60.0  # Prometheus's default; who asks more rarely is not waited for
@@ -216,7 +217,8 @@ class _Handler(MetricsHandler):
                 began_at = time.monotonic()
                 self.registry = self.server.registry
                 super().do_GET()
-                self.server.note_scrape(began_at)
+                if SCRAPER in self.headers:
+                    self.server.note_scrape(began_at)
             case "/readyz":
                 self._answer(*self.server.is_ready(everyone=query == "all"))
             case "/healthz":
