@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.data.parallel import Parallel
 from zmqtrain.data.subset import OTHER_BATCHES, Seeded, stacked
 from zmqtrain.errors import DataError
@@ -88,7 +88,7 @@ class _Examples(Seeded):
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         examples = np.empty(len(indices), object)
-        with _kept_generators():
+        with generators_kept():
             for row, (index, number) in enumerate(zip(indices, passes, strict=True)):
                 _seed(seed, int(number), int(index))
                 example = f"It was example {index}"
@@ -98,20 +98,6 @@ class _Examples(Seeded):
 
     def __repr__(self) -> str:
         return f"{len(self)} of {type(self._dataset).__name__}"
-
-
-@contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Keep the states of the generators that transforms use without being told."""
-    torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if torch is not None:
-            torch.set_rng_state(states[2])
 
 
 def _seed(*seed: int) -> None:
