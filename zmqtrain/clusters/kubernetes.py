@@ -37,6 +37,7 @@ PORT, METRICS_PORT = 2222, 9410
 KEYS, LOGDIR = "/keys", "/logdir"
 USER = 65532
 FAILURES_PER_TASK = 20
+PERIOD_S = 10  # between two probes
 STARTUP_S = 600
 """A ps has loaded the job, and serves its health, within this time."""
 
@@ -236,8 +237,6 @@ def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
         mounts.append({"name": "logdir", "mountPath": LOGDIR})
     variables = plan.environment(role, addresses(plan), KEYS, logdir)
     variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
-    health = {"httpGet": {"path": "/healthz", "port": "metrics"}}
-    period_s = 10
     spec: Manifest = {
         "terminationGracePeriodSeconds": GRACE_S,
         "automountServiceAccountToken": False,
@@ -269,23 +268,24 @@ def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
                     "allowPrivilegeEscalation": False,
                     "capabilities": {"drop": ["ALL"]},
                 },
-                # A worker's or chief's step may hold the interpreter for as long as it likes.
-                **(
-                    {
-                        "startupProbe": health
-                        | {"periodSeconds": period_s, "failureThreshold": STARTUP_S // period_s},
-                        "livenessProbe": health
-                        | {"periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": 6},
-                    }
-                    if role is Role.PS
-                    else {}
-                ),
+                **_probes(role),
                 "volumeMounts": mounts,
             }
         ],
         "volumes": volumes,
     }
     return {"metadata": {"labels": labels_of(plan.name, role)}, "spec": spec}
+
+
+def _probes(role: Role) -> Manifest:
+    """Return the probes of a ps; a step of a worker or chief may hold the interpreter for long."""
+    if role is not Role.PS:
+        return {}
+    health = {"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": PERIOD_S}
+    return {
+        "startupProbe": health | {"failureThreshold": STARTUP_S // PERIOD_S},
+        "livenessProbe": health | {"timeoutSeconds": 5, "failureThreshold": 6},
+    }
 
 
 def _restarts() -> Manifest:
