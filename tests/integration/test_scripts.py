@@ -36,7 +36,7 @@ model = Own(64, 8, 10)
 def job(steps={STEPS}):
     return zmqtrain.Job(model=model, data=Digits(), optimizer=Adam(0.01), steps=steps, **options)
 
-def fit(callbacks=()):
+def fit(callbacks):
     trainer = zmqtrain.Trainer(model, Adam(0.01), **options)
     # 1437 examples in batches of 96 are 15 batches, so 8 steps of two workers.
     trainer.fit(Digits(), epochs=4, batch_size=96, verbose=False, callbacks=callbacks)
@@ -67,7 +67,6 @@ def nested(epoch, logs):
     assert zmqtrain.run(inner).strategy == "local"
 
 summary = {{
-    "fit": fit,
     "callback": lambda: fit([LambdaCallback(on_epoch_end=nested)]),
     "run": lambda: zmqtrain.run(job()),
     "loop": lambda: asyncio.run(in_a_loop()),
@@ -109,13 +108,13 @@ def told(task: Process) -> tuple[dict[str, Any], list[str]]:
     return summary, names
 
 
-@pytest.mark.parametrize("entry", ["fit", "callback", "run", "loop", "thread", "twice", "attach"])
+@pytest.mark.parametrize("entry", ["callback", "loop", "thread", "twice", "attach"])
 def test_each_process_is_the_task_that_tf_config_names(stage: Stage, entry: str) -> None:
     (port,) = stage.free_ports(1)
     cluster = {"ps": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     (of_ps, _), (of_chief, names), (of_worker, elsewhere) = map(told, start(stage, entry, cluster))
     steps, pushes = STEPS, STEPS * WORKERS
-    if entry in ("fit", "callback"):
+    if entry == "callback":
         steps, pushes = 32, 4 * 15  # the last step of an epoch has one batch
     if entry == "twice":
         pushes = STEPS // 2 * WORKERS  # those of the second job
