@@ -23,8 +23,8 @@ from zmqtrain.errors import ZmqTrainError
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
+from zmqtrain.protocol.status import Status
 from zmqtrain.roles.signals import restored
-from zmqtrain.wire.messages import Status
 
 Look = Callable[[Status], None]
 """Called a few times a second while a run goes on, and once when its last step is done: every task

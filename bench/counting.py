@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.observe.metrics import NAMESPACE
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 TIMEOUT_S = 10.0
 

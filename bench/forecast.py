@@ -20,9 +20,10 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.policies import make_policy
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.work_queue import LONG_S
 from zmqtrain.transport.router_dealer import BURST
-from zmqtrain.wire.messages import Arrived, Order
+from zmqtrain.wire.messages import Arrived
 
 WARM_UP = 0.2  # share of a forecast that is not counted
 NEVER = 10**12  # steps

@@ -35,10 +35,11 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_files import SHARED_MEMORY
-from zmqtrain.wire.messages import Done, Status, SwitchPolicy, TaskStatus
+from zmqtrain.wire.messages import Done, SwitchPolicy
 
 PS, WORKERS = 2, 4
 POLICIES = ("hogwild:whole", "bounded-staleness:4", "sync-replicas:aggregate=1")

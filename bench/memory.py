@@ -21,9 +21,9 @@ from bench.output import report
 from bench.workload import ITEM_NBYTES, items_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.local.processes import LocalCluster
+from zmqtrain.protocol.status import Status
 from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
-from zmqtrain.wire.messages import Status
 
 ALLOWANCE_NBYTES = 64 << 20  # for all that is not the shard: interpreter, libraries, messages
 EMPTY_MEGABYTES = 0.0003

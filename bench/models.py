@@ -23,9 +23,9 @@ from bench.rank import on_hosts
 from zmqtrain.job import Job
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.policies import make_policy
+from zmqtrain.protocol.status import Status
 from zmqtrain.training.evaluation import evaluate
 from zmqtrain.wire.compression import make_compression
-from zmqtrain.wire.messages import Status
 
 SIDES = ("ours", "plain", "ddp", "own-loop", "fit")
 MODELS = {

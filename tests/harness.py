@@ -27,10 +27,11 @@ import pytest
 from zmqtrain.actors.client import ask
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.protocol.status import Status
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Message, Status
+from zmqtrain.wire.messages import GetStatus, Message
 
 PROJECT = Path(__file__).parents[1]
 JOBS = PROJECT / "tests/integration/jobs.py"

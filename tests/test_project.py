@@ -21,8 +21,8 @@ DOCS = {page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
-errors user_code units texts files models metrics compute wire transport policies optim data
-store adapters observe callbacks fingerprint job training config actors coordination server
+errors user_code units texts files models metrics compute protocol wire transport policies optim
+data store adapters observe callbacks fingerprint job training config actors coordination server
 exchanges chief roles local clusters cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""

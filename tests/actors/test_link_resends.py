@@ -14,14 +14,7 @@ from tests.limits import within
 from zmqtrain.actors import link as link_module
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
-from zmqtrain.wire.messages import (
-    Done,
-    Heartbeat,
-    HeartbeatReply,
-    Leave,
-    Push,
-    PushReply,
-)
+from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Leave, Push, PushReply
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 RELEASE = PushReply(1, "applied", 1)

@@ -5,7 +5,7 @@ import pytest
 from tests.clock import Clock
 from zmqtrain.actors import waits as waits_module
 from zmqtrain.actors.waits import Waits
-from zmqtrain.wire.messages import Wait
+from zmqtrain.protocol.status import Wait
 
 
 @pytest.fixture

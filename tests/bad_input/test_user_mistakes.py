@@ -25,8 +25,8 @@ from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.metrics import ConfusionMatrix
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
+from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import checkpoints
-from zmqtrain.wire.messages import Status
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
 CALL = r"loss_and_gradients\(\) of Spoilt\(\)"

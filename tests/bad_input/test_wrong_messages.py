@@ -13,6 +13,8 @@ import pytest
 from tests.bad_input.parts import make_job, table
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import DATA
+from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.store.checkpoint import attempt_of
 from zmqtrain.store.logdir import claimed
 from zmqtrain.wire.messages import (
@@ -25,7 +27,6 @@ from zmqtrain.wire.messages import (
     Leave,
     MapSegment,
     Message,
-    Order,
     Orders,
     Parameters,
     Pull,
@@ -34,9 +35,7 @@ from zmqtrain.wire.messages import (
     PushReply,
     Read,
     Shutdown,
-    Status,
     SwitchPolicy,
-    Wait,
 )
 
 PUSH = Push(1, 0, 0, 20, 0.5)

@@ -20,11 +20,12 @@ from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, RefusedError
+from zmqtrain.protocol.status import Status
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import OnFailure
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, RequestStop, Status
+from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, RequestStop
 
 
 class Shard:

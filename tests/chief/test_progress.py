@@ -13,7 +13,7 @@ from tests.clock import Clock
 from zmqtrain.chief import progress
 from zmqtrain.chief.progress import ProgressDisplay, line
 from zmqtrain.coordination.leader import A_WORKER
-from zmqtrain.wire.messages import Status, Wait
+from zmqtrain.protocol.status import Status, Wait
 
 STATUS = Status(
     event=0, initialised=True, policy="hogwild", switching="", step=5, steps=20, stop="",

@@ -21,9 +21,9 @@ from zmqtrain.errors import CheckpointError, FencedError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
+from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.wire.messages import Saved
 
 
 async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:

@@ -13,8 +13,9 @@ from zmqtrain.cli import remote
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import PeerLostError, ZmqTrainError
+from zmqtrain.protocol.status import State, Status, TaskStatus, Wait
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Message, State, Status, TaskStatus, Wait
+from zmqtrain.wire.messages import Message
 
 JOINED = 1_763_690_400_000  # Friday, 21 November 2025, 02:00 UTC, in milliseconds
 

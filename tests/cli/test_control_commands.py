@@ -11,7 +11,8 @@ import pytest
 
 from zmqtrain.cli.main import main
 from zmqtrain.errors import CheckpointError, ExitCode, PeerLostError, RefusedError
-from zmqtrain.wire.messages import Done, GetStatus, RequestSave, RequestStop, Status, SwitchPolicy
+from zmqtrain.protocol.status import Status
+from zmqtrain.wire.messages import Done, GetStatus, RequestSave, RequestStop, SwitchPolicy
 
 
 def test_policy_changes_and_says_from_which_step_on(

@@ -11,8 +11,9 @@ import pytest
 
 from zmqtrain.cli.main import main
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.protocol.status import Status
 from zmqtrain.transport.keys import Owner, read_registry, read_secret
-from zmqtrain.wire.messages import GetStatus, Status
+from zmqtrain.wire.messages import GetStatus
 
 
 @pytest.fixture

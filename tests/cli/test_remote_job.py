@@ -15,9 +15,10 @@ from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError, ZmqTrainError
+from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
-from zmqtrain.wire.messages import Done, GetStatus, Status
+from zmqtrain.wire.messages import Done, GetStatus
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
 LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")

@@ -18,7 +18,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.config.options import flags_of
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.observe.logs import setup_logging
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 JOB = "examples/digits.py"
 

@@ -12,7 +12,8 @@ from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
 from zmqtrain.errors import ExitCode
-from zmqtrain.wire.messages import GetStatus, Status
+from zmqtrain.protocol.status import Status
+from zmqtrain.wire.messages import GetStatus
 
 
 def lines(status: Status) -> list[str]:

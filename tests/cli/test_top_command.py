@@ -26,7 +26,8 @@ from zmqtrain.cli.top_view import (
 )
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError
-from zmqtrain.wire.messages import GetStatus, Status
+from zmqtrain.protocol.status import Status
+from zmqtrain.wire.messages import GetStatus
 
 AWAY = PeerLostError("silence")
 

@@ -16,7 +16,8 @@ from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode
 from zmqtrain.observe.health import Server
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.wire.messages import GetStatus, Status, Wait
+from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.wire.messages import GetStatus
 
 
 def told(status: Status, *, show_all: bool = False) -> list[str]:

@@ -26,9 +26,10 @@ from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.errors import ExitCode, PeerLostError
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import read_registry
-from zmqtrain.wire.messages import GetStatus, Message, RequestStop, Status, TaskStatus
+from zmqtrain.wire.messages import GetStatus, Message, RequestStop
 
 VIEW = {"contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
 CONTEXT = given(VIEW, "config", "view")

@@ -18,10 +18,11 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.protocol.status import TaskStatus
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
-from zmqtrain.wire.messages import Message, TaskStatus
+from zmqtrain.wire.messages import Message
 
 TIMING = Timing(join_timeout_s=20.0)
 

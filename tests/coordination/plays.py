@@ -17,7 +17,8 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Policy, make_policy
-from zmqtrain.wire.messages import Arrived, Close, Extend, Order, SwitchPolicy
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Arrived, Close, Extend, SwitchPolicy
 
 
 def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coordinator:

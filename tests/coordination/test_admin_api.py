@@ -13,6 +13,7 @@ from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import CheckpointError, ExitCode, RefusedError
+from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.wire.messages import (
     Close,
     Done,
@@ -24,7 +25,6 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
-    ShardFile,
     SwitchPolicy,
 )
 

@@ -10,7 +10,8 @@ from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import Arrived, Order
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Arrived
 
 
 def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:

@@ -22,7 +22,8 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Decision, Release, make_policy
-from zmqtrain.wire.messages import Arrived, Order, SwitchPolicy
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Arrived, SwitchPolicy
 
 SPECS = [
     "hogwild",

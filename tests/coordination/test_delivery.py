@@ -13,9 +13,10 @@ from tests.coordination.parts import add_peer, make_delivery
 from zmqtrain.coordination.delivery import Numbered, OrderDelivery
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.state import pack, unpack
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACKNOWLEDGED, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import BATCH, Order, Orders, ShardReport
+from zmqtrain.wire.messages import BATCH, Orders, ShardReport
 
 APPLY = Order("apply", (0,))
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from zmqtrain.coordination.hand_over import OrderLog, lacking, left_of, newest
 from zmqtrain.errors import CheckpointError
+from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place, with_copies
-from zmqtrain.wire.messages import LastOrders, LedgerState, Order, Saved
 
 
 def saved(step: int = 0) -> Saved:

@@ -10,7 +10,8 @@ from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.wire.messages import Extend, Order
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Extend
 
 ENDLESS = 1 << 40
 

@@ -14,7 +14,8 @@ from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived,
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Close, Extend, Order
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Close, Extend
 
 EXAMPLES = 10
 

@@ -20,7 +20,8 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Arrived, Close, Order, Save, SwitchPolicy
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Arrived, Close, Save, SwitchPolicy
 
 SPECS = (
     "hogwild",

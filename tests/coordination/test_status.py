@@ -14,7 +14,8 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job import ENDLESS
-from zmqtrain.wire.messages import Arrived, ShardReport, Status, Wait
+from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.wire.messages import Arrived, ShardReport
 
 SILENT_S = 2.7
 

@@ -12,8 +12,9 @@ from simulation.run import simulate
 from simulation.schedule import Fault
 from tests.traces import calm, held, trace_of
 from zmqtrain.errors import ExitCode
+from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Orders, Pull, Push, Saved, ShardWritten, Shutdown
+from zmqtrain.wire.messages import Orders, Pull, Push, ShardWritten, Shutdown
 
 
 def test_report_of_a_written_slice_that_is_lost_is_given_again() -> None:

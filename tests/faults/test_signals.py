@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import Stage, check_counts
 from zmqtrain.errors import ExitCode
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ import pytest
 from bench.hosts import Hosts, run
 from tests.harness import Cluster, Process, Stage, stage, status_of
 from zmqtrain.cli.main import main
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_path
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Status, TaskStatus
 
 __all__ = ["stage"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from tests.harness import Process, Stage, status_of
 from tests.hosts.conftest import Hosts, SpreadJob
+from zmqtrain.protocol.status import Status
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Status
 
 
 def test_job_over_three_hosts_trains_to_its_end_over_tcp(

@@ -11,8 +11,8 @@ import pytest
 
 from tests.harness import Process, Stage, check_counts
 from zmqtrain.errors import ExitCode
+from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_keys
-from zmqtrain.wire.messages import Status
 
 STEPS = 200
 

@@ -17,9 +17,9 @@ import zmqtrain
 from tests.harness import Process, Stage
 from zmqtrain.config.job_file import load_job
 from zmqtrain.errors import ExitCode
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import Status, TaskStatus
 
 STEPS = 20
 PS = 2

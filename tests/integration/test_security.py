@@ -14,10 +14,11 @@ import pytest
 from tests.harness import Process, Stage, check_counts, status_of
 from zmqtrain.actors.client import ask
 from zmqtrain.errors import ExitCode, RefusedError
+from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Message, Status, SwitchPolicy
+from zmqtrain.wire.messages import Message, SwitchPolicy
 
 CLIENT = Owner("client")
 STEPS = 300

@@ -15,7 +15,7 @@ import pytest
 from tests.harness import Process, Stage, check_counts
 from zmqtrain.config import run_file
 from zmqtrain.errors import ExitCode
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 PROCFILE = Path(__file__).parents[2] / "Procfile"
 STEPS = 2000  # more than are done before the gate is opened

@@ -22,7 +22,7 @@ from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.local import chaos
 from zmqtrain.local.chaos import Act, Chaos, figures, schedule
-from zmqtrain.wire.messages import State, Status, TaskStatus
+from zmqtrain.protocol.status import State, Status, TaskStatus
 
 TASKS = {"ps": 2, "worker": 4, "chief": 1}
 INTERVALS = st.dictionaries(st.sampled_from(sorted(TASKS)), st.floats(1, 50))

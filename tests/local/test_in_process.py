@@ -29,6 +29,7 @@ from zmqtrain.local.in_process import train_here
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
+from zmqtrain.protocol.status import Status
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.placement import place
@@ -37,7 +38,7 @@ from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Done, GetStatus, Message, Status, SwitchPolicy
+from zmqtrain.wire.messages import Done, GetStatus, Message, SwitchPolicy
 
 POLICIES = [
     "hogwild",

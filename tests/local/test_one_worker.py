@@ -27,8 +27,8 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD
 from zmqtrain.policies import Decision, Held
+from zmqtrain.protocol.status import Status
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import Status
 
 
 def digits_job(**fields: Any) -> Job:

@@ -13,16 +13,10 @@ from simulation.model import counting_job
 from tests.asking import Asked
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import CheckpointError
+from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved, ShardFile
 from zmqtrain.roles.succession import Succession
 from zmqtrain.store.layout import ShardLayout
-from zmqtrain.wire.messages import (
-    HandedOver,
-    HandOver,
-    LastOrders,
-    LedgerState,
-    Saved,
-    ShardFile,
-)
+from zmqtrain.wire.messages import HandedOver, HandOver
 
 LAST = LastOrders(1, 1, (), Saved(0, "sync-replicas", LedgerState(0, (), 0)))
 FILE = ShardFile(0, "shard-00000.safetensors", 1, "0" * 64, 0)

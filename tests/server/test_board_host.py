@@ -13,11 +13,11 @@ from tests.server.conftest import add_worker, make_state
 from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.store.board import Board, Seat
 from zmqtrain.store.segment import Reached, reach
 from zmqtrain.store.shard import Shard
-from zmqtrain.wire.messages import Order
 
 
 class Interrupted(Shard):

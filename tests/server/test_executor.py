@@ -17,12 +17,13 @@ from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE, SGD
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Keep, Order, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply
 
 
 class NoRate:

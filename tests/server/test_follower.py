@@ -15,19 +15,12 @@ from tests.server.conftest import add_push, add_worker, make_state
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import (
-    Arrived,
-    LastOrders,
-    LedgerState,
-    Order,
-    Orders,
-    Pull,
-    Saved,
-    ShardReport,
-)
+from zmqtrain.wire.messages import Arrived, Orders, Pull, ShardReport
 
 SWITCH = Order("switch", text="hogwild")
 Follow = Callable[..., Follower]

@@ -8,11 +8,12 @@ import pytest
 from tests.coordination.parts import add_peer
 from tests.server.conftest import SIZE, make_state
 from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
 from zmqtrain.store.shard import Shard
-from zmqtrain.wire.messages import Order, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 PUSH = Push(2, 1, 5, 32, 0.5)
 

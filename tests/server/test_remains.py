@@ -11,12 +11,13 @@ from safetensors.numpy import load_file
 from zmqtrain.coordination.hand_over import left_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.optim import Momentum, Update
+from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.remains import Remains, carry_out
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import Shard, segment_layout
-from zmqtrain.wire.messages import LastOrders, LedgerState, Order, Saved
 
 LAYOUTS = with_copies(place([Variable("w", (12,))], 2, "contiguous", 4), 2)
 ORDERS = (

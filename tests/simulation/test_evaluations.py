@@ -15,7 +15,8 @@ from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
 from simulation.schedule import Fault, draw
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
-from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read, Status
+from zmqtrain.protocol.status import Status
+from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read
 
 STEPS = {"steps": 40, "evaluates": 10}
 PLACES: dict[str, dict[str, Any]] = {

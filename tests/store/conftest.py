@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, tensor_records
 from zmqtrain.store.placement import place
-from zmqtrain.wire.messages import LedgerState, ShardFile, WorkerMark
 
 Values = Mapping[str, np.ndarray]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from zmqtrain.wire.messages import Wait
+from zmqtrain.protocol.status import Wait
 
 PATIENCE_S = 2.0  # longer waits are logged
 

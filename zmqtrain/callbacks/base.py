@@ -18,9 +18,9 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.models.base import Batch
+from zmqtrain.protocol.status import Status
 from zmqtrain.store.weights import FOREIGN, named_arrays, save
 from zmqtrain.user_code import user_code
-from zmqtrain.wire.messages import Status
 
 Logs: TypeAlias = dict[str, Any]
 """Measures of an epoch, a batch or an evaluation; a callback may add to those of an epoch."""

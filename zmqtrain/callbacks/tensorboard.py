@@ -12,7 +12,7 @@ from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Batch
 from zmqtrain.observe.metrics import Phases
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 
 class TensorBoard(Callback):

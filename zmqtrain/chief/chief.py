@@ -43,6 +43,8 @@ from zmqtrain.exchanges.lanes import map_segment, read_variables
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
+from zmqtrain.protocol.checkpoint import Saved
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.store.segment import Reached
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
@@ -58,12 +60,9 @@ from zmqtrain.wire.messages import (
     Parameters,
     Read,
     Save,
-    Saved,
     SaveEnded,
     SetRate,
     Shutdown,
-    Status,
-    TaskStatus,
 )
 
 SAVE_AGAIN_S = 0.5  # after the last checkpoint failed

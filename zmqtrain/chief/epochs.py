@@ -22,9 +22,9 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file
 from zmqtrain.job import Job
 from zmqtrain.optim.schedules import has_rate, rate_at
+from zmqtrain.protocol.status import Status
 from zmqtrain.store.durable import replace_file, writing
 from zmqtrain.training.measuring import measures_of
-from zmqtrain.wire.messages import Status
 
 HISTORY_FILE = "history.json"
 

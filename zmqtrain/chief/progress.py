@@ -14,7 +14,7 @@ from rich.table import Column
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import A_WORKER
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0

@@ -22,6 +22,7 @@ from zmqtrain.fingerprint import changes_since
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
+from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
 from zmqtrain.store.durable import digest_file
@@ -33,7 +34,6 @@ from zmqtrain.store.manifest import (
     tensor_records,
 )
 from zmqtrain.store.placement import place
-from zmqtrain.wire.messages import Saved, ShardFile
 
 log = logging.getLogger(__name__)
 

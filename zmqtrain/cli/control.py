@@ -15,8 +15,9 @@ from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError
 from zmqtrain.policies import load_policy
+from zmqtrain.protocol.status import Status
 from zmqtrain.units import duration
-from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
+from zmqtrain.wire.messages import Done, RequestSave, RequestStop, SwitchPolicy
 
 WAIT_S = 60.0
 NOT_BEGUN = "the job has not begun: there is nothing to save"

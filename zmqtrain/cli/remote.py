@@ -31,9 +31,10 @@ from zmqtrain.errors import (
     RefusedError,
     ZmqTrainError,
 )
+from zmqtrain.protocol.status import Status
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Message, Status
+from zmqtrain.wire.messages import GetStatus, Message
 
 TIMEOUT_S = 5.0
 MOST_ASKED = 32  # at once

@@ -30,10 +30,10 @@ from zmqtrain.job import Job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
+from zmqtrain.protocol.status import Status
 from zmqtrain.roles.hosting import allow_descriptors
 from zmqtrain.roles.process import refuse_task
 from zmqtrain.roles.signals import interrupts_kept
-from zmqtrain.wire.messages import Status
 
 REFRESH_S = 0.5
 NEWS = ("zmqtrain.chief",)

@@ -28,8 +28,8 @@ from zmqtrain.cli.status_words import (
     state_of,
 )
 from zmqtrain.config.cluster import Role
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.units import data_size, duration, rate
-from zmqtrain.wire.messages import Status, TaskStatus
 
 SHOWN_LEASES = 2
 FEWEST_COLUMNS = 4

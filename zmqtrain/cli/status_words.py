@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from zmqtrain.cli.output import NOTHING
 from zmqtrain.config.cluster import Role
+from zmqtrain.protocol.status import Status, TaskStatus, Wait
 from zmqtrain.units import duration
-from zmqtrain.wire.messages import Status, TaskStatus, Wait
 
 STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end

@@ -19,7 +19,7 @@ from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import status_json
 from zmqtrain.cli.top_view import Watched, top_view
 from zmqtrain.errors import ConfigError, PeerLostError
-from zmqtrain.wire.messages import Status
+from zmqtrain.protocol.status import Status
 
 REFRESH_S = 1.0
 PAUSE_S = 0.2  # between two questions, however much happens

@@ -30,8 +30,8 @@ from zmqtrain.cli.status_words import (
 )
 from zmqtrain.config.cluster import Role
 from zmqtrain.observe.metrics import Phases
+from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.units import counted, duration, rate
-from zmqtrain.wire.messages import Status, TaskStatus
 
 WINDOW = 6  # statuses over which speeds are measured
 SHOWN_WAITS = 3

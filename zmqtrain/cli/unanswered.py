@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
-from zmqtrain.wire.messages import Wait
+from zmqtrain.protocol.status import Wait
 
 TIMEOUT_S = 1.0
 MOST_ASKED = 32  # at once

@@ -16,8 +16,8 @@ from zmqtrain.cli.status_words import SHORT_S, absences, absent, long_waits
 from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.errors import PeerLostError
+from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.units import counted, duration
-from zmqtrain.wire.messages import Status, Wait
 
 if TYPE_CHECKING:
     from zmqtrain.clusters.engine import Reason

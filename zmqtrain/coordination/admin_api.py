@@ -22,6 +22,8 @@ from zmqtrain.coordination.membership import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import try_policy
+from zmqtrain.protocol.checkpoint import Saved, ShardFile
+from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import (
@@ -36,15 +38,11 @@ from zmqtrain.wire.messages import (
     RequestSave,
     RequestStop,
     Save,
-    Saved,
     SaveEnded,
     SetRate,
     ShardFailed,
-    ShardFile,
     ShardWritten,
-    Status,
     SwitchPolicy,
-    Wait,
 )
 
 log = logging.getLogger(__name__)

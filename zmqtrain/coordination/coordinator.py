@@ -34,7 +34,8 @@ from zmqtrain.policies import (
     make_policy,
 )
 from zmqtrain.policies.base import Clocked, Lockstep
-from zmqtrain.wire.messages import Arrived, Close, Extend, Order, Save, SetRate, SwitchPolicy
+from zmqtrain.protocol.orders import Order
+from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker: its pull has not arrived; the policy holds it; it was released and has

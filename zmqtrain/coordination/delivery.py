@@ -19,8 +19,10 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
+from zmqtrain.protocol.checkpoint import LastOrders, Saved
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store import segment_layout
-from zmqtrain.wire.messages import BATCH, LastOrders, Message, Order, Orders, Saved
+from zmqtrain.wire.messages import BATCH, Message, Orders
 
 log = logging.getLogger(__name__)
 

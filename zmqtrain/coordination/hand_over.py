@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import CheckpointError
+from zmqtrain.protocol.checkpoint import LastOrders, Saved
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import nearest
-from zmqtrain.wire.messages import LastOrders, Order, Saved
 
 
 class OrderLog:

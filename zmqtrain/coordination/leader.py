@@ -39,8 +39,10 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
 from zmqtrain.policies.base import TokenQueue
+from zmqtrain.protocol.checkpoint import Saved, WorkerMark
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import Arrived, Extend, Order, Saved, ShardReport, WorkerMark
+from zmqtrain.wire.messages import Arrived, Extend, ShardReport
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from types import MappingProxyType
 
 from zmqtrain.fingerprint import EPOCHS
 from zmqtrain.metrics import added
+from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.wire.messages import LedgerState
 
 log = logging.getLogger(__name__)
 

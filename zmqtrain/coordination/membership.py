@@ -13,8 +13,9 @@ from zmqtrain.actors.process_identity import has_ended
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
+from zmqtrain.protocol.status import Wait
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Join, ShardReport, Wait
+from zmqtrain.wire.messages import Join, ShardReport
 
 log = logging.getLogger(__name__)
 

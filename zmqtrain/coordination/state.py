@@ -19,6 +19,7 @@ from zmqtrain.coordination.coordinator import Coordinator, Member
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import Roster
 from zmqtrain.policies import Policy, make_policy
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.changes import Contribution
 from zmqtrain.wire import messages
 from zmqtrain.wire.codec import Packer
@@ -57,7 +58,7 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 _RECORDS = (
     *(Member, Ledger, Roster, Coordinator),
     *get_args(events.Event),
-    *(messages.Order, messages.Arrived),
+    *(Order, messages.Arrived),
     *(messages.Pull, messages.PullReply, messages.Push, messages.PushReply),
 )
 """Dataclasses, packed as their fields."""

@@ -13,7 +13,7 @@ from zmqtrain.coordination.leader import A_WORKER, Leader, names_of
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.job import ENDLESS
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
+from zmqtrain.protocol.status import State, Status, TaskStatus, Wait
 
 SILENT_BEATS = 2.5  # heartbeats that are missed before a task is called silent
 PASSING_S = 0.5  # a worker that waits for less long computes: its push is on its way

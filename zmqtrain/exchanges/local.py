@@ -25,9 +25,10 @@ from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.policies import make_policy
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
-from zmqtrain.wire.messages import Close, Extend, Order
+from zmqtrain.wire.messages import Close, Extend
 
 log = logging.getLogger(__name__)
 

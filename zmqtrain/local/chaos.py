@@ -22,7 +22,7 @@ import psutil
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
-from zmqtrain.wire.messages import Status, TaskStatus
+from zmqtrain.protocol.status import Status, TaskStatus
 
 POLL_S = 0.1
 BACK_S = 60.0

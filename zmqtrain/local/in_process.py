@@ -32,12 +32,12 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
+from zmqtrain.protocol.status import Status
 from zmqtrain.roles import process
 from zmqtrain.roles.hosting import stop_on_signals
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
-from zmqtrain.wire.messages import Status
 
 log = logging.getLogger(__name__)
 

@@ -34,13 +34,14 @@ from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
+from zmqtrain.protocol.checkpoint import Saved
+from zmqtrain.protocol.status import State, Status, TaskStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import PARAMETERS, read_manifest
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopEndedError
-from zmqtrain.wire.messages import Saved, State, Status, TaskStatus
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
 

@@ -37,11 +37,11 @@ from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_dir
 from zmqtrain.local.supervisor import Process, keep_running, start
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
+from zmqtrain.protocol.status import Status
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.store.logdir import claimed
 from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
 from zmqtrain.transport.by_address import TransportByAddress
-from zmqtrain.wire.messages import Status
 
 METRICS_PORT = 9409
 """Where deploy/prometheus/prometheus.yml asks for the tasks of a run."""

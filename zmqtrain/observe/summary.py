@@ -13,9 +13,9 @@ import numpy as np
 
 from zmqtrain.errors import ExitCode, RunFailedError, RunInterruptedError
 from zmqtrain.metrics import Measures, numbers
+from zmqtrain.protocol.status import Status
 from zmqtrain.texts import printable
 from zmqtrain.units import counted
-from zmqtrain.wire.messages import Status
 
 if TYPE_CHECKING:
     from zmqtrain.callbacks.history import History

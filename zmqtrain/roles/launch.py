@@ -43,6 +43,7 @@ from zmqtrain.errors import (
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
+from zmqtrain.protocol.status import Status
 from zmqtrain.roles import script
 from zmqtrain.roles.hosting import (
     allow_descriptors,
@@ -58,7 +59,6 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import checkpoints, forget_groups, step_of
 from zmqtrain.training.own_loop import Meeting
 from zmqtrain.transport.by_address import TransportByAddress
-from zmqtrain.wire.messages import Status
 
 CHECK_S = 1.0  # how often a task that meets no other checks whether the job has ended
 NEW_JOB_SHARE = 0.1  # of the join timeout: how long a killed task waits for a new job to begin

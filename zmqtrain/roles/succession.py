@@ -21,10 +21,11 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.hand_over import left_of, newest
 from zmqtrain.errors import CheckpointError, ZmqTrainError
+from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.server.members import within
 from zmqtrain.server.remains import Remains
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.wire.messages import HandedOver, HandOver, LastOrders, Saved, ShardFile
+from zmqtrain.wire.messages import HandedOver, HandOver
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
 from zmqtrain.metrics import added
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.members import within
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
 from zmqtrain.store.board import Board, Holder
-from zmqtrain.wire.messages import Order
 
 LOOK_S = 0.05
 """Between two looks whether all members live."""

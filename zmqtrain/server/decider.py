@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.protocol.checkpoint import ShardFile
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import Worker
-from zmqtrain.wire.messages import Order, ShardFile
 
 
 class Decider:

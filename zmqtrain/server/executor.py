@@ -18,11 +18,12 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Keep, Order, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply
 
 log = logging.getLogger(__name__)
 

@@ -20,22 +20,14 @@ from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
+from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import (
-    BATCH,
-    Arrived,
-    LastOrders,
-    Order,
-    Orders,
-    ShardFailed,
-    ShardFile,
-    ShardReport,
-    ShardWritten,
-)
+from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardFailed, ShardReport, ShardWritten
 
 log = logging.getLogger(__name__)
 

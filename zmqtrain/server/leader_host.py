@@ -12,12 +12,13 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import ConfigError, FencedError, ZmqTrainError
+from zmqtrain.protocol.checkpoint import ShardFile
+from zmqtrain.protocol.orders import Order
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import Order, ShardFile
 
 
 class LeaderHost(Decider):

@@ -18,15 +18,7 @@ from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server.receiver import WINDOW_NBYTES
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
-from zmqtrain.wire.messages import (
-    Done,
-    Heartbeat,
-    HeartbeatReply,
-    Join,
-    Leave,
-    Shutdown,
-    Welcome,
-)
+from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Shutdown, Welcome
 
 MAX_WAITS = 16  # of one task, shown in the status
 MAX_PHASES = len(fields(Phases))

@@ -8,10 +8,11 @@ from pathlib import Path
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.hand_over import lacking
 from zmqtrain.errors import CheckpointError
+from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
-from zmqtrain.wire.messages import LastOrders, Order, ShardFile
 
 
 class Remains:

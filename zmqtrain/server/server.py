@@ -30,6 +30,7 @@ from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.job import Job
+from zmqtrain.protocol.status import TaskStatus
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
@@ -91,7 +92,6 @@ from zmqtrain.wire.messages import (
     ShardWritten,
     Shutdown,
     SwitchPolicy,
-    TaskStatus,
 )
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,11 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.coordination.state import pack
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
-from zmqtrain.wire.messages import Order, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 _PUSHES = Push, PushReply  # a tuple: isinstance is twice as fast with it
 

@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular
 from zmqtrain.optim import AVERAGE
+from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.store.durable import (
     digest_file,
     discard,
@@ -45,7 +46,6 @@ from zmqtrain.store.manifest import (
     verify_sizes,
 )
 from zmqtrain.units import data_size
-from zmqtrain.wire.messages import ShardFile
 
 LATEST_FILE = "LATEST"
 

@@ -25,9 +25,9 @@ from pydantic import (
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.files import check_regular, read_file
+from zmqtrain.protocol.checkpoint import Count, LedgerState, ShardFile, WorkerMark
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
-from zmqtrain.wire.messages import Count, LedgerState, ShardFile, WorkerMark
 
 FORMAT: Final = 3
 """Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate."""

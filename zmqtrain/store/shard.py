@@ -18,12 +18,12 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
+from zmqtrain.protocol.orders import Order
 from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, RATE, VERSION, SegmentLayout
-from zmqtrain.wire.messages import Order
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
 

@@ -8,11 +8,12 @@ line connect to it. ps 0, the *leader*, takes the decisions.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal
 
-from pydantic import Field
+from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
+from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.status import Status, Wait
 
 PROTOCOL_VERSION = 23
 """Rises with every change to this file; peers of another version are refused."""
@@ -20,9 +21,6 @@ PROTOCOL_VERSION = 23
 
 BATCH = 1000
 """Most pushes or orders in one message; more are sent as several messages."""
-
-Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-"""Bounds of what goes into a checkpoint's manifest, which checks them; the codec does not."""
 
 
 @dataclass(slots=True)
@@ -252,17 +250,6 @@ class Parameters:
 
 
 @dataclass(slots=True)
-class Wait:
-    """One wait: owner, peer, reason, since and until when (seconds from now, None: lease)."""
-
-    owner: str
-    peer: str
-    reason: str
-    since_s: float
-    until_s: float | None = None
-
-
-@dataclass(slots=True)
 class Heartbeat:
     """Sent over every link once a second.
 
@@ -317,29 +304,6 @@ class ShardReport:
 
 
 @dataclass(slots=True)
-class Order:
-    """One decision of the leader, which every shard carries out in the same order.
-
-    ``workers``: those concerned (all contributors, in summing order, for reduce). ``text``: the
-    reason of a drop, the spec of a switch, the directory of a snapshot, the learning rate ("": the
-    optimizer's own). An admission answers the pull of a worker's life ``incarnation``, a release
-    its push ``sequence``. A roster makes up to ``sequence`` steps by itself; ``batches``: the
-    first that nobody was given.
-    """
-
-    kind: Literal[
-        "apply", "accumulate", "reduce", "drop",
-        "admit", "release", "switch", "snapshot", "leave", "rate", "roster",
-    ]  # fmt: skip
-    workers: tuple[int, ...] = ()
-    text: str = ""
-    incarnation: int = 0
-    sequence: int = 0
-    batches: tuple[int, ...] = ()
-    stop: bool = False
-
-
-@dataclass(slots=True)
 class Orders:
     """Leader to other ps: orders ``number``, ``number + 1``, ..., at most :data:`BATCH` of them.
 
@@ -378,20 +342,6 @@ class SaveEnded:
 
 
 @dataclass(slots=True)
-class ShardFile:
-    """What one ps wrote of a checkpoint.
-
-    ``file`` is a plain name, so that a manifest cannot name files outside its own directory.
-    """
-
-    shard: Count
-    file: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]*\z")]
-    nbytes: Count
-    blake2b: Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
-    version: Count  # updates that the shard had applied
-
-
-@dataclass(slots=True)
 class Save:
     """Chief to leader: have every shard write itself into this directory, at one cut."""
 
@@ -412,65 +362,6 @@ class ShardFailed:
 
     directory: str
     error: str
-
-
-@dataclass(slots=True)
-class WorkerMark:
-    """How far a life of a worker had come: its pushes up to ``sequence`` count."""
-
-    worker: Count
-    incarnation: Count
-    sequence: Count
-
-
-@dataclass(slots=True)
-class LedgerState:
-    """What a checkpoint keeps of a ledger: which batches were counted, and how many examples."""
-
-    next_batch: Count
-    open_batches: tuple[Count, ...]  # those below it that are not counted
-    examples: Count
-    limit: Annotated[int | None, Field(ge=0)] = (
-        None  # batches of the pass end here, None without passes
-    )
-    pass_examples: Count = 0
-    pass_loss: float = 0.0
-    pass_sums: dict[str, float] = field(default_factory=dict)
-
-    def counted(self) -> list[int]:
-        """Return the batches that were learned from, in order."""
-        return sorted(set(range(self.next_batch)).difference(self.open_batches))
-
-
-@dataclass(slots=True)
-class Saved:
-    """Every shard's part is durable; the chief may write the manifest."""
-
-    step: int
-    policy: str
-    ledger: LedgerState
-    files: tuple[ShardFile, ...] = ()
-    marks: tuple[WorkerMark, ...] = ()
-    learning_rate: float | None = None  # in place of the optimizer's
-
-
-@dataclass(slots=True)
-class LastOrders:
-    """The last orders of a generation that a ps knows: ``number``, ``number + 1``, ...
-
-    ``saved``: what a checkpoint after all of them says, but for its files; None: a ps that was
-    restarted does not know.
-    """
-
-    generation: int
-    number: int
-    orders: tuple[Order, ...]
-    saved: Saved | None
-
-    @property
-    def end(self) -> int:
-        """Number of the last order."""
-        return self.number + len(self.orders) - 1
 
 
 @dataclass(slots=True)
@@ -553,86 +444,6 @@ class GetStatus:
 
     seen: int = 0
     wait_s: float = 0.0
-
-
-State: TypeAlias = Literal[
-    "waiting for the chief", "serving", "alive", "silent", "left",
-    "joining", "computing", "waiting", "done",
-]  # fmt: skip
-"""Of a task: the first two of ps 0, the last four of workers alone."""
-
-
-@dataclass(slots=True)
-class TaskStatus:
-    """One task as the leader sees it."""
-
-    role: str
-    index: int
-    state: State
-    incarnation: int  # milliseconds since 1970 when it joined
-    # Pushes of a worker, from where the slowest was when it joined; version of a ps; last
-    # checkpoint's step of the chief.
-    step: int
-    silent_s: float
-    leases: tuple[int, ...]  # batches held
-    loss: float
-    process: str
-    metrics: str
-    lanes: str  # to each ps: memory, shm or tcp
-    nbytes: int = 0  # of a ps's parameters
-    restarts: int = 0  # of its process, since ps 0 started
-    phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
-    staleness: float = 0.0  # mean, of a worker's gradients
-    behind: int | None = None  # of a worker: steps to the first, by the policy; None: no part in it
-
-    @property
-    def task(self) -> str:
-        """Its name."""
-        return f"{self.role} {self.index}"
-
-
-@dataclass(slots=True)
-class Status:
-    """The whole job as the leader sees it. ``event`` rises when the chief has to act.
-
-    ``all_delivered``: every shard has carried out all orders, and every worker that was sent a
-    stop has been answered by all shards. So no decision is still under way.
-    """
-
-    event: int
-    initialised: bool
-    policy: str
-    switching: str  # spec of a switch under way, "" if none
-    step: int
-    steps: int  # at which the run ends, 0 if it ends after epochs
-    stop: str  # why the job needs no more gradients, "" while it does
-    failure: str  # why the job must end in failure, "" if it need not
-    failure_code: int  # the exit code for it
-    all_delivered: bool
-    save_wanted: bool
-    seconds: float  # from the first to the last push
-    steps_per_second: float
-    loss: float  # of the last push
-    examples: int
-    pushes: dict[str, int]
-    staleness: dict[str, float]
-    tasks: tuple[TaskStatus, ...]
-    waits: tuple[Wait, ...]
-    stop_wanted: bool = False  # an early end was asked for
-    stop_code: int = 0  # the exit code for ``stop``
-    uncounted: int = 0  # the first batch that is not counted
-    limit: int | None = None  # batches from this number on wait for the chief
-    pass_loss: float = math.nan  # mean over the examples counted in this pass
-    pass_examples: int = 0
-    pass_sums: dict[str, float] = field(default_factory=dict)  # over these examples
-    learning_rate: float | None = None  # set by a callback, in place of the optimizer's
-    rosters: int = 0  # that workers made steps in by themselves
-    group: int = 0  # number of that of workers without ps; 0: they do not go on without a lost one
-    group_members: tuple[int, ...] = ()  # of it
-    strategy: str = ""  # by which the job is trained, as in the summary
-    exchange: str = ""
-    idle_s: float = 0.0  # since the last update
-    save_failure: str = ""  # why the last checkpoint failed, "" if it did not
 
 
 Message = (

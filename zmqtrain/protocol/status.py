@@ -1,0 +1,98 @@
+"""The whole job as the leader sees it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait: owner, peer, reason, since and until when (seconds from now, None: lease)."""
+
+    owner: str
+    peer: str
+    reason: str
+    since_s: float
+    until_s: float | None = None
+
+
+State: TypeAlias = Literal[
+    "waiting for the chief", "serving", "alive", "silent", "left",
+    "joining", "computing", "waiting", "done",
+]  # fmt: skip
+"""Of a task: the first two of ps 0, the last four of workers alone."""
+
+
+@dataclass(slots=True)
+class TaskStatus:
+    """One task as the leader sees it."""
+
+    role: str
+    index: int
+    state: State
+    incarnation: int  # milliseconds since 1970 when it joined
+    # Pushes of a worker, from where the slowest was when it joined; version of a ps; last
+    # checkpoint's step of the chief.
+    step: int
+    silent_s: float
+    leases: tuple[int, ...]  # batches held
+    loss: float
+    process: str
+    metrics: str
+    lanes: str  # to each ps: memory, shm or tcp
+    nbytes: int = 0  # of a ps's parameters
+    restarts: int = 0  # of its process, since ps 0 started
+    phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
+    staleness: float = 0.0  # mean, of a worker's gradients
+    behind: int | None = None  # of a worker: steps to the first, by the policy; None: no part in it
+
+    @property
+    def task(self) -> str:
+        """Its name."""
+        return f"{self.role} {self.index}"
+
+
+@dataclass(slots=True)
+class Status:
+    """The whole job as the leader sees it. ``event`` rises when the chief has to act.
+
+    ``all_delivered``: every shard has carried out all orders, and every worker that was sent a
+    stop has been answered by all shards. So no decision is still under way.
+    """
+
+    event: int
+    initialised: bool
+    policy: str
+    switching: str  # spec of a switch under way, "" if none
+    step: int
+    steps: int  # at which the run ends, 0 if it ends after epochs
+    stop: str  # why the job needs no more gradients, "" while it does
+    failure: str  # why the job must end in failure, "" if it need not
+    failure_code: int  # the exit code for it
+    all_delivered: bool
+    save_wanted: bool
+    seconds: float  # from the first to the last push
+    steps_per_second: float
+    loss: float  # of the last push
+    examples: int
+    pushes: dict[str, int]
+    staleness: dict[str, float]
+    tasks: tuple[TaskStatus, ...]
+    waits: tuple[Wait, ...]
+    stop_wanted: bool = False  # an early end was asked for
+    stop_code: int = 0  # the exit code for ``stop``
+    uncounted: int = 0  # the first batch that is not counted
+    limit: int | None = None  # batches from this number on wait for the chief
+    pass_loss: float = math.nan  # mean over the examples counted in this pass
+    pass_examples: int = 0
+    pass_sums: dict[str, float] = field(default_factory=dict)  # over these examples
+    learning_rate: float | None = None  # set by a callback, in place of the optimizer's
+    rosters: int = 0  # that workers made steps in by themselves
+    group: int = 0  # number of that of workers without ps; 0: they do not go on without a lost one
+    group_members: tuple[int, ...] = ()  # of it
+    strategy: str = ""  # by which the job is trained, as in the summary
+    exchange: str = ""
+    idle_s: float = 0.0  # since the last update
+    save_failure: str = ""  # why the last checkpoint failed, "" if it did not
