@@ -20,11 +20,11 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.hosting.signals import restored
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
 from zmqtrain.protocol.status import Status
-from zmqtrain.roles.signals import restored
 
 Look = Callable[[Status], None]
 """Called a few times a second while a run goes on, and once when its last step is done: every task

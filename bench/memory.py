@@ -19,8 +19,9 @@ from bench.jobs import RULES, USUAL_RULES, blob_job, description
 from bench.options import LANES, json_option, lanes_option, list_of, size_type, steps_for
 from bench.output import report
 from bench.workload import ITEM_NBYTES, items_of
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Cluster, Role
 from zmqtrain.local.processes import LocalCluster
+from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.status import Status
 from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
@@ -93,7 +94,8 @@ class Shard:
     def ceiling_nbytes(self) -> int:
         """What all ps say at their start that shards and messages take at most."""
         job = blob_job(self.megabytes, 1, self.rule, parts=self.parts)
-        segments = [segment_layout(layout, job.update()) for layout in job.layouts(self.parts)]
+        layouts = plan_for(job, Cluster(("",) * self.parts, self.workers)).layouts
+        segments = [segment_layout(layout, job.update()) for layout in layouts]
         messages = self.parts * self.workers * MESSAGES_NBYTES
         return sum(each.nbytes(self.workers) for each in segments) + messages + self.by_tcp_nbytes
 

@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from bench.output import ROOT
-from zmqtrain.roles.signals import restored, that_end
+from zmqtrain.hosting.signals import restored, that_end
 
 MARKS = "BENCH_RUNS"  # variable with the marks of the runs that a process belongs to
 GRACE_S = 5.0  # how long what is left of a run may take to end

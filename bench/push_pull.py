@@ -23,17 +23,17 @@ from bench.options import json_option, sizes_type, steps_for
 from bench.output import report
 from bench.peers.shared import free_ports
 from bench.workload import MODES, Workload, push_pull_row
-from zmqtrain.chief.chief import Chief
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import flags_of
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.exchanges.worker import Worker
+from zmqtrain.hosting.actors import actors_of
 from zmqtrain.job import Job
-from zmqtrain.server.server import ParameterServer
+from zmqtrain.planning.plan import plan_for
 from zmqtrain.transport.base import Transport
 from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.transport.security import Security
 
 LANES = (*options.LANES, "memory")
 DEVICES = ("cpu", "gpu")
@@ -88,38 +88,31 @@ async def _run(workload: PushPull, job: Job, described: str) -> float:
     with _places(workload) as (addresses, keys), contextlib.ExitStack() as stack:
         memory = MemoryTransport()
 
-        def transport(config: TaskConfig) -> Transport:
-            made = memory if config.lane == "memory" else TransportByAddress(config.security)
+        def transport(security: Security) -> Transport:
+            made = memory if workload.lane == "memory" else TransportByAddress(security)
             stack.callback(made.close)
             return made
 
-        def config(role: Role, index: int = 0) -> TaskConfig:
-            return TaskConfig(
-                role=role,
-                job=REFERENCE,
-                index=index,
-                ps=addresses,
-                workers=workload.workers,
-                board=workload.exchange == "board",
-                lane=workload.lane,
-                crash_safe=workload.crash_safe,
-                keys=keys,
-                insecure=keys is None,  # or on loopback no messages would go by TCP
-            )
-
-        chief, worker = config(Role.CHIEF), config(Role.WORKER)
-        actors: list[Any] = [
-            Chief(chief, job, transport(chief), lambda status: None),
-            Worker(worker, job, transport(worker)),
+        config = TaskConfig(
+            role=Role.CHIEF,
+            job=REFERENCE,
+            ps=addresses,
+            workers=workload.workers,
+            lane=workload.lane,
+            crash_safe=workload.crash_safe,
+            keys=keys,
+            insecure=keys is None,  # or on loopback no messages would go by TCP
+        )
+        plan = plan_for(job, config.cluster, lane=workload.lane, crash_safe=workload.crash_safe)
+        here = {Task(Role.CHIEF, 0), Task(Role.WORKER, 0)}
+        near = [task for task in plan.tasks if task in here or workload.lane == "memory"]
+        actors = [
+            actor
+            for task in near
+            for actor in actors_of(config.of(task), plan, transport, lambda status: None)
         ]
-        servers = [config(Role.PS, index) for index in range(workload.ps)]
-        workers = [config(Role.WORKER, index) for index in range(1, workload.workers)]
-        processes = []
-        if workload.lane == "memory":
-            actors += [ParameterServer(server, job, memory) for server in servers]
-            actors += [Worker(other, job, memory) for other in workers]
-        else:
-            processes = [await _start(task, described) for task in (*workers, *servers)]
+        far = [config.of(task) for task in plan.tasks if task not in near]
+        processes = [await _start(each, described) for each in far]
         killed_at: list[float] = []
         if workload.kill:
 

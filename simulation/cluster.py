@@ -22,14 +22,15 @@ from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import RETRYABLE, ExitCode, OccupiedError, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
+from zmqtrain.hosting.actors import actors_of, run_all
+from zmqtrain.hosting.groups import claim, serve_groups
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
-from zmqtrain.roles.hosting import run_all
-from zmqtrain.roles.regroup import claim, serve_groups
+from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
@@ -77,7 +78,6 @@ class SimulatedCluster:
         directory: Path, note: Callable[[str], None],
     ) -> None:  # fmt: skip
         """Segments are kept in ``directory``. ``note`` is told, in words, of what happens."""
-        self._directory = str(directory)
         self.schedule = schedule
         self.job = job
         self.lives: list[Life] = []
@@ -90,6 +90,10 @@ class SimulatedCluster:
         self._note = note
         self._current: dict[str, Life] = {}
         self._asking: list[asyncio.Task[None]] = []
+        self._config = _config_of(schedule, directory)
+        self._plan = plan_for(
+            job, _cluster_of(schedule), lane=schedule.lane, crash_safe=self._config.crash_safe
+        )
         self._data: tuple[Dataset, Dataset | None] = job.data.load(None)
         self._may_start = True
         self._chiefs: list[Chief] = []  # all lives
@@ -156,8 +160,8 @@ class SimulatedCluster:
         """Return the ps of the last group of workers."""
         every = [actor for life in self.lives for actor in life.actors]
         found = [actor for actor in every if isinstance(actor, ParameterServer)]
-        newest = max((actor.group for actor in found), default=0)
-        return {actor.task.index: actor for actor in found if actor.group == newest}
+        newest = max((actor.plan.group for actor in found), default=0)
+        return {actor.task.index: actor for actor in found if actor.plan.group == newest}
 
     async def clean_up(self) -> None:
         """Let what was stopped or killed clean up after itself."""
@@ -202,57 +206,31 @@ class SimulatedCluster:
 
     def _make(self, name: str, transport: SimulatedTransport) -> list[JobActor]:
         role, _, index = name.partition(" ")
-        config = self._config(Role(role), int(index))
-        actors: list[JobActor] = []
-        if config.as_ps is not None:
-            actors.append(ParameterServer(config.as_ps, self.job, transport))
-        if config.role is Role.CHIEF:
-            self._chiefs.append(Chief(config, self.job, transport, lambda status: None))
-            actors.append(self._chiefs[-1])
-        if config.role is Role.WORKER:
-            actors.append(Worker(config, self.job, transport, self._data))
+        config = self._config.of(Task(Role(role), int(index)))
+        return self._actors_of(config, self._plan, transport)
+
+    def _actors_of(
+        self, config: TaskConfig, plan: Plan, transport: SimulatedTransport
+    ) -> list[JobActor]:
+        actors = actors_of(config, plan, lambda _: transport, lambda status: None, self._data)
+        self._chiefs += [actor for actor in actors if isinstance(actor, Chief)]
         return actors
 
     async def _serve_groups(
         self, name: str, transport: SimulatedTransport, actors: list[JobActor]
     ) -> int:
         """Do what a worker's process does on a host of its own."""
-        config = self._config(Role.WORKER, int(name.split()[1]))
+        config = self._config.of(Task(Role.WORKER, int(name.split()[1])))
 
-        async def serve(in_group: TaskConfig, actors: list[JobActor]) -> int:
-            if in_group.hosts_chief:
-                as_chief = in_group.model_copy(update={"role": Role.CHIEF, "index": 0})
-                self._chiefs.append(Chief(as_chief, self.job, transport, lambda status: None))
-                actors.append(self._chiefs[-1])
-            if in_group.as_ps is not None:
-                actors.append(ParameterServer(in_group.as_ps, self.job, transport))
-            actors.append(Worker(in_group, self.job, transport, self._data))
+        async def serve(plan: Plan, actors: list[JobActor]) -> int:
+            actors += self._actors_of(config, plan, transport)
             with ExitStack() as stack:
                 if isinstance(actors[0], Chief):
                     await claim(stack, actors[0])
                 return await _run(actors)
 
         return await serve_groups(
-            config, self.job, serve, actors, lambda gatherer: gatherer.run(), lambda _: transport
-        )
-
-    def _config(self, role: Role, index: int) -> TaskConfig:
-        schedule = self.schedule
-        addresses = tuple(f"ipc://simulated/{i}" for i in range(schedule.ps or schedule.workers))
-        return TaskConfig(
-            role=role,
-            job="simulated",
-            index=index,
-            ps=addresses[: schedule.shards],
-            workers=schedule.workers,
-            hosted=not schedule.ps,
-            chief=not schedule.hosts,
-            members=addresses if schedule.hosts else (),
-            board=schedule.board,
-            lane=schedule.lane,
-            segment_dir=self._directory,
-            on_term="leave" if schedule.leaves else "end",
-            **schedule.timing.model_dump(),
+            config, self._plan, serve, actors, lambda gatherer: gatherer.run(), lambda _: transport
         )
 
     def _ended(self, life: Life, running: asyncio.Task[int]) -> None:
@@ -388,6 +366,25 @@ class SimulatedCluster:
             self._note(f"{message} -> {error}")
         finally:
             link.close()
+
+
+def _cluster_of(schedule: Schedule) -> Cluster:
+    addresses = tuple(f"ipc://simulated/{i}" for i in range(schedule.ps or schedule.workers))
+    ps = addresses if schedule.ps else ()
+    members = () if schedule.ps else addresses
+    return Cluster(ps, schedule.workers, not schedule.hosts, members)
+
+
+def _config_of(schedule: Schedule, directory: Path) -> TaskConfig:
+    return TaskConfig(
+        role=Role.CHIEF,
+        job="simulated",
+        ps=("ipc://simulated/0",),
+        lane=schedule.lane,
+        segment_dir=str(directory),
+        on_term="leave" if schedule.leaves else "end",
+        **schedule.timing.model_dump(),
+    )
 
 
 async def _run(actors: list[JobActor]) -> int:

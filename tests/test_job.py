@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plans import planned
 from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
@@ -251,7 +252,7 @@ def test_model_without_a_repr_gives_the_job_the_name_of_its_class() -> None:
 def test_model_without_a_repr_has_the_same_fingerprint_in_every_process() -> None:
     models = [Handmade(), Handmade()]
     assert repr(models[0]) != repr(models[1])
-    there, here = (job(model=model).fingerprint(1) for model in models)
+    there, here = (job(model=model).fingerprint() for model in models)
     assert fingerprint_difference(there, here) == ""
 
 
@@ -272,7 +273,7 @@ def test_model_without_a_repr_has_the_same_fingerprint_in_every_process() -> Non
     ],
 )
 def test_difference_of_two_jobs_shows_both_sides(fields: dict[str, Any], difference: str) -> None:
-    there, here = job().fingerprint(1), job(**fields).fingerprint(1)
+    there, here = planned(job()).fingerprint(), planned(job(**fields)).fingerprint()
     assert fingerprint_difference(there, here) == difference
 
 
@@ -286,7 +287,7 @@ def test_entry_that_one_side_cannot_give_is_not_compared(entry: str) -> None:
 def test_shapes_and_names_of_parameters_are_part_of_the_fingerprint() -> None:
     zeros = np.zeros((2, 3), np.float32)
     there, renamed, reshaped = (
-        job(model=Handmade(parameters)).fingerprint(1)
+        job(model=Handmade(parameters)).fingerprint()
         for parameters in ({"w": zeros}, {"v": zeros}, {"w": zeros.T})
     )
     for other in (renamed, reshaped):
@@ -301,17 +302,9 @@ def test_long_texts_are_cut_but_still_tell_jobs_apart() -> None:
         def parameters(self, seed: int) -> Any:
             return {"w": np.zeros(3, np.float32)}
 
-    there, here = (job(model=Wordy("x" * 5000 + end)).fingerprint(1) for end in "ab")
+    there, here = (job(model=Wordy("x" * 5000 + end)).fingerprint() for end in "ab")
     assert len(there["model"]) < 450
     assert there["model"] != here["model"]
-
-
-@pytest.mark.parametrize(
-    ("partition_nbytes", "shards"), [(0, 3), (1, 3), (300, 2), (500, 1), (10**6, 1)]
-)
-def test_worker_hosts_a_part_of_some_size_or_none(partition_nbytes: int, shards: int) -> None:
-    model = MLP(features=4, hidden=30, classes=2)  # 848 bytes
-    assert job(model=model, partition_nbytes=partition_nbytes).shards_on(3) == shards
 
 
 def test_mistake_of_a_model_is_not_told_as_one_of_its_metrics() -> None:

@@ -10,12 +10,10 @@ from typing import Any
 import click
 import pytest
 
-from zmqtrain.config.cluster import Role
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.restarts import SUPERVISED_SINCE, supervised_since
-from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, host_error
-from zmqtrain.roles.launch import run_process
+from zmqtrain.roles.launch import exit_code_of
 
 
 def of_a_library() -> Exception:
@@ -61,9 +59,8 @@ def test_limit_ends_a_command_with_a_sentence(
 def test_limit_ends_a_task_with_a_sentence(
     error: Exception, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = TaskConfig(role=Role.PS, job="job.py", ps=("127.0.0.1:2222",))
     with caplog.at_level(logging.INFO):
-        assert run_process(config, raising(error)) == ExitCode.USAGE
+        assert exit_code_of(raising(error)) == ExitCode.USAGE
     (record,) = caplog.records
     assert told in record.getMessage() and record.exc_info is None
 

@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Run one command; return the process's exit code."""
     try:  # Ctrl-C may come while modules are imported
-        from zmqtrain.roles.signals import interrupts_kept
+        from zmqtrain.hosting.signals import interrupts_kept
 
         with interrupts_kept():
             from zmqtrain.cli.main import main as run

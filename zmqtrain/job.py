@@ -50,10 +50,8 @@ from zmqtrain.fingerprint import (
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
-from zmqtrain.policies.base import Lockstep
-from zmqtrain.store.layout import AVERAGED, DTYPES, ShardLayout, Variable, variables_of
+from zmqtrain.store.layout import AVERAGED, DTYPES, Variable, variables_of
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
 from zmqtrain.store.weights import (
     by_first_name,
@@ -62,7 +60,6 @@ from zmqtrain.store.weights import (
     named_arrays,
     saved_frozen,
 )
-from zmqtrain.units import counted
 from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
 
@@ -128,9 +125,6 @@ def _are_devices(names: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"{twice[0]} is listed twice; expected devices that differ")
     return names
 
-
-MIRRORED_POLICY = "sync-replicas"
-"""The policy of a job that names none, if parameters are on no ps."""
 
 Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
@@ -478,18 +472,6 @@ class Job(BaseModel):
         job = Job(**values | given)
         return job.loaded_from(self._source)
 
-    def hosted(self, hosted: bool) -> Job:
-        """Return this job as it is trained if workers host the ps, or if they do not.
-
-        If they do, policy and placement are others by default. With ``overlap`` each variable is
-        cut for all shards, so that the first gradients that are complete have many receivers.
-        """
-        if not hosted:
-            return self
-        found = {"policy": MIRRORED_POLICY} | ({} if self.overlap else {"placement": "contiguous"})
-        open_ones = found.keys() - self.model_fields_set
-        return self.model_copy(update={name: found[name] for name in open_ones})
-
     def with_own_model(self) -> Job:
         """Return this job with a copy of the model, for another thread of this process.
 
@@ -521,11 +503,6 @@ class Job(BaseModel):
         return self.batch_size * max(1, len(self.devices))
 
     @property
-    def exchange_of_workers(self) -> Exchange:
-        """The exchange between workers: nccl is between the devices of one."""
-        return "auto" if self.exchange == "nccl" else self.exchange
-
-    @property
     def name(self) -> str:
         """The model's repr, or the name of its class if it has no repr of its own."""
         text = repr(self.model)
@@ -534,36 +511,6 @@ class Job(BaseModel):
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
         return Update(self.optimizer, self.l2, self.moving_average, groups=self.groups)
-
-    def obstacles_to_board(self) -> list[str]:
-        """Return what keeps the job from the exchange board, wherever its tasks are."""
-        is_lockstep = isinstance(policies.make_policy(self.policy), Lockstep)
-        found = {
-            f"the policy is {self.policy} instead of sync-replicas": not is_lockstep,
-            f"{self.optimizer!r} looks at whole variables": self.update().is_layered,
-            "ps_device is gpu": self.ps_device == "gpu",
-            "consistent_reads is on": self.consistent_reads,
-            f"copies is {self.copies}": self.copies > 1,
-        }
-        return [obstacle for obstacle, is_there in found.items() if is_there]
-
-    def obstacles_to_copies(self, workers: int) -> list[str]:
-        """Return what keeps so many workers from holding copies of the parts: they would differ."""
-        is_coordinated = policies.make_policy(self.policy).coordinated
-        shards = self.shards_on(workers)
-        is_cut = self.update().is_layered and self.copies_on(shards) < shards
-        found = {
-            f"there {'is' if workers == 1 else 'are'} {counted(workers, 'worker')}": (
-                self.copies > workers
-            ),
-            f"by the policy {self.policy} each part decides alone (hogwild:whole does not)": (
-                not is_coordinated
-            ),
-            f"compression is {self.compression}": self.compression != "none",
-            f"{self.optimizer!r} looks at whole variables, which are cut (not by to-one)": is_cut,
-            "ps_device is gpu": self.ps_device == "gpu",
-        }
-        return [obstacle for obstacle, is_there in found.items() if is_there]
 
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the variables that are trained; ``empty``: any values.
@@ -790,36 +737,6 @@ class Job(BaseModel):
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
 
-    def shards_on(self, workers: int) -> int:
-        """Return on how many of so many workers the parameters lie, if there are no ps.
-
-        A part has ``partition_nbytes`` at least: a step that needs more workers to agree takes
-        longer, and smaller parts save less than that.
-        """
-        if self.exchange == "one-shot":
-            return workers
-        fewest = min(self.copies, workers)
-        if self.exchange == "to-one":
-            return fewest
-        nbytes = sum(variable.nbytes for variable in self.variables())
-        most = nbytes // self.partition_nbytes if self.partition_nbytes else workers
-        return max(fewest, min(workers, most))
-
-    def layouts(self, ps: int) -> tuple[ShardLayout, ...]:
-        """Return what each of ``ps`` parameter servers holds.
-
-        Where each holds everything, no variable is cut: it is the layout of a single ps.
-        """
-        copies = self.copies_on(ps)
-        if copies > 1 and copies == ps:
-            return with_copies(place(self.variables(), ps, "contiguous", 0), copies)
-        parts = place(self.variables(), ps, self.placement, self.partition_nbytes)
-        return with_copies(parts, copies)
-
-    def copies_on(self, ps: int) -> int:
-        """Return how many of so many ps hold each part, its owner among them."""
-        return ps if self.exchange == "one-shot" else min(self.copies, ps)
-
     @property
     def optimizer_text(self) -> str:
         """The optimizer with all of its options, as a text to compare."""
@@ -836,15 +753,11 @@ class Job(BaseModel):
         log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
         return None
 
-    def fingerprint(self, ps: int) -> dict[str, str]:
-        """Return what must be equal on every task, as texts that people can read.
-
-        A task that loads the data adds an entry :data:`DATA`; a ps does not load it.
-        """
+    def fingerprint(self) -> dict[str, str]:
+        """Return what must be equal on every task, as texts that people can read."""
         trained = [v for v in self.variables() if v.kind == "trained"]
         state = [v for v in self.variables() if v.kind == "state"]
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
-        copies = self.copies_on(ps)
         optional = {
             SOURCE: self._source,
             EPOCHS: str(self.epochs or ""),
@@ -864,8 +777,6 @@ class Job(BaseModel):
             "steps": str(self.steps),
             "seed": str(self.seed),
             "compression": self.compression,
-            "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps"
-            + f", {copies} copies" * (copies > 1),
         }
 
 

@@ -31,7 +31,8 @@ async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
 async def test_task_says_whose_welcome_it_awaits(hosted: bool, named: str) -> None:
     answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
     link = Mock(peer="ps 1", request=AsyncMock(return_value=answer))
-    actor = Mock(hosted=hosted, known_generation=0, instead_of_ps="; start it or do without")
+    plan = Mock(is_on_workers=hosted, remedy="; start it or do without")
+    actor = Mock(plan=plan, known_generation=0)
     await joining.join(actor, link)
     reason = link.request.call_args.kwargs["reason"]
     assert reason.startswith(named)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulation.model import counting_job
 from zmqtrain.actors.permissions import check_identity, check_permission
-from zmqtrain.config.cluster import Role
-from zmqtrain.config.task import TaskConfig
+from zmqtrain.config.cluster import Cluster
 from zmqtrain.errors import RefusedError
+from zmqtrain.planning.plan import plan_for
 from zmqtrain.transport.keys import ROLES, Owner
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import (
@@ -114,9 +115,7 @@ ALL, WITHOUT_0 = (1, (0, 1, 2)), (2, (1, 2))
 def test_key_of_a_worker_serves_what_it_hosts(
     group: tuple[int, tuple[int, ...]], role: str, index: int, is_own: bool
 ) -> None:
-    config = TaskConfig(
-        role=Role.PS, job="j", ps=("a:1", "b:1", "c:1"), members=("a:1", "b:1", "c:1"), workers=3,
-        hosted=True, chief=False,
-    ).in_group(*group, shards=3)  # fmt: skip
+    cluster = Cluster((), 3, chief=False, members=("a:1", "b:1", "c:1"))
+    plan = plan_for(counting_job(3, frozenset()), cluster).in_group(*group)
     with contextlib.nullcontext() if is_own else pytest.raises(RefusedError):
-        check_identity(Owner("worker", 1), Sender(role, index), config.owner_of(role, index))
+        check_identity(Owner("worker", 1), Sender(role, index), plan.owner_of(role, index))

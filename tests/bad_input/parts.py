@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
@@ -97,12 +98,13 @@ class Table:
 
     def __init__(self, job: Job, index: int = 0) -> None:
         self.transport = MemoryTransport()
-        self.fingerprint = job.fingerprint(1 + index)
+        plan = planned(job, ps=1 + index, workers=2)
+        self.fingerprint = plan.fingerprint()
         config = TaskConfig(
             role=Role.PS, job="job.py", index=index, ps=PS[: 1 + index], workers=2, lane="memory"
         )
-        self.ps = ParameterServer(config, job, self.transport)
-        self.zeros = np.zeros(job.layouts(1 + index)[index].size, np.float32)
+        self.ps = ParameterServer(config, plan, self.transport)
+        self.zeros = np.zeros(plan.layouts[index].size, np.float32)
         self._address = PS[index]
 
     def someone(self, role: str, index: int = 0) -> Someone:

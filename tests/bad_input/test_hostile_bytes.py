@@ -29,6 +29,7 @@ from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.exchanges.worker import Worker
+from zmqtrain.planning.plan import plan_for
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
@@ -87,11 +88,12 @@ class Siege:
     def __init__(self, job: Job) -> None:
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
-        self.fingerprint = job.fingerprint(1)
+        plan = plan_for(job, self._config(Role.PS).cluster)
+        self.fingerprint = plan.fingerprint()
         self.transport = ZmqTransport(Security(insecure=True))
-        self.ps = ParameterServer(self._config(Role.PS), job, self.transport)
-        self.chief = Chief(self._config(Role.CHIEF), job, self.transport, lambda status: None)
-        self.worker = Worker(self._config(Role.WORKER), job, self.transport)
+        self.ps = ParameterServer(self._config(Role.PS), plan, self.transport)
+        self.chief = Chief(self._config(Role.CHIEF), plan, self.transport, lambda status: None)
+        self.worker = Worker(self._config(Role.WORKER), plan, self.transport)
         self.actors: list[JobActor] = [self.ps, self.chief, self.worker]
         self.stranger = self.connect()
         self.traitor = self.connect()  # knows the job and joins it as worker 1

@@ -12,6 +12,7 @@ import pytest
 
 from tests.chief.test_progress import STATUS
 from tests.exchanges.test_contract import make_job
+from tests.plans import planned
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
@@ -43,7 +44,7 @@ class ToldChief(Chief):
 
     def __init__(self, told: list[tuple[int, bool]], versions: list[int]) -> None:
         config = TaskConfig(role=Role.CHIEF, job="job", ps=("ipc://memory/0",), workers=1)
-        super().__init__(config, make_job(), MemoryTransport(), lambda status: None)
+        super().__init__(config, planned(make_job()), MemoryTransport(), lambda status: None)
         self._told = told
         self._links = [cast(Link, Shard(versions))]
 
@@ -67,13 +68,13 @@ async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
     """Engines restart what ends with another code. Nothing was learned that could be saved."""
     addresses = tuple(f"ipc://memory/{index}" for index in range(3))
     where = {"ps": addresses, "on_term": on_term, "lane": "tcp", "segment_dir": str(tmp_path)}
-    transport, job = MemoryTransport(), make_job()
+    transport, plan = MemoryTransport(), planned(make_job(), ps=3)
     servers = [
-        ParameterServer(task_of(Role.PS, index=index, **where), job, transport)
+        ParameterServer(task_of(Role.PS, index=index, **where), plan, transport)
         for index in range(3)
         if index != missing
     ]
-    chief = Chief(task_of(Role.CHIEF, **where), job, transport, lambda status: None)
+    chief = Chief(task_of(Role.CHIEF, **where), plan, transport, lambda status: None)
     running = [asyncio.ensure_future(actor.run()) for actor in (*servers, chief)]
     link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
     try:
@@ -122,14 +123,14 @@ async def test_chief_that_a_ps_does_not_admit_ends_no_job_that_has_begun(
     """That ps may not have the registry yet; the next chief goes on. Else nothing is lost."""
     addresses = ("ipc://memory/0", "ipc://memory/1")
     where = {"ps": addresses, "on_term": "leave", "lane": "tcp", "segment_dir": str(tmp_path)}
-    transport, job = MemoryTransport(), make_job()
+    transport, plan = MemoryTransport(), planned(make_job(), ps=2)
     servers = [
-        ParameterServer(task_of(Role.PS, index=index, **where), job, transport)
+        ParameterServer(task_of(Role.PS, index=index, **where), plan, transport)
         for index in range(2)
     ]
 
     def chief(over: MemoryTransport) -> asyncio.Future[int]:
-        actor = Chief(task_of(Role.CHIEF, **where), job, over, lambda status: None)
+        actor = Chief(task_of(Role.CHIEF, **where), plan, over, lambda status: None)
         return asyncio.ensure_future(actor.run())
 
     serving = [asyncio.ensure_future(server.run()) for server in servers]

@@ -13,6 +13,7 @@ import pytest
 
 import zmqtrain
 from tests.clock import Clock
+from tests.plans import planned
 from zmqtrain.chief import saving
 from zmqtrain.chief.saving import Saver
 from zmqtrain.coordination.ledger import Ledger
@@ -28,7 +29,7 @@ from zmqtrain.store.manifest import read_manifest, verify
 
 async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
     """Write the one shard of a job; every save is of a later step."""
-    (layout,) = job.layouts(1)
+    (layout,) = planned(job).layouts
     flat = layout.flat_of(job.initial_values())
     step = next(STEPS)
     file = checkpoint.copy_shard(directory, layout, flat, {})
@@ -55,7 +56,7 @@ async def test_save_that_comes_to_nothing_leaves_no_directory(
     job = zmqtrain.Job(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
-    saver = Saver(job, job.layouts(1), job.fingerprint(1), Metrics("chief"), fail)
+    saver = Saver(job, planned(job).layouts, job.fingerprint(), Metrics("chief"), fail)
     with pytest.raises(type(error)):
         await saver.save(step=10, generation=1)
     (directory,) = directories
@@ -75,7 +76,7 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
         save_secs=3,
     )
     saver = Saver(
-        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
     )
     assert not saver.is_due(0)
     clock.now = 3.0
@@ -92,7 +93,7 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:
     job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
     saver = Saver(
-        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
     )
     async with saver.with_weights(job.initial_values(), generation=2) as path:
         assert path.exists()
@@ -107,7 +108,7 @@ async def test_damaged_checkpoint_of_a_later_generation_does_not_begin(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
     saver = Saver(
-        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
     )
     await saver.save(step=10, generation=1)
     async with saver.with_weights(job.initial_values(), generation=2) as path:
@@ -124,7 +125,7 @@ async def test_damaged_file_of_frozen_variables_is_written_anew(tmp_path: Path) 
 
     job = zmqtrain.Job(model=Half(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path))
     saver = Saver(
-        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
     )
     first = await saver.save(step=10, generation=1)
     assert first is not None

@@ -118,7 +118,7 @@ def test_exported_weights_are_those_with_which_a_job_begins(
     job = make_job(initial=str(file))
     for name, value in job.all_values().items():
         np.testing.assert_array_equal(value, weights[name])
-    assert job.fingerprint(1)["initial"] != make_job().fingerprint(1).get("initial")
+    assert job.fingerprint()["initial"] != make_job().fingerprint().get("initial")
 
 
 @pytest.mark.parametrize(

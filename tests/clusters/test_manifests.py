@@ -96,9 +96,9 @@ def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str)
         flags = {"job": variables["ZMQTRAIN_JOB"], "index": plan.counts[role] - 1}
         for name in ("ps", "workers"):
             flags[name] = read_option(name, variables)
-        config = load_task(role, flags, {}).under("auto")
-        assert config.ps == addresses(of_kind(plan, kind))
-        assert config.workers == plan.workers
+        cluster = load_task(role, flags, {}).cluster
+        assert (cluster.ps or cluster.members) == addresses(of_kind(plan, kind))
+        assert cluster.workers == plan.workers
 
 
 def read_option(name: str, variables: dict[str, str]) -> Any:

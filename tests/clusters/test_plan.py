@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.clusters.examples import JOB, ROOT, example_plan
+from tests.plans import planned
 from zmqtrain.clusters.plan import (
     ENDED,
     LETTERS,
@@ -45,7 +46,7 @@ def test_ps_has_memory_for_its_part_of_the_parameters_and_for_its_process() -> N
 def test_ps_has_memory_for_a_copy_that_is_read_and_one_that_is_kept() -> None:
     job = load_job(str(ROOT / JOB))
     asked = Submission.model_validate({"on": "kubernetes", "ps": 1, "workers": 2})
-    (layout,) = job.layouts(1)
+    (layout,) = planned(job).layouts
     sizes = []
     for each in (job, job.with_overrides(evaluate_every=10)):
         wanted = plan_of(asked, JOB, each, "digits", {}).resources[Role.PS]

@@ -249,16 +249,16 @@ def test_job_of_other_code_has_another_fingerprint(home: Path) -> None:
     there = load_job("named.py")
     (home / "named.py").write_text(FILES["named.py"].replace("SGD(0.1)", "SGD(0.2 / 2)"))
     here = load_job("named.py")
-    difference = fingerprint_difference(there.fingerprint(1), here.fingerprint(1))
+    difference = fingerprint_difference(there.fingerprint(), here.fingerprint())
     assert difference.startswith("source: ")
     assert ";" not in difference
 
 
 def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
-    there = load_job("beside.py").fingerprint(1)
+    there = load_job("beside.py").fingerprint()
     (home / "only.py").write_text(FILES["only.py"] + "more = 1\n")
     del sys.modules["only"]
-    here = load_job("beside.py").fingerprint(1)
+    here = load_job("beside.py").fingerprint()
     assert fingerprint_difference(there, here).startswith("source: ")
 
 
@@ -284,12 +284,12 @@ def test_where_a_job_lies_and_how_its_lines_end_is_no_part_of_its_fingerprint(ho
     elsewhere = home / "package" / "job.py"
     elsewhere.write_bytes(FILES["named.py"].replace("\n", "\r\n").encode())
     there, here = load_job(str(elsewhere)), load_job("named.py")
-    assert fingerprint_difference(there.fingerprint(1), here.fingerprint(1)) == ""
+    assert fingerprint_difference(there.fingerprint(), here.fingerprint()) == ""
 
 
 def test_flags_leave_a_job_its_source(home: Path) -> None:
     job = load_job("named.py")
-    assert job.with_overrides(seed=3).fingerprint(1)["source"] == job.fingerprint(1)["source"]
+    assert job.with_overrides(seed=3).fingerprint()["source"] == job.fingerprint()["source"]
 
 
 @pytest.mark.usefixtures("home")

@@ -83,8 +83,8 @@ def test_worker_may_join_a_job_that_began_with_fewer() -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "cluster"),
     [
-        ({}, {}, Cluster(LOCAL[:1], workers=1, chief=True)),
-        ({}, {"TF_CONFIG": ""}, Cluster(LOCAL[:1], workers=1, chief=True)),
+        ({}, {}, Cluster(LOCAL[:1], workers=1)),
+        ({}, {"TF_CONFIG": ""}, Cluster(LOCAL[:1], workers=1)),
         ({}, HONCHO, Cluster(LOCAL[:3], workers=4, chief=True)),
         (
             {},
@@ -101,18 +101,18 @@ def test_worker_may_join_a_job_that_began_with_fewer() -> None:
             {"TF_CONFIG": TF},
             Cluster(("p:1", "q:1"), **OF_TF | {"chief": False}),
         ),
-        ({"ps": "0", "workers": ("", "")}, {}, Cluster((), workers=2, chief=True)),
-        ({"workers": ("h:1", "i:1")}, {}, Cluster(LOCAL[:1], 2, True, ("h:1", "i:1"))),
+        ({"ps": "0", "workers": ("", "")}, {}, Cluster((), workers=2)),
+        ({"workers": ("h:1", "i:1")}, {}, Cluster(LOCAL[:1], 2, None, ("h:1", "i:1"))),
         ({"chief": False}, {}, Cluster(LOCAL[:1], workers=1, chief=False)),
-        ({"ps": "2"}, {}, Cluster(LOCAL[:2], workers=1, chief=True)),
+        ({"ps": "2"}, {}, Cluster(LOCAL[:2], workers=1)),
         (
             {"ps": "2", "base_port": "7000"},
             {},
-            Cluster(("127.0.0.1:7000", "127.0.0.1:7001"), workers=1, chief=True),
+            Cluster(("127.0.0.1:7000", "127.0.0.1:7001"), workers=1, base_port=7000),
         ),
-        ({"ps": "ipc:///tmp/ps"}, {}, Cluster(("ipc:///tmp/ps",), workers=1, chief=True)),
+        ({"ps": "ipc:///tmp/ps"}, {}, Cluster(("ipc:///tmp/ps",), workers=1)),
         ({"workers": "6"}, HONCHO, Cluster(LOCAL[:3], workers=6, chief=True)),
-        ({"ps": "h:1"}, HONCHO, Cluster(("h:1",), workers=4, chief=True)),
+        ({"ps": "h:1"}, HONCHO, Cluster(("h:1",), workers=4)),
     ],
 )
 def test_cluster_comes_from_the_first_source_that_says_it(
@@ -139,27 +139,13 @@ def test_dynamic_worker_needs_nothing_more() -> None:
     environ = tf_config({"worker": {"3": "w:1"}, "ps": ["p:1", "q:1"]}, type="worker", index=3)
     config = load(environ=environ)
     assert (config.task, config.ps) == (Task(Role.WORKER, 3), ("p:1", "q:1"))
-    assert not config.hosts_chief
+    assert config.cluster.chief is None
 
 
 def test_ps_among_dynamic_workers_is_given_the_cluster() -> None:
     environ = tf_config({"worker": {}, "ps": ["q:1"]}, type="ps", index=1)
     config = load(Role.PS, {"ps": "p:1,q:1", "workers": 4}, environ)
     assert (config.task, config.ps, config.workers) == (Task(Role.PS, 1), ("p:1", "q:1"), 4)
-
-
-@pytest.mark.parametrize(
-    ("role", "flags", "host"),
-    [
-        (Role.CHIEF, {}, True),
-        (Role.WORKER, {}, False),
-        (Role.WORKER, {"chief": False}, True),
-        (Role.WORKER, {"chief": False, "workers": "2", "index": "1"}, False),
-        (Role.PS, {"chief": False}, False),
-    ],
-)
-def test_one_task_hosts_the_chief(role: Role, flags: dict[str, Any], host: bool) -> None:
-    assert load(role, flags).hosts_chief is host
 
 
 @pytest.mark.parametrize(
@@ -178,15 +164,20 @@ def test_each_task_of_a_host_has_its_own_metrics_port(
 
 
 def test_task_trusts_its_host_unless_it_is_told_otherwise() -> None:
-    local = load(Role.WORKER, {"ps": "2", "workers": "4", "index": "3"}).security
-    assert (local.owner, local.directory, local.insecure) == (Owner("worker", 3), None, False)
-    assert local.servers == {
-        "tcp://127.0.0.1:2222": Owner("ps", 0),
-        "tcp://127.0.0.1:2223": Owner("ps", 1),
-    }
-    keyed = load(Role.CHIEF, {"keys": "k", "insecure": True})
-    assert (keyed.security.owner, keyed.security.directory) == (Owner("chief"), Path("k"))
-    assert keyed.security.insecure
+    owner, servers = Owner("worker", 3), {"tcp://127.0.0.1:2222": Owner("ps", 0)}
+    local = load(Role.WORKER, {"workers": "4", "index": "3"}).security(owner, servers)
+    assert (local.owner, local.servers) == (owner, servers)
+    assert (local.directory, local.insecure) == (None, False)
+    keyed = load(Role.CHIEF, {"keys": "k", "insecure": True}).security(Owner("chief"), servers)
+    assert (keyed.directory, keyed.insecure) == (Path("k"), True)
+
+
+def test_chief_of_honcho_is_given_and_one_by_default_is_not() -> None:
+    counts = {"ps": 0, "worker": 4, "chief": 1}
+    worker = load(environ=HONCHO, counts=counts)
+    assert (worker.task, worker.cluster.workers) == (Task(Role.WORKER, 3), 4)
+    assert worker.cluster.chief is True
+    assert load(Role.CHIEF, {"ps": "0"}).cluster.chief is None
 
 
 def test_certificate_comes_with_its_key() -> None:
@@ -197,12 +188,6 @@ def test_certificate_comes_with_its_key() -> None:
         with pytest.raises(ConfigError) as caught:
             load(Role.PS, {f"metrics_{given}": "x.pem"})
         assert f"--metrics-{missing}" in str(caught.value)
-
-
-def test_ps_binds_its_own_address() -> None:
-    assert load(Role.PS, {"ps": "2", "index": "1"}).bind_endpoint == "tcp://127.0.0.1:2223"
-    assert load(Role.PS, {"ps": "h:1"}).bind_endpoint == "tcp://0.0.0.0:1"
-    assert load(Role.PS, {"ps": "h:1", "bind": "eth0"}).bind_endpoint == "tcp://eth0:1"
 
 
 WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
@@ -282,66 +267,6 @@ def test_what_honcho_does_not_start_has_to_be_given(
     with pytest.raises(ConfigError) as caught:
         load(role, environ={"HONCHO_PROCESS_NAME": f"{role}.1"}, counts=counts)
     assert told in str(caught.value)
-
-
-def test_workers_without_ps_listen_where_tf_config_says_else_from_the_base_port_on() -> None:
-    environ = tf_config({"worker": ["w:1", "v:1"]}, type="worker", index=1)
-    there = load(environ=environ).under("auto")
-    assert (there.task, there.ps) == (Task(Role.WORKER, 1), ("w:1", "v:1"))
-    here = load(flags={"ps": "0", "workers": ("", "")}).under("auto")
-    assert here.ps == LOCAL[:2]
-    assert all(each.as_ps and not each.chief for each in (here, there))
-    assert (here.hosts_chief, there.hosts_chief) == (True, False)
-    assert there.with_shards(2).in_group(2, (1,), 1).hosts_chief, "worker 0 is lost"
-
-
-def test_workers_beyond_the_number_of_shards_host_none() -> None:
-    config = load(flags={"ps": "0", "workers": ("",) * 3, "index": "1"}).under("auto")
-    assert [config.with_shards(count).as_ps is None for count in (1, 2, 3)] == [True, False, False]
-    assert config.with_shards(1).ps == LOCAL[:1]
-    with_ps = load(flags={"ps": "2", "workers": "2"})
-    assert with_ps.with_shards(1) is with_ps
-
-
-@pytest.mark.parametrize(
-    ("role", "index", "task"),
-    [("chief", 0, Task(Role.WORKER, 0)), ("worker", 1, Task(Role.WORKER, 2))],
-)
-def test_chief_of_tf_config_computes_without_ps(role: str, index: int, task: Task) -> None:
-    environ = tf_config({"chief": ["c:1"], "worker": ["w:1", "v:1"]}, type=role, index=index)
-    config = load(Role(role), environ=environ).under("auto")
-    assert (config.task, config.ps, config.workers) == (task, ("c:1", "w:1", "v:1"), 3)
-    assert config.hosts_chief == (role == "chief")
-
-
-def test_chief_of_honcho_computes_nothing_without_ps() -> None:
-    counts = {"ps": 0, "worker": 4, "chief": 1}
-    worker = load(environ=HONCHO, counts=counts).under("auto")
-    assert (worker.task, worker.workers) == (Task(Role.WORKER, 3), 4)
-    environ = {"HONCHO_PROCESS_NAME": "chief.1"}
-    chief = load(Role.CHIEF, environ=environ, counts=counts).under("auto")
-    assert chief.task == Task(Role.CHIEF, 0)
-    assert (chief.as_ps, chief.hosts_chief, chief.ps) == (None, True, LOCAL[:4])
-
-
-def test_ps_of_tf_config_are_not_used_under_a_strategy_without_them() -> None:
-    environ = tf_config({"ps": ["p:1"], "worker": ["w:1", "v:1"]}, type="worker", index=0)
-    assert load(environ=environ).under("multi-worker-mirrored").ps == ("w:1", "v:1")
-    assert load(environ=environ).under("auto").ps == ("p:1",)
-
-
-def test_ps_that_a_worker_hosts_has_its_key() -> None:
-    config = load(flags={"ps": "0", "workers": ("", ""), "keys": "k"}).under("auto")
-    assert config.as_ps is not None
-    servers = {f"tcp://{LOCAL[i]}": Owner("worker", i) for i in range(2)}
-    for security in (config.security, config.as_ps.security):
-        assert (security.owner, security.servers) == (Owner("worker", 0), servers)
-
-
-def test_chief_without_ps_is_refused_unless_all_know_of_it() -> None:
-    with pytest.raises(ConfigError, match="--chief"):
-        load(Role.CHIEF, {"ps": "0"}).under("auto")
-    assert load(Role.CHIEF, {"ps": "0", "chief": True}).under("auto").hosts_chief
 
 
 TWO = {"ps": ["p:1"], "worker": ["w:1"]}

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
 import pytest
 
+from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import ExitCode
-from zmqtrain.exchanges.board import BoardExchange
+from zmqtrain.exchanges import worker
 from zmqtrain.exchanges.local import LocalExchange
-from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.planning.exchanges import BOARD
+from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Exchange
@@ -31,7 +34,7 @@ OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
 
 @asynccontextmanager
 async def local(job: Job) -> AsyncIterator[Exchange]:
-    (layout,) = job.layouts(1)
+    (layout,) = planned(job).layouts
     shard = Shard(layout, job.update())
     shard.initialize(layout.flat_of(job.initial_values()))
     exchange = LocalExchange(job, shard, Ledger(), lambda: asyncio.sleep(0))
@@ -42,17 +45,29 @@ async def local(job: Job) -> AsyncIterator[Exchange]:
 class Guest(JobActor):
     """A worker's task whose exchange a test uses."""
 
-    def __init__(self, config: TaskConfig, job: Job, transport: MemoryTransport) -> None:
-        super().__init__(config, job, transport)
+    def __init__(self, config: TaskConfig, plan: Plan, transport: MemoryTransport) -> None:
+        super().__init__(config, plan, transport)
         self.exchange: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
 
     async def main(self) -> int:
-        kind = BoardExchange if self.board else ParameterServerExchange
-        exchange = kind(self, self.link_all())
+        exchange = worker.open_exchange(self, self.link_all())
         self.exchange.set_result(exchange)
         await self.stopping.wait()
         exchange.leave("the test is over")
         return 0
+
+
+def guest_of(
+    plan: Plan, transport: MemoryTransport, *, lane: Literal["auto", "memory", "tcp"] = "auto"
+) -> tuple[Guest, Chief, list[ParameterServer]]:
+    """Return the actors of a job whose only worker is a guest."""
+    config = TaskConfig(role=Role.WORKER, job="job", ps=plan.ps, lane=lane)
+    servers = [
+        ParameterServer(config.of(Task(Role.PS, shard)), plan, transport)
+        for shard in range(plan.shards)
+    ]
+    chief = Chief(config.of(Task(Role.CHIEF, 0)), plan, transport, lambda status: None)
+    return Guest(config, plan, transport), chief, servers
 
 
 @asynccontextmanager
@@ -60,16 +75,10 @@ async def on_ps(
     job: Job, *, ps: int, lane: Literal["memory", "tcp"], board: bool = False
 ) -> AsyncIterator[Exchange]:
     transport = MemoryTransport()
-
-    def config(role: Role, index: int = 0) -> TaskConfig:
-        addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps))
-        return TaskConfig(
-            role=role, job="job", index=index, ps=addresses, workers=1, lane=lane, board=board
-        )
-
-    guest = Guest(config(Role.WORKER), job, transport)
-    chief = Chief(config(Role.CHIEF), job, transport, lambda status: None)
-    servers = [ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)]
+    plan = planned(job, ps=ps)
+    if board:  # also under a policy that has come to it by a switch
+        plan = replace(plan, exchange=BOARD)
+    guest, chief, servers = guest_of(plan, transport, lane=lane)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for actor in (*servers, guest, chief):
             group.create_task(actor.run())

@@ -9,6 +9,7 @@ import pytest
 
 import zmqtrain
 from simulation.fakes import small_parts
+from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.actors.link import Link
 from zmqtrain.data import Arrays
@@ -172,9 +173,16 @@ def test_who_holds_everything_gives_the_bits_of_one_ps_by_any_rule(fields: dict[
 
 
 def test_variables_are_cut_where_these_tests_mean_it() -> None:
-    job = Job(model=Normed(), data=data(), optimizer=SGD(0.1), partition_nbytes=CUT).hosted(True)
-    assert (job.shards_on(2), job.shards_on(3)) == (2, 3)
-    cuts = [cut for layout in job.layouts(3) for cut in layout.slices]
+    job = Job(
+        model=Normed(),
+        data=data(),
+        optimizer=SGD(0.1),
+        partition_nbytes=CUT,
+        exchange="direct",
+    )
+    plan = planned(job, ps=0, workers=3)
+    assert (planned(job, ps=0, workers=2).shards, plan.shards) == (2, 3)
+    cuts = [cut for layout in plan.layouts for cut in layout.slices]
     assert len(cuts) > len(job.variables())
 
 

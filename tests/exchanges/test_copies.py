@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 import zmqtrain.chief.chief
 import zmqtrain.exchanges.lanes as lanes
-from tests.exchanges.conftest import Guest
+from tests.exchanges.conftest import guest_of
 from tests.exchanges.test_state import make_job, train
+from tests.plans import planned
 from zmqtrain.actors.link import Link
-from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.arrays import Flat, zeros
-from zmqtrain.config.cluster import Role
-from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
-from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.training.exchange import Membership
 from zmqtrain.transport.memory import MemoryTransport
@@ -48,12 +45,9 @@ class Outcome:
 
 
 async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
-    job = make_job(copies=copies, **FIELDS | fields).hosted(True)
+    plan = planned(make_job(copies=copies, **FIELDS | fields), ps=0, workers=3)
+    plan, job = replace(plan, workers=1), plan.job
     transport, outcome = MemoryTransport(), Outcome()
-    addresses = tuple(f"ipc://memory/{shard}" for shard in range(3))
-
-    def config(role: Role, index: int = 0) -> TaskConfig:
-        return TaskConfig(role=role, job="job", index=index, ps=addresses, workers=1)
 
     map_segment, request, join = lanes.map_segment, Link.request, ParameterServerExchange.join
 
@@ -75,9 +69,7 @@ async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
         patch.setattr(zmqtrain.chief.chief, "map_segment", map_near)
         patch.setattr(Link, "request", note_read)
         patch.setattr(ParameterServerExchange, "join", note_written)
-        guest = Guest(config(Role.WORKER), job, transport)
-        chief = Chief(config(Role.CHIEF), job, transport, lambda status: None)
-        servers = [ParameterServer(config(Role.PS, index), job, transport) for index in range(3)]
+        guest, chief, servers = guest_of(plan, transport)
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             for actor in (*servers, guest, chief):
                 group.create_task(actor.run())

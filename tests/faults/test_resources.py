@@ -176,7 +176,7 @@ def test_name_is_looked_up_until_it_is_there_and_again_when_its_address_changes(
 
 
 def test_limit_that_is_too_low_is_an_error_before_anything_is_opened() -> None:
-    count = "from zmqtrain.roles.hosting import allow_descriptors; allow_descriptors(60)"
+    count = "from zmqtrain.hosting.process import allow_descriptors; allow_descriptors(60)"
     done = subprocess.run(
         ["sh", "-c", f"ulimit -n 60; exec {shlex.join([sys.executable, '-c', count])}"],
         capture_output=True,

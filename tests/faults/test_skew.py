@@ -11,19 +11,18 @@ import pytest
 from simulation.loop import current_process
 from simulation.run import simulate
 from simulation.schedule import Fault
+from tests.plans import planned
 from tests.traces import calm
 from zmqtrain import Job
 from zmqtrain.actors import actor, link
 from zmqtrain.actors.task import JobActor
-from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode, ProtocolError
-from zmqtrain.exchanges.worker import Worker
+from zmqtrain.hosting.actors import actors_of
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
-from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer
@@ -57,11 +56,9 @@ def make() -> Callable[[Role, MemoryTransport], JobActor]:
     def make(role: Role, transport: MemoryTransport) -> JobActor:
         index = 1 if role is Role.PS else 0
         config = TaskConfig(role=role, job="job.py", index=index, ps=PS, workers=1, lane="memory")
-        if role is Role.PS:
-            return ParameterServer(config, job, transport)
-        if role is Role.CHIEF:
-            return Chief(config, job, transport, lambda status: None)
-        return Worker(config, job, transport)
+        plan = planned(job, ps=2)
+        (actor,) = actors_of(config, plan, lambda _: transport, lambda status: None)
+        return actor
 
     return make
 

@@ -98,7 +98,7 @@ def test_workers_of_a_cluster_may_have_several_devices_each(ps: int) -> None:
 
 
 def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
-    two, three = (fingerprint_difference(job(n).fingerprint(1), job(2).fingerprint(1))
+    two, three = (fingerprint_difference(job(n).fingerprint(), job(2).fingerprint())
                   for n in (2, 3))  # fmt: skip
     assert two == ""
     assert three == "devices: 3 there, 2 here"

@@ -13,9 +13,9 @@ import pytest
 
 from zmqtrain.config.restarts import Limits, Restart
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.hosting.signals import that_end
 from zmqtrain.local import supervisor
 from zmqtrain.local.supervisor import supervise
-from zmqtrain.roles.signals import that_end
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 KILLED = ["sh", "-c", "kill -9 $$"]

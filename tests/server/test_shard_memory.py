@@ -40,9 +40,11 @@ def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
 ) -> None:
     monkeypatch.setattr(shard_memory, "default_directory", lambda: None)
     ps = ("ipc://nowhere",)
-    config = TaskConfig(role=Role.PS, job="job", index=0, ps=ps, workers=2, board=board)
+    config = TaskConfig(role=Role.PS, job="job", index=0, ps=ps, workers=2)
     with pytest.raises(SegmentError, match="direct") if board else nullcontext():
-        segment, is_left = open_segment(SegmentLayout(4, []), ps[0], config, safe=True, digest=1)
+        segment, is_left = open_segment(
+            SegmentLayout(4, []), ps[0], config, safe=True, digest=1, is_board=board
+        )
         assert (segment.path, is_left) == (None, False)
         assert "/dev/shm" in caplog.text and "--segment-dir" in caplog.text
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import FencedError, PeerLostError, ProtocolError
@@ -22,7 +23,7 @@ from zmqtrain.training.loop import TrainingLoop
 JOB = Job(
     model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(), batch_size=4, prefetch=2
 )
-LAYOUTS = JOB.layouts(1)
+LAYOUTS = planned(JOB).layouts
 
 
 class Scripted:

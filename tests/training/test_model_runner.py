@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.compute.device import Device, Host
 from zmqtrain.compute.threads import ThreadTeam
@@ -84,7 +85,7 @@ class Bench:
             overlap=True,
             **fields,
         )
-        layouts = job.layouts(2)
+        layouts = planned(job, ps=2).layouts
         nothing = {"a": np.full((4, 2), np.nan), "b": np.full(3, np.nan)}
         self.gradients = [layout.flat_of(nothing) for layout in layouts]
         self.told: list[tuple[list[str], bool]] = []

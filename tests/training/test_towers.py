@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cupy_stand_in import Communicator, installed
+from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.compute.threads import ThreadTeam, thread_limit
 from zmqtrain.data import Arrays
@@ -60,7 +61,7 @@ class Bench:
         if devices[0] == "gpu:0":
             options["exchange"] = "nccl"
         job = Job(model=model, data=data, optimizer=SGD(), **options)
-        (self.layout,) = job.layouts(1)
+        (self.layout,) = planned(job).layouts
         self.gradient = np.zeros(self.layout.size, np.float32)
         values = self.layout.flat_of(job.initial_values())
         self.towers = Towers(job, ThreadTeam(1))

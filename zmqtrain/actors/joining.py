@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,11 +40,6 @@ async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
     return joined
 
 
-def process_name() -> str:
-    """Return host:pid, for log and status."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 async def join(actor: JobActor, link: Link) -> Joined:
     """Join at one ps, waiting for it if it is not there yet.
 
@@ -62,13 +55,15 @@ async def join(actor: JobActor, link: Link) -> Joined:
         actor.metrics_address,
         process_identity(),
         actor.last_incarnation,
-        actor.group,
+        actor.plan.group,
     )
-    host = f"{link.peer.replace('ps', 'worker')}, which hosts it," if actor.hosted else link.peer
+    host = link.peer
+    if actor.plan.is_on_workers:
+        host = f"{link.peer.replace('ps', 'worker')}, which hosts it,"
     envelope = await link.request(
         message,
         reason=f"{host} at {link.endpoint.address} has not answered the join yet"
-        f"{actor.instead_of_ps}",
+        f"{actor.plan.remedy}",
         timeout_s=actor.timing.join_timeout_s,
     )
     welcome = envelope.expect(Welcome)

@@ -1,14 +1,20 @@
-"""Detects, without waiting for a lease, that a process on the same kernel has ended."""
+"""What identifies a process to others, and whether one on the same kernel has ended."""
 
 from __future__ import annotations
 
 import os
+import socket
 from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
 _STARTED = 19  # place of the start time among the fields of /proc/PID/stat behind the name
 _ENDED = ("Z", "X")  # states of a process that has ended and that its parent has not asked after
+
+
+def process_name() -> str:
+    """Return host:pid, for log and status."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @cache

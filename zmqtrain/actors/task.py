@@ -8,17 +8,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from zmqtrain.actors.actor import Actor, Request
-from zmqtrain.actors.joining import process_name
 from zmqtrain.actors.link import Link
+from zmqtrain.actors.process_identity import process_name
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
-from zmqtrain.config.strategy import instead_of_ps
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.description import describe
 from zmqtrain.errors import GroupOverError, ProtocolError, RefusedError
-from zmqtrain.fingerprint import DATA, WORKERS
-from zmqtrain.job import Job
+from zmqtrain.fingerprint import DATA
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.planning.plan import Plan
 from zmqtrain.transport.base import Transport
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
@@ -27,27 +26,18 @@ from zmqtrain.wire.messages import Gather
 
 
 class JobActor(Actor):
-    """The task that ``config`` describes, of a cluster that runs ``job``."""
+    """The task that ``config`` describes, of a cluster that trains a job by ``plan``."""
 
-    def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
+    def __init__(self, config: TaskConfig, plan: Plan, transport: Transport) -> None:
         metrics = Metrics(config.role.value, config.index)
         super().__init__(config.task, transport, metrics, config)
-        self.job = job
+        self.plan, self.job = plan, plan.job
         self.job_name = config.job
-        self.workers = config.workers
-        self.hosted = config.hosted
-        self.instead_of_ps = instead_of_ps(config.cluster)
-        self.group, self.hosts = config.group, config.hosts
-        self.lingers = not config.group  # the next group begins anew
-        self._owner_of = config.owner_of
-        self.board = config.board
+        self.lingers = not plan.group  # the next group begins anew
         self.lane = config.lane
-        self.security = config.security
-        self.ps_endpoints = [connect_endpoint(address) for address in config.ps]
-        self.shards = len(self.ps_endpoints)
-        self.fingerprint = job.fingerprint(self.shards)
-        if config.hosted:
-            self.fingerprint[WORKERS] = str(config.workers)
+        self.security = plan.security(config)
+        self.ps_endpoints = [connect_endpoint(address) for address in plan.ps]
+        self.fingerprint = plan.fingerprint()
         self.process = process_name()
         self.nonce = ""
         self.last_incarnation = 0  # of the life before
@@ -86,27 +76,26 @@ class JobActor(Actor):
         self.nonce = f"{self._process_nonce}/{self._lives}"
 
     def owner_of(self, sender: Sender) -> Owner:
-        return self._owner_of(sender.role, sender.index)
+        return self.plan.owner_of(sender.role, sender.index)
 
     def on_stranger(self, request: Request, error: RefusedError) -> None:
         """Refuse, or tell a ps or chief of an older group, where another worker hosted it."""
         is_of_worker = type(request.peer) is KnownPeer and request.peer.key.owner.role == "worker"
-        if self.group and is_of_worker and request.sender.role in (Role.PS, Role.CHIEF):
-            request.send(Gather(self.group, self.hosts))
+        if self.plan.group and is_of_worker and request.sender.role in (Role.PS, Role.CHIEF):
+            request.send(Gather(self.plan.group, self.plan.members))
         else:
             super().on_stranger(request, error)
 
     def on_gather(self, request: Request, message: Gather) -> None:
         """Another worker gives this group up, or does not know it, or knows a later one."""
-        if not self.group:
+        group = self.plan.group
+        if not group:
             raise ProtocolError(f"{self.task} is of no group of workers")
-        carries = request.sender.index in self.hosts[: self.shards]  # else it is not needed
-        if message.group > self.group or (
-            message.group == self.group and message.gives_up and carries
-        ):
-            self.crash(GroupOverError(f"{request.sender}: group {self.group} of workers is over"))
-        elif message.gives_up or message.group < self.group:
-            request.send(Gather(self.group, self.hosts))
+        carries = request.sender.index in self.plan.hosts  # else it is not needed
+        if message.group > group or (message.group == group and message.gives_up and carries):
+            self.crash(GroupOverError(f"{request.sender}: group {group} of workers is over"))
+        elif message.gives_up or message.group < group:
+            request.send(Gather(self.plan.group, self.plan.members))
             for link in self.links:
                 if link.endpoint is request.endpoint:  # what it was asked is lost with its group
                     link.ask_again()

@@ -40,9 +40,9 @@ from zmqtrain.errors import (
     ZmqTrainError,
 )
 from zmqtrain.exchanges.lanes import map_segment, read_variables
-from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
+from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.store.segment import Reached
@@ -77,21 +77,22 @@ class Chief(JobActor):
     def __init__(
         self,
         config: TaskConfig,
-        job: Job,
+        plan: Plan,
         transport: Transport,
         on_progress: Callable[[Status], None],
         data: tuple[Dataset, Dataset | None] | None = None,
     ) -> None:
         """``data``: training set and evaluation set, loaded from the job's data unless given."""
-        super().__init__(config, job, transport)
+        super().__init__(config, plan, transport)
+        job = plan.job
         self.summary: Summary | None = None
         self.ending = False  # the shutdown is being broadcast
         self.learned_until = 0
         self._goes_on_term = config.on_term == "leave"
-        self._leaves_on_term = self._goes_on_term and not config.hosted  # else it ends the job
+        self._leaves_on_term = self._goes_on_term and not plan.is_on_workers  # else it ends the job
         self._on_progress = on_progress
         self._data = data
-        self._layouts = job.layouts(self.shards)
+        self._layouts = plan.layouts
         self._links: list[Link] = []
         self._tasks: tuple[TaskStatus, ...] = ()  # of the last status
         self._segments: list[Reached | None] = []  # of the ps on this host
@@ -446,7 +447,7 @@ class Chief(JobActor):
         if self._chosen:
             return self._chosen
         values, _ = await read_variables(
-            self.job, self._links, self._segments, average=average, at=at
+            self.plan, self._links, self._segments, average=average, at=at
         )
         return values
 
@@ -505,8 +506,8 @@ class Chief(JobActor):
         self.summary = Summary.of(
             final,
             job=self.job_name,
-            ps=0 if self.hosted else self.shards,
-            workers=self.workers,
+            ps=0 if self.plan.is_on_workers else self.plan.shards,
+            workers=self.plan.workers,
             last=last,
             parameters=await self.read_parameters(True) if average else last,
             history=self.history,

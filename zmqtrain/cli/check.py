@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -14,26 +15,39 @@ import click
 import numpy as np
 
 from zmqtrain.cli.output import say
-from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_of_this_host, parse_address
+from zmqtrain.config.cluster import (
+    IPC,
+    Role,
+    Task,
+    bind_endpoint,
+    ip_of,
+    is_of_this_host,
+    parse_address,
+)
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
-from zmqtrain.config.strategy import instead_of_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig, load_task, role_of_process
+from zmqtrain.data.arrays import Arrays
 from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import Subset, checked
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.hosting.groups import may_regroup
+from zmqtrain.hosting.process import check_own_address
 from zmqtrain.job import Job
 from zmqtrain.metrics import Metric
+from zmqtrain.models import MLP
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
-from zmqtrain.roles.hosting import check_own_address
-from zmqtrain.roles.regroup import may_regroup
+from zmqtrain.optim import SGD
+from zmqtrain.planning.plan import Plan
+from zmqtrain.roles.launch import planned
 from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.segment_files import default_directory
+from zmqtrain.store.segment_layout import MAX_WORKERS
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.training.evaluation import ROWS, evaluate
 from zmqtrain.transport import own_directory
@@ -77,33 +91,46 @@ def check_command(file: str | None, role: str | None, reach: bool, **flags: Any)
     with problems.caught():
         if flags["job"] is not None:
             job = load_job(flags["job"], **values_of(Job, flags))
+    plan = None
     with problems.caught():
         if config is not None:
-            strategy = (flags["strategy"] or "auto") if job is None else job.strategy
-            config = config.under(strategy, job)
-            config = config if job is None else config.with_shards(job.shards_on(config.workers))
-            _check_unused(config, flags, problems)
+            config, plan = planned(config, job or _any_job(flags["strategy"] or "auto"))
+            _check_unused(plan, flags, problems)
     with problems.caught():
         if job is not None:
-            if config is not None:
-                may_regroup(config, job)
-            writes = task is not Role.WORKER or (config is not None and config.hosted)
+            if config is not None and plan is not None:
+                may_regroup(config, plan)
+            writes = task is not Role.WORKER or (plan is not None and plan.is_on_workers)
             _check_job(job, writes, problems)
-    if config is not None:
-        _check_machine(config, job, problems)
-        _check_peers(config, problems, reach=reach)
+    if config is not None and plan is not None:
+        _check_machine(config, plan, problems, needs_room=job is not None)
+        _check_peers(config, plan, problems, reach=reach)
     for level, texts in (("error", problems.errors), ("warning", problems.warnings)):
         for text in texts:
             say(f"{level}: {text}")
-    if problems.errors or config is None:
+    if problems.errors or config is None or plan is None:
         return ExitCode.USAGE
-    say(f"ok: {_summary(config)}")
+    say(f"ok: {_summary(config.task, plan)}")
     sources = {"role": role_from, "index": index_from}
     if named := [f"its {what} by {source}" for what, source in sources.items() if source]:
         say(f"ok: {', '.join(named)}")
     if job is not None:
         say(f"ok: one step of {flags['job']} works: its data, its model and its gradient fit")
     return ExitCode.OK
+
+
+def _any_job(strategy: str) -> Job:
+    """Return a job of which every worker can hold a shard: addresses need no other one."""
+    rows = np.zeros((1, 1), np.float32)
+    data = Arrays((rows, rows))
+    return Job(
+        model=MLP(1, MAX_WORKERS, 1),
+        data=data,
+        optimizer=SGD(0.1),
+        strategy=strategy,
+        exchange="direct",
+        partition_nbytes=1,
+    )
 
 
 class Problems:
@@ -156,10 +183,10 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
     return next(iter(known), "")
 
 
-def _check_unused(config: TaskConfig, flags: Mapping[str, Any], problems: Problems) -> None:
+def _check_unused(plan: Plan, flags: Mapping[str, Any], problems: Problems) -> None:
     """Warn of ps that are listed, but not used."""
     listed = read_tf_config(ENVIRON.get(TF_CONFIG, "")).addresses_of(Role.PS).values()
-    if config.hosted and (unused := flags["ps"] or tuple(listed)):
+    if plan.is_on_workers and (unused := flags["ps"] or tuple(listed)):
         problems.warnings.append(
             f"without ps each worker hosts a part of the parameters; {', '.join(unused)} will not "
             "be used: start no ps there"
@@ -217,34 +244,35 @@ def _mistakes_of_measures(
     ]
 
 
-def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:
-    """Check keys, files, room for a segment, and ports."""
-    security, as_ps = config.security, config.as_ps
+def _check_machine(config: TaskConfig, plan: Plan, problems: Problems, *, needs_room: bool) -> None:
+    """Check keys, files, ports and, with ``needs_room``, the room for a segment."""
+    security, shard = plan.security(config), plan.shard_of(config.task)
+    endpoint = IPC if shard is None else bind_endpoint(plan.ps[shard], config.bind)
     with problems.caught():
-        if as_ps is not None:
-            security.check(as_ps.bind_endpoint, listening=True)
-        for endpoint in security.servers:
-            security.check(endpoint, listening=False)
-            if security.is_keyed(endpoint):
-                security.server_key(endpoint)
+        if shard is not None and not security.is_by_user(endpoint):
+            security.check(endpoint, listening=True)
+        for server in itertools.filterfalse(security.is_by_user, security.servers):
+            security.check(server, listening=False)
+            if security.is_keyed(server):
+                security.server_key(server)
                 security.secret()
     with problems.caught():
-        check_own_address(config)
+        check_own_address(config, plan)
     with problems.caught():
         if config.metrics_tls is not None:
             tls_context(*config.metrics_tls)
     with problems.caught():
-        if as_ps is not None:
-            _check_segment(as_ps, job)
+        if shard is not None:
+            _check_segment(config, plan, shard if needs_room else None)
     host, port = config.metrics_address
     _check_port(f"the metrics of {config.task}", host, port, problems)
-    if as_ps is not None and not as_ps.bind_endpoint.startswith(IPC):
-        host, _, port_text = as_ps.bind_endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith(IPC):
+        host, _, port_text = endpoint.removeprefix("tcp://").rpartition(":")
         _check_port(str(config.task), host.strip("[]"), int(port_text), problems)
 
 
-def _check_segment(config: TaskConfig, job: Job | None) -> None:
-    """Check that a directory can hold the memory of a ps.
+def _check_segment(config: TaskConfig, plan: Plan, shard: int | None) -> None:
+    """Check that a directory can hold the memory of a ps, and has room for this ``shard``.
 
     Raises:
         ConfigError, SegmentError: it cannot be written, belongs to others, or is too small.
@@ -259,15 +287,15 @@ def _check_segment(config: TaskConfig, job: Job | None) -> None:
         )
     if directory.exists():
         own_directory.check(directory, REMEDY)
-    if job is None:
+    if shard is None:
         return
-    layout = segment_layout(job.layouts(len(config.ps))[config.index], job.update())
-    workers = config.most_workers
+    layout = segment_layout(plan.layouts[shard], plan.job.update())
+    workers = plan.most_workers
     needed = layout.nbytes(workers)
     free = shutil.disk_usage(_nearest(directory)).free
     if needed > free:
         raise ConfigError(
-            f"{config.task} needs {data_size(needed)} for {counted(workers, 'worker')}, "
+            f"{Task(Role.PS, shard)} needs {data_size(needed)} for {counted(workers, 'worker')}, "
             f"but {directory} has room for {data_size(free)}; give a larger one by "
             f"{names_of('segment_dir')}, or in Docker by --shm-size"
         )
@@ -290,24 +318,24 @@ def _check_port(what: str, host: str, port: int, problems: Problems) -> None:
             listener.bind(address)
 
 
-def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None:
+def _check_peers(config: TaskConfig, plan: Plan, problems: Problems, *, reach: bool) -> None:
     """Look up the addresses of the ps; with ``reach``, connect to them."""
     try:
         others = read_tf_config(ENVIRON.get(TF_CONFIG, "")).addresses or {}
     except ConfigError:
         others = {}
-    near = [address for address in config.ps if is_of_this_host(address)]
+    near = [address for address in plan.ps if is_of_this_host(address)]
     if near and not all(map(is_of_this_host, [*config.ps, *others.values()])):
         problems.errors.append(
             f"{names_of('ps')} or TF_CONFIG has the loopback address {near[0]} beside those of "
             "other hosts; expected names that every host can reach"
         )
-    for index, text in enumerate(config.ps):
+    for index, text in enumerate(plan.ps):
         if text.startswith(IPC):
             continue
         address = parse_address(text)
-        peer = Task(Role.WORKER if config.hosted else Role.PS, index)
-        remedy = instead_of_ps(config.cluster) or "; is it started?"
+        peer = Task(Role.WORKER if plan.is_on_workers else Role.PS, index)
+        remedy = plan.remedy or "; is it started?"
         advice = f"{peer} at {text} cannot be reached ({{}}){remedy}"
         with problems.caught(advice):
             if ip_of(address.host) is None:
@@ -329,13 +357,13 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
-def _summary(config: TaskConfig) -> str:
-    chief = "a chief of its own" if config.chief else "the chief in worker 0"
-    ps, workers = ", ".join(config.ps), counted(config.workers, "worker")
-    parts = f"{len(config.ps)} ps ({ps}), {workers}"
-    if config.board:
+def _summary(task: Task, plan: Plan) -> str:
+    chief = "a chief of its own" if plan.has_chief else "the chief in worker 0"
+    ps, workers = ", ".join(plan.ps), counted(plan.workers, "worker")
+    parts = f"{plan.shards} ps ({ps}), {workers}"
+    if plan.exchange.is_board:
         parts = f"{workers} that share a board, worker 0 at {ps},"
-    elif config.hosted:
-        host = "hosts" if len(config.ps) == 1 else "host"
-        parts = f"{workers}, of which {len(config.ps)} {host} the parameters ({ps}),"
-    return f"this is {config.task} of a cluster with {parts} and {chief}"
+    elif plan.is_on_workers:
+        host = "hosts" if plan.shards == 1 else "host"
+        parts = f"{workers}, of which {plan.shards} {host} the parameters ({ps}),"
+    return f"this is {task} of a cluster with {parts} and {chief}"

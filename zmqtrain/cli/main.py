@@ -11,7 +11,7 @@ import click
 from zmqtrain import __version__
 from zmqtrain.config.invoke import invoke
 from zmqtrain.errors import did_you_mean
-from zmqtrain.roles.signals import interrupts_kept
+from zmqtrain.hosting.signals import interrupts_kept
 
 COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",

@@ -18,7 +18,7 @@ from zmqtrain.actors.halts import halt_at
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Role, connect_endpoint
 from zmqtrain.config.options import names_of, option_of, values_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
@@ -147,8 +147,11 @@ def find_job(
         raise ConfigError(f"{names_of('ps')} is 0; expected the address of the job's ps 0")
     hosted = len(found) > 1 or _is_hosted(config)
     leaders = config.ps if hosted else config.ps[:1]
-    update = {"ps": leaders, "hosted": hosted, "workers": len(leaders)}
-    security = _as_client(config.model_copy(update=update).security)
+    role = Role.WORKER if hosted else Role.PS
+    servers = {
+        connect_endpoint(address): Owner(role, index) for index, address in enumerate(leaders)
+    }
+    security = _as_client(config.security(CLIENT, servers))
     jobs = [RemoteJob(address, _name_of(address), timeout_s, security) for address in leaders]
     return _leading(jobs) if len(jobs) > 1 else jobs[0]
 

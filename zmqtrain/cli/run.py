@@ -23,17 +23,17 @@ from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
-from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.hosting.process import allow_descriptors
+from zmqtrain.hosting.signals import interrupts_kept
 from zmqtrain.job import Job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
+from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
-from zmqtrain.roles.hosting import allow_descriptors
 from zmqtrain.roles.process import refuse_task
-from zmqtrain.roles.signals import interrupts_kept
 
 REFRESH_S = 0.5
 NEWS = ("zmqtrain.chief",)
@@ -72,8 +72,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         log.warning("%s", text)
     cluster = LocalCluster(**values_of(LocalCluster, flags))
     overrides = values_of(Job, flags)
-    if "strategy" in overrides:  # what contradicts it is told before what it needs of the job
-        local_ps(overrides["strategy"], flags["ps"], flags["workers"] or 1)
+    if "strategy" in overrides:  # a contradiction is found before the job is loaded
+        local_cluster(overrides["strategy"], flags["ps"], flags["workers"] or 1)
     # Tasks send their log as JSON; the user may see it as text.
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
@@ -109,7 +109,7 @@ def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> Local
     workers = cluster.workers
     if is_mirrored(job, alone=flags["ps"] is None and flags["workers"] is None):
         strategy, workers = MIRRORED, flags["workers"] or 1
-    ps = local_ps(strategy, flags["ps"], workers)
+    ps = len(local_cluster(strategy, flags["ps"], workers).ps)
     return cluster.model_copy(update={"ps": ps, "workers": workers})
 
 

@@ -17,13 +17,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role, Task
 from zmqtrain.config.options import Metavar, names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
-from zmqtrain.config.strategy import plan
 from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
+from zmqtrain.planning import plan as planning
+from zmqtrain.planning.plan import plan_for
+from zmqtrain.planning.strategy import check, is_on_workers
 from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.server.shard_memory import copies_nbytes
-from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_name
 
@@ -380,8 +381,9 @@ def plan_of(
         ConfigError: values do not fit together.
     """
     strategy = str(overrides.get("strategy", "auto" if job is None else job.strategy))
-    planned = plan(strategy, Cluster(("",) * asked.ps, asked.workers, chief=True))
-    ps = 0 if planned.hosted else asked.ps
+    cluster = Cluster(("",) * asked.ps, asked.workers)
+    check(strategy, cluster)
+    ps = 0 if is_on_workers(strategy, cluster) else asked.ps
     most = asked.max_workers or asked.workers
     if most < asked.workers:
         raise ConfigError(
@@ -399,10 +401,9 @@ def plan_of(
         )
     shared, copies = asked.ps_memory or 0, 0
     if job is not None:
-        hosted = job.hosted(not ps)
-        layouts = hosted.layouts(ps or hosted.shards_on(most))
-        shared = shared or _largest_segment(hosted, layouts, most)
-        copies = max(copies_nbytes(layout, hosted) for layout in layouts)
+        planned = plan_for(job, _spread(ps, most))
+        shared = shared or _largest_segment(planned, most)
+        copies = max(copies_nbytes(layout, planned.job) for layout in planned.layouts)
     return Plan(
         name=name,
         asked=asked,
@@ -435,9 +436,16 @@ def _resources(
     }
 
 
-def _largest_segment(job: Job, layouts: Sequence[ShardLayout], workers: int) -> int:
+def _spread(ps: int, workers: int) -> Cluster:
+    """Return a cluster whose tasks are on different hosts."""
+    hosts = tuple(f"host-{index}:{FIRST_PORT}" for index in range(ps or workers))
+    return Cluster(hosts if ps else (), workers, members=() if ps else hosts)
+
+
+def _largest_segment(plan: planning.Plan, workers: int) -> int:
     """Return the bytes of the largest segment with some room, in whole MiB."""
-    needed = (segment_layout(layout, job.update()).nbytes(workers) for layout in layouts)
+    update = plan.job.update()
+    needed = (segment_layout(layout, update).nbytes(workers) for layout in plan.layouts)
     return -(-(max(needed) + SPARE_NBYTES) // MIB) * MIB
 
 

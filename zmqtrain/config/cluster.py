@@ -48,24 +48,24 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The tasks of a job and the addresses of its ps.
+    """The tasks of a job and their addresses, as options or TF_CONFIG give them.
 
     ``ps``: address of ps i at position i.
     ``workers``: how many workers the job expects; a worker may know a smaller number.
-    ``chief``: whether the chief is a separate task; if not, worker 0 hosts it.
-    ``members``: where the workers can listen, if it is known; "" for who has no address.
-    ``hosted``: whether worker i hosts ps i, as far as there is one.
-    ``board``: whether the workers share a board, in the memory of the only ps.
+    ``chief``: whether the chief is a separate task, or worker 0 hosts it; None: nothing says so.
+    ``members``: where the workers can listen, if it is known; "" for one without an address.
     ``chief_address``: where the chief can listen, if TF_CONFIG says so.
+    ``max_workers``: how many there may be later; 0: as many as ``workers``.
+    ``base_port``: port of the first worker on this host, if workers listen and have no addresses.
     """
 
     ps: tuple[str, ...]
     workers: int
-    chief: bool
+    chief: bool | None = None
     members: tuple[str, ...] = ()
-    hosted: bool = False
-    board: bool = False
     chief_address: str = ""
+    max_workers: int = 0
+    base_port: int = 2222
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,9 +28,7 @@ from zmqtrain.config.cluster import (
     Cluster,
     Role,
     Task,
-    bind_endpoint,
     canonical_address,
-    connect_endpoint,
     parse_addresses,
     parse_workers,
 )
@@ -38,10 +36,8 @@ from zmqtrain.config.options import names_of, values_of, variable_of
 from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
-from zmqtrain.config.strategy import member, plan, with_exchange
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
-from zmqtrain.job import Job
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import PATIENCE_S, Security
 
@@ -128,10 +124,6 @@ class TaskConfig(SharedConfig):
         description="how many workers the job may come to have while it runs; indices may go up to "
         "there (default: as many as --workers)",
     )
-    hosted: bool = False  # whether worker i hosts ps i, if there is one
-    board: bool = False  # whether the workers share a board, in the memory of the only ps
-    group: int = 0  # number of the group of workers; 0: the job ends if one is lost for good
-    group_members: tuple[int, ...] = ()  # of it, if they are not all workers
     chief: bool = Field(
         True,
         description="whether the chief is a separate task; if not, worker 0 hosts it "
@@ -226,7 +218,8 @@ class TaskConfig(SharedConfig):
                 f"{names_of('max_workers')} is {self.max_workers}, but {names_of('workers')} is "
                 f"{self.workers}; expected at least as many; correct one of them"
             )
-        count = {Role.PS: len(self.ps), Role.WORKER: self.most_workers, Role.CHIEF: 1}[self.role]
+        workers = max(self.workers, self.max_workers)
+        count = {Role.PS: len(self.ps), Role.WORKER: workers, Role.CHIEF: 1}[self.role]
         if self.index >= count:
             more = {Role.PS: "ps", Role.WORKER: "max_workers"}.get(self.role)
             remedy = f", or give more with {names_of(more)}" if more else ""
@@ -246,114 +239,25 @@ class TaskConfig(SharedConfig):
         return self
 
     @property
-    def most_workers(self) -> int:
-        return max(self.workers, self.max_workers)
-
-    @property
     def task(self) -> Task:
         return Task(self.role, self.index)
 
+    def of(self, task: Task) -> TaskConfig:
+        """Return the configuration of another task in this process."""
+        return self.model_copy(update={"role": task.role, "index": task.index})
+
     @property
     def cluster(self) -> Cluster:
-        return Cluster(**{field.name: getattr(self, field.name) for field in fields(Cluster)})
-
-    def under(self, strategy: str, job: Job | None = None) -> TaskConfig:
-        """Return this configuration in the cluster that a job's strategy makes of it.
-
-        With the ``job``, its exchange is taken into account.
-
-        Raises:
-            ConfigError: strategy or exchange contradict the cluster, or there is no such task.
-        """
-        is_chief_given = "chief" in self.model_fields_set
-        given = self.cluster if is_chief_given else replace(self.cluster, chief=False)
-        planned = plan(strategy, given)
-        if job is not None:
-            planned = with_exchange(planned, job, lane=self.lane, crash_safe=self.crash_safe)
-        if not planned.hosted:
-            return self.model_copy(update={"board": planned.board})
-        task = member(self.task, given)
-        return TaskConfig(
-            **self.model_dump(exclude_unset=True)
-            | asdict(planned)
-            | {"role": task.role, "index": task.index}
+        """The cluster as the options give it."""
+        given = {field.name: getattr(self, field.name) for field in fields(Cluster)}
+        return Cluster(
+            **given | {"chief": self.chief if "chief" in self.model_fields_set else None}
         )
 
-    def with_shards(self, shards: int) -> TaskConfig:
-        """Return this configuration with so many shards, if workers host them: the first ones."""
-        update = {"ps": self.ps[:shards], "members": self.members or self.ps}
-        return self.model_copy(update=update) if self.hosted else self
-
-    def in_group(self, number: int, members: tuple[int, ...], shards: int) -> TaskConfig:
-        """Return this configuration, whose ``members`` have addresses, in a group of workers.
-
-        Who is not among them is a worker that hosts nothing.
-        """
-        update = {
-            "group": number,
-            "group_members": members,
-            "ps": tuple(self.members[worker] for worker in members[:shards]),
-            "workers": len(members),
-            "max_workers": max(self.most_workers, len(self.members)),
-        }
-        return self.model_copy(update=update)
-
-    @property
-    def hosts(self) -> tuple[int, ...]:
-        """The workers of which each hosts a ps, as far as there is one, and the first the chief."""
-        return (self.group_members or tuple(range(self.workers))) if self.hosted else ()
-
-    def owner_of(self, role: str, index: int) -> Owner:
-        """Return whose key a task has: what a worker hosts has that worker's."""
-        hosted: dict[str, int] = {Role.PS: len(self.hosts), Role.CHIEF: 0 if self.chief else 1}
-        if self.hosts and 0 <= index < hosted.get(role, 0):
-            return Owner(Role.WORKER.value, self.hosts[index])
-        return Owner(role, index)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """What names the job on its hosts: the addresses of its ps, or of the workers without."""
-        return (self.members or self.ps) if self.hosted else self.ps
-
-    @property
-    def hosts_chief(self) -> bool:
-        """Whether the chief runs in this task."""
-        if self.chief:
-            return self.role is Role.CHIEF
-        return self.task == Task(Role.WORKER, self.hosts[0] if self.hosted else 0)
-
-    @property
-    def as_ps(self) -> TaskConfig | None:
-        """The configuration of the ps that this task is, or hosts beside its worker, if any."""
-        hosts = self.hosts[: len(self.ps)]
-        if self.role is Role.WORKER and self.index in hosts:
-            return self.model_copy(update={"role": Role.PS, "index": hosts.index(self.index)})
-        return self if self.role is Role.PS else None
-
-    @property
-    def own_address(self) -> str:
-        """Where this worker listens if its ps, or what follows a lost one, needs it; else ""."""
-        listed = (self.members or self.ps) if self.hosted and self.role is Role.WORKER else ()
-        return listed[self.index] if self.index < len(listed) else ""
-
-    @property
-    def bind_endpoint(self) -> str:
-        """The ZeroMQ endpoint that this ps binds."""
-        return bind_endpoint(self.ps[self.index], self.bind)
-
-    @property
-    def security(self) -> Security:
-        """The key of this task, and the keys that it expects of the ps."""
-        return Security(
-            self.owner_of(self.role.value, self.index),
-            None if self.keys is None else Path(self.keys),
-            self.insecure,
-            {
-                connect_endpoint(address): self.owner_of(Role.PS.value, index)
-                for index, address in enumerate(self.ps)
-            },
-            PATIENCE_S,
-        )
+    def security(self, owner: Owner, servers: Mapping[str, Owner]) -> Security:
+        """Return the key of this task, and those that it expects at the endpoints of others."""
+        directory = None if self.keys is None else Path(self.keys)
+        return Security(owner, directory, self.insecure, servers, PATIENCE_S)
 
     @property
     def metrics_tls(self) -> tuple[str, str] | None:

@@ -71,12 +71,17 @@ class AdminApi:
         host: Callable[[], HostStatus],
         *,
         can_save: bool,
+        has_copies: bool = False,
         crash: Callable[[Exception], None],
     ) -> None:
-        """``host``: the state of the leader's host. ``can_save``: the job has a logdir."""
+        """``host``: the state of the leader's host. ``can_save``: the job has a logdir.
+
+        ``has_copies``: several tasks hold each slice.
+        """
         self._leader = leader
         self._host = host
         self._can_save = can_save
+        self._has_copies = has_copies
         self._crash = crash
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # when the leader's last event was reviewed
@@ -187,7 +192,7 @@ class AdminApi:
             policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
-        if not policy.coordinated and self._leader.job.copies_on(self._leader.shards) > 1:
+        if not policy.coordinated and self._has_copies:
             raise RefusedError(
                 f"under {policy.spec} each part decides alone, so its copies would differ; "
                 "expected another policy, such as hogwild:whole"

@@ -115,7 +115,7 @@ class BoardExchange:
         if self._place is None and reached is not None:
             segment, job = reached.whole(), actor.job
             is_shared = segment.path is not None
-            layout, size = job.layouts(1)[0], job.worker_batch_size
+            layout, size = actor.plan.layouts[0], job.worker_batch_size
             shard = Shard(layout, job.update(), segment, safe=is_shared, batch_size=size)
             self._place = Board(segment), shard
         if self._place is not None:

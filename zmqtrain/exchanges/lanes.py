@@ -21,8 +21,8 @@ from zmqtrain.errors import (
     RefusedError,
     SegmentError,
 )
-from zmqtrain.job import Job
 from zmqtrain.optim import AVERAGE
+from zmqtrain.planning.plan import Plan
 from zmqtrain.store.layout import ShardLayout, empty_values
 from zmqtrain.store.placement import nearest
 from zmqtrain.store.segment import Reached, copy_consistently, reach
@@ -88,12 +88,12 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
         ConfigError: the lane that was asked for is not to be had.
         FencedError: a ps does not know us any more.
     """
-    layouts = actor.job.layouts(actor.shards)
+    layouts = actor.plan.layouts
     lanes = [await _open_lane(actor, *each) for each in zip(layouts, joined, strict=True)]
     near = [shard for shard, lane in enumerate(lanes) if lane.reached is not None]
     seen = nearest(layouts, near)
     lanes = [replace(lane, layout=layout) for lane, layout in zip(lanes, seen, strict=True)]
-    if not near or actor.job.copies_on(len(lanes)) < len(lanes):
+    if not near or actor.plan.copies < len(lanes):
         return lanes
     one = lanes[near[0]]  # all ps hold the same, so the same bytes go to those that are far
     shared = replace(one, name="tcp", reached=None, is_shared=True)
@@ -126,7 +126,7 @@ async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reac
     wanted, link = actor.lane, joined.link
     reason = "that is the lane asked for"
     if wanted != "tcp":
-        layout = actor.job.layouts(actor.shards)[shard]
+        layout = actor.plan.layouts[shard]
         try:
             segment = reach(joined.welcome.segment, segment_layout(layout, actor.job.update()))
             if wanted in ("auto", segment.lane):
@@ -164,7 +164,7 @@ async def _check_known(link: Link) -> None:
 
 
 async def read_variables(
-    job: Job,
+    plan: Plan,
     links: Sequence[Link],
     segments: Sequence[Reached | None],
     *,
@@ -175,7 +175,7 @@ async def read_variables(
 
     ``at``: what the shards have kept of this one.
     """
-    layouts = job.layouts(len(links))
+    layouts, job = plan.layouts, plan.job
     flats = [zeros(layout.size) for layout in layouts]
     reading = (
         read_parameters(*each, average=average, at=at)

@@ -7,27 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from pkgutil import resolve_name
+from typing import Protocol
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import FencedError, ZmqTrainError
-from zmqtrain.exchanges.board import BoardExchange
 from zmqtrain.exchanges.evaluations import Evaluations
-from zmqtrain.exchanges.lanes import read_variables
-from zmqtrain.exchanges.parameter_server import ParameterServerExchange
-from zmqtrain.job import Job
+from zmqtrain.exchanges.lanes import Lane, read_variables
 from zmqtrain.models.base import Dataset, Parameters
+from zmqtrain.planning.plan import Plan
+from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import Evaluate, Gather, Heartbeat, Shutdown
 
 log = logging.getLogger(__name__)
 
-Exchange: TypeAlias = ParameterServerExchange | BoardExchange
+
+class ClusterExchange(Exchange, Protocol):
+    """A worker's exchange with the tasks that hold the shards."""
+
+    lanes: Sequence[Lane]
+    is_finished: bool
+
+
+def open_exchange(actor: JobActor, links: Sequence[Link]) -> ClusterExchange:
+    """Return a worker's side of the exchange by which the job is trained.
+
+    ``links``: one to each task that holds a shard, in the order of the shards.
+    """
+    made: ClusterExchange = resolve_name(actor.plan.exchange.made_by)(actor, links)
+    return made
 
 
 class Worker(JobActor):
@@ -36,15 +52,15 @@ class Worker(JobActor):
     def __init__(
         self,
         config: TaskConfig,
-        job: Job,
+        plan: Plan,
         transport: Transport,
         data: tuple[Dataset, Dataset | None] | None = None,
     ) -> None:
         """``data``: training set and evaluation set, loaded from the job's data unless given."""
-        super().__init__(config, job, transport)
+        super().__init__(config, plan, transport)
         self._threads = config.threads
         self._data = data
-        self._exchange: Exchange | None = None
+        self._exchange: ClusterExchange | None = None
         self._training: TrainingLoop | None = None
         self.end: Shutdown | None = None
         self._failure = "it ended with an error"
@@ -60,8 +76,7 @@ class Worker(JobActor):
         return is_in, "training" if is_in else "joining"
 
     async def main(self) -> int:
-        kind = BoardExchange if self.board else ParameterServerExchange
-        exchange = self._exchange = kind(self, self.link_all())
+        exchange = self._exchange = open_exchange(self, self.link_all())
         training, evaluation = self._data or await self.load_data()
         loop = self._training = TrainingLoop(
             self.job, training, exchange, self.metrics, threads=self._threads
@@ -74,7 +89,7 @@ class Worker(JobActor):
             await self.stopping.wait()
             return self._leave(loop, exchange)
         except asyncio.CancelledError:
-            if not (self.group and any(link.lost for link in self.links)):  # it may yet go on
+            if not (self.plan.group and any(link.lost for link in self.links)):  # it may yet go on
                 exchange.leave(self._failure)  # otherwise its lease would have to expire
             raise
         finally:
@@ -89,7 +104,7 @@ class Worker(JobActor):
             self._failure = str(error)
             raise
 
-    def _leave(self, loop: TrainingLoop, exchange: Exchange) -> int:
+    def _leave(self, loop: TrainingLoop, exchange: ClusterExchange) -> int:
         reason = self.end.reason if self.end is not None else "stopped by a signal"
         exchange.leave(reason)
         log.info("leaving after %d steps: %s", loop.steps, reason)
@@ -105,7 +120,7 @@ class Worker(JobActor):
             self._evaluations.on_evaluate(request, message)
 
     async def _read_variables(
-        self, exchange: Exchange, average: bool
+        self, exchange: ClusterExchange, average: bool
     ) -> tuple[Parameters, list[int]]:
         """
         Raises:
@@ -114,7 +129,7 @@ class Worker(JobActor):
         if not exchange.lanes:
             raise FencedError(f"{self.task} has not joined yet")
         segments = [lane.reached for lane in exchange.lanes]
-        return await read_variables(self.job, self.links, segments, average=average)
+        return await read_variables(self.plan, self.links, segments, average=average)
 
     def heartbeat(self) -> Heartbeat:
         is_finished = self._exchange is not None and self._exchange.is_finished

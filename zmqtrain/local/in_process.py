@@ -14,34 +14,30 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TypeVar
 
-from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.config.cluster import Cluster, Role
+from zmqtrain.config.cluster import IPC, Cluster, Role
 from zmqtrain.config.job_file import refuse_while_loading
-from zmqtrain.config.strategy import is_mirrored, local_ps, with_exchange
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.exchanges.worker import Worker
+from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
+from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
-from zmqtrain.protocol.status import Status
+from zmqtrain.planning.plan import plan_alone, plan_for
+from zmqtrain.planning.strategy import local_cluster
 from zmqtrain.roles import process
-from zmqtrain.roles.hosting import stop_on_signals
-from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[Status], None]
 Result = TypeVar("Result")
 
 
@@ -51,7 +47,7 @@ def run(
     workers: int | None = None,
     ps: int | None = None,
     timing: Timing | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Summary:
     """Train ``job`` to its end and return the summary.
 
@@ -86,7 +82,9 @@ def run(
     return found.checked()
 
 
-def train_as(task: process.TaskOfScript, job: Job, on_progress: Progress | None = None) -> Summary:
+def train_as(
+    task: process.TaskOfScript, job: Job, on_progress: OnProgress | None = None
+) -> Summary:
     """Be a task of a cluster until the job ends; return the summary.
 
     Raises:
@@ -110,7 +108,7 @@ def train_here(
     workers: int | None = None,
     ps: int | None = None,
     timing: Timing | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Summary:
     """Train ``job`` as :func:`run` does, in this process alone, and return the summary, also of a
     run that failed."""
@@ -125,8 +123,8 @@ def train_here(
         if workers == 1 and ps is None:
             training = run_alone(job, show, stop)
         else:
-            ps = local_ps(job.strategy, ps, workers)
-            training = _run_cluster(job, workers, ps, timing or Timing(), show, stop)
+            cluster = local_cluster(job.strategy, ps, workers, lambda i: f"{IPC}memory/{i}")
+            training = _run_cluster(job, cluster, timing or Timing(), show, stop)
         return _with_a_loop(lambda: asyncio.run(training), stop)
 
 
@@ -183,53 +181,35 @@ class Stop:
                 self._loop.call_soon_threadsafe(self._stop, int(code))
 
 
-async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Summary:
-    job = job.hosted(is_mirrored(job, alone=True))
+async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
     train, evaluation = await asyncio.to_thread(job.load_data)
-    run = LocalRun(job, evaluation, on_progress)
+    run = LocalRun(plan_alone(job), evaluation, on_progress)
     stop.reach(run.stop)
     with claimed(job.logdir):
         return await run.train(train)
 
 
 async def _run_cluster(
-    job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: Stop
+    job: Job, cluster: Cluster, timing: Timing, on_progress: OnProgress, stop: Stop
 ) -> Summary:
-    """Train on so many ps; 0: workers host them, which is the same within a process."""
-    job = job.hosted(not ps)
-    addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps or job.shards_on(workers)))
-    cluster = with_exchange(Cluster(addresses, workers, chief=True, hosted=not ps), job)
-    shards = len(cluster.ps)
-    train, evaluation = await asyncio.to_thread(job.load_data)
+    """Train by all tasks of a cluster, in this process."""
+    plan = plan_for(job, cluster)
+    data = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
-
-    def config(role: Role, index: int = 0) -> TaskConfig:
-        return TaskConfig(
-            role=role,
-            job=job.name,
-            index=index,
-            **asdict(cluster),
-            lane="memory",
-            **timing.model_dump(),
-        )
-
-    # Workers and the chief use models in different threads: each gets a copy.
-    jobs = [job.with_own_model() for _ in range(workers)]
-    chief = Chief(config(Role.CHIEF), job, transport, on_progress, (train, evaluation))
-    actors: list[JobActor] = [
-        *(ParameterServer(config(Role.PS, index), job, transport) for index in range(shards)),
-        chief,
-        *(Worker(config(Role.WORKER, index), own, transport, (train, evaluation))
-          for index, own in enumerate(jobs)),
-    ]  # fmt: skip
+    options = timing.model_dump()
+    config = TaskConfig(role=Role.CHIEF, job=job.name, lane="memory", **options)
+    actors: list[JobActor] = []
+    for task in plan.tasks:
+        # Workers and the chief use models in different threads: each worker gets a copy.
+        own = plan.with_own_model() if task.role is Role.WORKER else plan
+        actors += actors_of(config.of(task), own, lambda _: transport, on_progress, data)
+    chief = actors[0]
+    if not isinstance(chief, Chief):
+        raise TypeError(f"the first task of {plan.tasks} is no chief")
     stop.reach(chief.stop)
     try:
         with claimed(job.logdir):
-            async with asyncio.TaskGroup() as group:
-                for actor in actors:
-                    group.create_task(actor.run())
-    except BaseExceptionGroup as errors:
-        raise first_of(errors) from None
+            await run_all(actors)
     finally:
         transport.close()
     if chief.summary is None:

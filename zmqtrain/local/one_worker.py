@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zmqtrain.actors.joining import process_name
+from zmqtrain.actors.process_identity import process_name
 from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import WATCH_S
 from zmqtrain.chief.conclusion import conclude
@@ -24,16 +24,16 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.strategy import MIRRORED
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.exchanges.local import WORKER, LocalExchange
-from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
+from zmqtrain.planning.plan import Plan
+from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import State, Status, TaskStatus
 from zmqtrain.store import checkpoint
@@ -52,12 +52,12 @@ class LocalRun:
     """Begins, watches and ends one job in this process."""
 
     def __init__(
-        self, job: Job, evaluation: Dataset | None, on_progress: Callable[[Status], None]
+        self, plan: Plan, evaluation: Dataset | None, on_progress: Callable[[Status], None]
     ) -> None:
         """``evaluation``: the evaluation set, if there is one."""
-        self._job = job
-        self._layout = job.layouts(1)[0]
-        self._fingerprint = job.fingerprint(1)
+        job = self._job = plan.job
+        (self._layout,) = plan.layouts
+        self._fingerprint = plan.fingerprint()
         self._on_progress = on_progress
         self.generation = self.learned_until = 0
         self._stop_code = 0
@@ -67,7 +67,7 @@ class LocalRun:
         self._is_ending = False
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
         metrics = Metrics(Role.CHIEF)
-        self._saver = Saver(job, job.layouts(1), self._fingerprint, metrics, self._write_shard)
+        self._saver = Saver(job, plan.layouts, self._fingerprint, metrics, self._write_shard)
         self._evaluator = Evaluator(job, evaluation, metrics, self.read_parameters)
 
     def stop(self, code: int) -> None:

@@ -18,10 +18,11 @@ from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.hosting import signals
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import process, script, signals
+from zmqtrain.roles import process, script
 from zmqtrain.training.own_loop import LoopEndedError, Meeting
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -25,20 +24,21 @@ from pydantic import Field, model_validator
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
-from zmqtrain.config.cluster import IPC, MAX_PORT, Cluster, Role, Task
+from zmqtrain.config.cluster import IPC, MAX_PORT, Role, Task
 from zmqtrain.config.options import flags_of, names_of
 from zmqtrain.config.restarts import USUAL_LIMITS
-from zmqtrain.config.strategy import with_exchange
 from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
+from zmqtrain.hosting.process import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
 from zmqtrain.local.supervisor import Process, keep_running, start
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
+from zmqtrain.planning.plan import Plan, plan_for
+from zmqtrain.planning.strategy import local_cluster
 from zmqtrain.protocol.status import Status
-from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.store.logdir import claimed
 from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
 from zmqtrain.transport.by_address import TransportByAddress
@@ -220,28 +220,25 @@ async def run_processes(
     """
     children: list[Child] = []
     failures: list[RunFailedError] = []
-    job = job.hosted(not cluster.ps)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
-        config = _chief_config(reference, job, cluster, directory)
-        config = config.with_shards(job.shards_on(cluster.workers))
+        config, plan = _planned(reference, job, cluster, directory)
         remove_dead_runs(_segments_of(config))
         transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
-        chief = Chief(config, job, transport, on_progress)
+        chief = Chief(config, plan, transport, on_progress)
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
         stack.enter_context(
-            run_file.published(reference, config.ps, str(config.task), chief.metrics_address)
+            run_file.published(reference, plan.ps, str(config.task), chief.metrics_address)
         )
         in_order = False
         try:
-            counts = ((Role.PS, cluster.ps), (Role.WORKER, cluster.workers))
-            tasks = [Task(role, index) for role, count in counts for index in range(count)]
+            tasks = [task for task in plan.tasks if task.role is not Role.CHIEF]
             for task, process in zip_longest(tasks, forked[: len(tasks)]):
-                flags = _flags(config, cluster, task, arguments)
+                flags = _flags(config, plan, cluster, task, arguments)
                 child = Child(task, flags, on_output, process)
                 children.append(child)
                 chief.add_background_task(partial(_keep, child, children, chief, failures))
@@ -252,8 +249,8 @@ async def run_processes(
             raise RunFailedError(text, chief.stop_code) from None
         finally:
             ignore_signals()
-            await _end(children, in_order=in_order, hosted=config.hosted)
-            _remove_segments(config)
+            await _end(children, in_order=in_order, hosted=plan.is_on_workers)
+            _remove_segments(config, plan)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
             log.warning("the same command resumes from %s", chief.summary.checkpoint)
@@ -263,21 +260,20 @@ async def run_processes(
     return chief.summary
 
 
-def _chief_config(reference: str, job: Job, cluster: LocalCluster, directory: Path) -> TaskConfig:
-    ps = tuple(ps_address(directory, index) for index in range(cluster.ps or cluster.workers))
-    if len(os.fsencode(ps[-1].removeprefix(IPC))) > MAX_SOCKET_PATH_NBYTES:
+def _planned(
+    reference: str, job: Job, cluster: LocalCluster, directory: Path
+) -> tuple[TaskConfig, Plan]:
+    """Return the chief's configuration and the plan of all tasks."""
+    address = partial(ps_address, directory)
+    longest = address(max(cluster.ps, cluster.workers) - 1).removeprefix(IPC)
+    if len(os.fsencode(longest)) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
             f"{directory.parent} is too long a path for Unix sockets; set TMPDIR to a shorter one"
         )
-    hosted = not cluster.ps
-    tasks = Cluster(ps, cluster.workers, chief=True, members=ps if hosted else (), hosted=hosted)
-    return TaskConfig(
-        role=Role.CHIEF,
-        job=reference,
-        **asdict(with_exchange(tasks, job, lane=cluster.lane, crash_safe=cluster.crash_safe)),
-        metrics_port=0,
-        **cluster.shared(),
-    )
+    tasks = local_cluster(job.strategy, cluster.ps, cluster.workers, address)
+    plan = plan_for(job, tasks, lane=cluster.lane, crash_safe=cluster.crash_safe)
+    shared = {"metrics_port": 0, **cluster.shared()}
+    return TaskConfig(role=Role.CHIEF, job=reference, **shared), plan
 
 
 def _serve_health(
@@ -293,14 +289,14 @@ def _serve_health(
 
 
 def _flags(
-    config: TaskConfig, cluster: LocalCluster, task: Task, arguments: Sequence[str]
+    config: TaskConfig, plan: Plan, cluster: LocalCluster, task: Task, arguments: Sequence[str]
 ) -> list[str]:
     threads = cluster.threads
     if task.role is Role.PS:  # all update at once, so they share the cores
         threads = max(1, usable_cores() // cluster.ps)
-    ps, workers = ",".join(config.ps), str(config.workers)
-    if config.hosted:
-        ps, workers = "0", ",".join(config.members)
+    ps, workers = ",".join(plan.ps), str(plan.workers)
+    if plan.is_on_workers:
+        ps, workers = "0", ",".join(plan.worker_addresses)
     return [
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ps, "--workers", workers),
@@ -332,8 +328,7 @@ async def _keep(
     if code == ExitCode.OK:
         text = "the job was not done; does its model or its data call sys.exit()?"
     error = RunFailedError(f"{name} {ending}: {text}", exit_code)
-    hosts_ps = chief.hosted and child.task.index < chief.shards
-    if child.task.role is not Role.WORKER or hosts_ps:
+    if chief.plan.shard_of(child.task) is not None:
         raise error
     alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
     if alive and not end.exit_code and (code < 0 or code == ExitCode.TERMINATED):
@@ -347,11 +342,11 @@ def _segments_of(config: TaskConfig) -> Path | None:
     return Path(config.segment_dir) if config.segment_dir else default_directory()
 
 
-def _remove_segments(config: TaskConfig) -> None:
+def _remove_segments(config: TaskConfig, plan: Plan) -> None:
     """Remove the segments of killed ps, which will not be restarted."""
     directory = _segments_of(config)
     if directory is not None:
-        for index, address in enumerate(config.ps):
+        for index, address in enumerate(plan.ps):
             remove_dead(directory / file_name(str(Task(Role.PS, index)), address))
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, decide
 from zmqtrain.errors import ConfigError, host_error
-from zmqtrain.roles import signals
+from zmqtrain.hosting import signals
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 

@@ -30,10 +30,13 @@ from zmqtrain.config.task import (
 )
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError
+from zmqtrain.hosting import signals
+from zmqtrain.hosting.actors import OnProgress
+from zmqtrain.hosting.task import IN_A_TASK, OnStart
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import launch, script, signals
+from zmqtrain.roles import launch, script
 from zmqtrain.wire.messages import Shutdown
 
 log = logging.getLogger(__name__)
@@ -61,8 +64,8 @@ class TaskOfScript:
     def train(
         self,
         job: Job,
-        on_start: script.OnStart,
-        on_progress: launch.OnProgress | None = None,
+        on_start: OnStart,
+        on_progress: OnProgress | None = None,
     ) -> tuple[int, Summary | None]:
         """Run the task to its end; return the exit code and the summary that it has or was told."""
         actors: list[JobActor] = []
@@ -75,7 +78,7 @@ class TaskOfScript:
     def attached(self, job: Job) -> script.ScriptTask:
         """Return this task for a loop of the script's own."""
 
-        def run(job: Job, on_start: script.OnStart) -> int:
+        def run(job: Job, on_start: OnStart) -> int:
             code, task.summary = self.train(job, on_start)
             return code
 
@@ -95,7 +98,7 @@ def task_of_script(
         SystemExit: a variable has a mistake, or contradicts the arguments; the log says which.
         ConfigError: this is the script of a worker, which has to attach.
     """
-    if launch.IN_A_TASK.get():
+    if IN_A_TASK.get():
         return None
     script.refuse_in_a_loop(entry)
     try:

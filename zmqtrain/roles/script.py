@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zmqtrain.actors.task import JobActor
 from zmqtrain.config.job_file import run_as_script
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.hosting.task import OnStart
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
 from zmqtrain.user_code import described
 
 log = logging.getLogger(__name__)
-
-OnStart = Callable[[JobActor], None]
-"""Called in the task's event loop with the actor that the process stops for."""
 
 
 @dataclass

@@ -18,8 +18,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
-from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.strategy import exchange_of, strategy_of
+from zmqtrain.config.cluster import Role, Task, bind_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.delivery import OrderDelivery
@@ -29,7 +28,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
-from zmqtrain.job import Job
+from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import TaskStatus
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
@@ -105,15 +104,15 @@ class ParameterServer(JobActor):
     state: ShardState
     peers: PeerTable
 
-    def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
-        super().__init__(config, job, transport)
+    def __init__(self, config: TaskConfig, plan: Plan, transport: Transport) -> None:
+        super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._admin: AdminApi | None = None
         self._config = config
         self._segment: Segment | None = None
         self._shutdown: Shutdown | None = None
         self._may_leave = asyncio.Event()
-        self._chief = ChiefWatch(config, config.group, is_task=config.chief)
+        self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
         self.remains: Remains | None = None  # for the workers that are left of its group
         self._executor: Executor | None = None
         self._drain: Drain | None = None
@@ -125,19 +124,26 @@ class ParameterServer(JobActor):
 
     async def main(self) -> int:
         """Serve until the chief ends the run."""
-        layout, update = self.job.layouts(self.shards)[self.task.index], self.job.update()
+        plan, shard_number = self.plan, self.task.index
+        layout, update = plan.layouts[shard_number], self.job.update()
         bound = self.listen(
-            self._config.bind_endpoint, HIGH_WATER_MARK + 2 * chunks.count(layout.size)
+            bind_endpoint(plan.ps[shard_number], self._config.bind),
+            HIGH_WATER_MARK + 2 * chunks.count(layout.size),
         )
         safe = is_crash_safe(self._config, self.job)
-        digest = digest_of(self.fingerprint, self.shards, self.task.index, self.group)
+        digest = digest_of(self.fingerprint, plan.shards, shard_number, plan.group)
         segment, is_left = open_segment(
-            segment_layout(layout, update), bound.address, self._config, safe=safe, digest=digest
+            segment_layout(layout, update),
+            bound.address,
+            self._config,
+            safe=safe,
+            digest=digest,
+            is_board=plan.exchange.is_board,
         )
         self._segment = segment
         shard = make_shard(layout, segment, self.job, safe=safe, threads=self._config.threads)
         self._build(ShardState(self.task, shard, Marks(segment)))
-        log_memory(shard, bound.address, self._config.most_workers, self.job)
+        log_memory(shard, bound.address, plan.most_workers, self.job)
         self.metrics.parameter_bytes.set(layout.nbytes)
         self.metrics.role_state.set("joining")
         if is_left:
@@ -181,7 +187,7 @@ class ParameterServer(JobActor):
         return {peer.index: peer.heard_at for peer in peers if peer.is_worker}
 
     def _on_join(self, request: Request, message: Join) -> None:
-        if message.group == self.group:
+        if message.group == self.plan.group:
             self._members.on_join(request, message)
         else:
             self.on_gather(request, Gather(message.group, ()))
@@ -206,8 +212,9 @@ class ParameterServer(JobActor):
             for peer in self.peers
             if peer.is_worker and peer.is_missing and peer.silent_s >= limit_s
         ]
-        is_needless = not set(silent).intersection(self.hosts[: self.shards])
-        if self.group and is_needless and Group(self.group, self.hosts).is_quorum(silent):
+        plan = self.plan
+        is_needless = not set(silent).intersection(plan.hosts)
+        if plan.group and is_needless and Group(plan.group, plan.members).is_quorum(silent):
             names = ", ".join(f"worker {worker}" for worker in silent)
             raise GroupOverError(f"{names}: silent, and enough to go on without {self.task}")
 
@@ -264,10 +271,10 @@ class ParameterServer(JobActor):
         keep = False
         if self._executor is not None:
             self._executor.close()
-            if self.group and isinstance(error, PeerLostError) and self.state.initialised:
+            if self.plan.group and isinstance(error, PeerLostError) and self.state.initialised:
                 self.remains = self._decider.remains()
             goes_on = may_go_on(error, is_over=self._shutdown is not None)
-            goes_on = goes_on and not (self.group and isinstance(error, PeerLostError))
+            goes_on = goes_on and not (self.plan.group and isinstance(error, PeerLostError))
             keep = goes_on and self.state.initialised and self.state.shard.safe
         if self._segment is not None and self.remains is None:
             close_or_remove(self._segment, keep=keep)
@@ -279,7 +286,7 @@ class ParameterServer(JobActor):
         self.state = state
         segment, metrics, job = state.shard.segment, self.metrics, self.job
         died = partial(has_dropped_its_lock, state)
-        peers = self.peers = PeerTable(self.timing.lease_s, self.shards, died)
+        peers = self.peers = PeerTable(self.timing.lease_s, self.plan.shards, died)
         executor = self._executor = Executor(
             state,
             metrics,
@@ -297,7 +304,7 @@ class ParameterServer(JobActor):
         )
         of_decider = self._lead(executor) if self.task.index == 0 else self._follow(executor)
         executor.decider = self._decider
-        buffers = GradientBuffers(state, peers, self._config.most_workers)
+        buffers = GradientBuffers(state, peers, self.plan.most_workers)
         receiver = Receiver(
             state,
             peers,
@@ -328,13 +335,13 @@ class ParameterServer(JobActor):
     @property
     def _has_copies(self) -> bool:
         """Whether others may have to hand on what this ps holds, and it what they hold."""
-        return bool(self.group) and self.job.copies_on(self.shards) > 1
+        return bool(self.plan.group) and self.plan.copies > 1
 
     def _lead(self, executor: Executor) -> Handlers:
         """Host the leader; return its message handlers."""
         state, timing = self.state, self.timing
-        self.metrics.group.set(self.group)
-        segment, others = state.shard.segment, self.shards - 1
+        self.metrics.group.set(self.plan.group)
+        segment, others = state.shard.segment, self.plan.shards - 1
         delivery = OrderDelivery(
             self.peers,
             segment.words,
@@ -360,13 +367,17 @@ class ParameterServer(JobActor):
             delivery,
             self.metrics,
             timing,
-            shards=self.shards,
-            workers=self.workers,
+            shards=self.plan.shards,
+            workers=self.plan.workers,
             carry_out=executor.carry_out,
-            halt=board.halt if self.board else None,
+            halt=board.halt if self.plan.exchange.is_board else None,
         )
         admin = self._admin = AdminApi(
-            leader, self._host_status, can_save=bool(self.job.logdir), crash=self.crash
+            leader,
+            self._host_status,
+            can_save=bool(self.job.logdir),
+            has_copies=self.plan.copies > 1,
+            crash=self.crash,
         )
         self._decider = LeaderHost(
             state,
@@ -409,7 +420,7 @@ class ParameterServer(JobActor):
             join=partial(self._join_leader, link),
             spawn=self.spawn,
             crash=self.crash,
-            order_log=OrderLog(self._config.most_workers) if self._has_copies else None,
+            order_log=OrderLog(self.plan.most_workers) if self._has_copies else None,
         )
         self.spawn(follower.run())
         return {Orders: follower.on_orders}
@@ -469,8 +480,8 @@ class ParameterServer(JobActor):
             self.waits.snapshot(),
             state.duplicates,
             self._chief.began_at,
-            self.group,
-            self.hosts if self.group else (),
-            strategy_of(self.job, self.workers, hosted=self.hosted),
-            exchange_of(self.job, board=self.board),
+            self.plan.group,
+            self.plan.members if self.plan.group else (),
+            self.plan.strategy,
+            self.plan.exchange.name,
         )

@@ -36,11 +36,18 @@ def is_crash_safe(config: TaskConfig, job: Job) -> bool:
 
 
 def open_segment(
-    layout: SegmentLayout, address: str, config: TaskConfig, *, safe: bool, digest: int
+    layout: SegmentLayout,
+    address: str,
+    config: TaskConfig,
+    *,
+    safe: bool,
+    digest: int,
+    is_board: bool,
 ) -> tuple[Segment, bool]:
     """Return the memory of the ps at ``address``, and whether it holds what a killed one left.
 
     ``safe``: whether it survives the process. ``digest``: of the job and its partitioning.
+    ``is_board``: whether workers exchange gradients in it.
 
     Raises:
         SegmentError: it cannot be a file, though that was asked for.
@@ -57,7 +64,7 @@ def open_segment(
     except SegmentError as error:
         if config.lane == "shm" or config.segment_dir:
             raise
-        if config.board:
+        if is_board:
             remedy = f"or do without shared memory: {names_of('exchange')} direct"
             raise SegmentError(f"{error}; {remedy}") from error
         log.warning(

@@ -53,6 +53,9 @@ class Meeting:
     def __repr__(self) -> str:
         return repr(self._model)  # all tasks have the same fingerprint
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Meeting:
+        return self  # there is one loop, and it has a copy for evaluations
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._evaluated if name == "predict" else self._model, name)
 

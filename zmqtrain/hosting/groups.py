@@ -19,7 +19,7 @@ from typing import get_args
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
-from zmqtrain.config.cluster import IPC, Role, Task, bind_endpoint, connect_endpoint
+from zmqtrain.config.cluster import Role, Task, bind_endpoint, connect_endpoint
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Gathering, Group
@@ -32,9 +32,9 @@ from zmqtrain.errors import (
     ProtocolError,
     RefusedError,
 )
-from zmqtrain.job import Job
+from zmqtrain.hosting.succession import Succession
 from zmqtrain.observe.logs import StateLogger
-from zmqtrain.roles.succession import Succession
+from zmqtrain.planning.plan import Plan
 from zmqtrain.server.members import within
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
@@ -47,24 +47,24 @@ CLAIM_S = 1.0  # between two attempts to claim the logdir
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[[TaskConfig, list[JobActor]], Awaitable[int]]
+Serve = Callable[[Plan, list[JobActor]], Awaitable[int]]
 """Runs the actors of this process for one group, adds them to the list, returns the exit code."""
 
 
-def may_regroup(config: TaskConfig, job: Job) -> bool:
+def may_regroup(config: TaskConfig, plan: Plan) -> bool:
     """Say whether a job goes on without a worker that is lost: its hosts share only the logdir.
 
     Raises:
         ConfigError: it would end before it goes on.
     """
     may = (
-        config.hosted
-        and not config.board
-        and not config.chief
-        and job.logdir is not None
-        and len(config.members) > 1
-        and config.index < len(config.members)  # others have no address, and can wait for none
-        and not config.members[0].startswith(IPC)
+        plan.is_on_workers
+        and not plan.exchange.is_board
+        and not plan.has_chief
+        and plan.job.logdir is not None
+        and len(plan.worker_addresses) > 1
+        and bool(plan.address_of(config.task))  # others have none, and can wait for none
+        and not plan.is_of_one_run
     )
     if may and config.join_timeout_s < config.peer_timeout_s:
         raise ConfigError(
@@ -85,21 +85,21 @@ class Gatherer(JobActor):
     def __init__(
         self,
         config: TaskConfig,
-        job: Job,
+        plan: Plan,
         transport: Transport,
         group: Group,
         server: ParameterServer | None = None,
         fingerprint: Mapping[str, str] | None = None,
     ) -> None:
         """``server``: which it hosted in that group; ``fingerprint``: of the job, there."""
-        super().__init__(config, job, transport)
+        super().__init__(config, plan.among_workers(), transport)
         self.found: Group | None = None
-        hosts = group.members[: job.shards_on(len(group.members))]
         remains = server.remains if server is not None else None
-        self._succession = Succession(self, hosts, remains, fingerprint or self.fingerprint)
+        lost = plan.in_group(group.number, group.members)
+        self._succession = Succession(self, lost, remains, fingerprint or lost.fingerprint())
         self._saving: asyncio.Future[None] | None = None
         self._saved_with: tuple[int, ...] = ()  # the workers that were asked for what they hold
-        self._config, self._logdir = config, job.logdir or ""
+        self._config, self._logdir = config, self.job.logdir or ""
         self._give_up(group, server.heard_at if server is not None else {})
         self._has_news = asyncio.Event()
         self.handlers = dict.fromkeys(get_args(Message), self._answer) | {
@@ -116,8 +116,9 @@ class Gatherer(JobActor):
             CheckpointError: what was agreed on cannot be read or written in time.
         """
         config, timing, states = self._config, self.timing, StateLogger(log)
-        self.listen(bind_endpoint(config.own_address, config.bind))
-        for worker, address in enumerate(config.members):
+        addresses = self.plan.worker_addresses
+        self.listen(bind_endpoint(addresses[config.index], config.bind))
+        for worker, address in enumerate(addresses):
             if worker != config.index:
                 self.link(Task(Role.WORKER, worker), connect_endpoint(address))
         # Others may be restarted meanwhile, and first wait to join the group that is over.
@@ -160,10 +161,10 @@ class Gatherer(JobActor):
             self._saving = asyncio.ensure_future(self._succession.save(proposal.members))
             self._saving.add_done_callback(lambda _: self._has_news.set())
         else:
-            members = self._config.members
-            addresses = [members[worker] for worker in proposal.members]
+            everyone = self.plan.worker_addresses
+            addresses = [everyone[worker] for worker in proposal.members]
             await asyncio.to_thread(write_group, self._logdir, proposal.number, addresses)
-            self._find(await asyncio.to_thread(_newest, self._logdir, members))
+            self._find(await asyncio.to_thread(_newest, self._logdir, everyone))
 
     def _give_up(self, group: Group, heard_at: Mapping[int, float]) -> None:
         self._known = group
@@ -196,7 +197,7 @@ class Gatherer(JobActor):
             request.send(self._state())
 
     def on_gather(self, request: Request, message: Gather) -> None:
-        count, named = len(self._config.members), {*message.members, request.sender.index}
+        count, named = len(self.plan.worker_addresses), {*message.members, request.sender.index}
         if not message.members or not all(0 <= each < count for each in named):
             raise ProtocolError(f"{message.members} is no group of {count} workers")
         theirs = Group(message.group, message.members)
@@ -220,8 +221,7 @@ class Gatherer(JobActor):
 
         One alone may not know yet that another one is lost.
         """
-        members = self._known.members
-        hosts = members[: self.job.shards_on(len(members))]
+        hosts = self.plan.in_group(self._known.number, self._known.members).hosts
         if sender.role == Role.PS and sender.index < len(hosts):
             self._going_on.add(hosts[sender.index])
         return len(self._going_on) == len(hosts)
@@ -241,11 +241,11 @@ class Gatherer(JobActor):
 
 async def serve_groups(
     config: TaskConfig,
-    job: Job,
+    plan: Plan,
     serve: Serve,
     actors: list[JobActor],
     gather: Callable[[Gatherer], Awaitable[int]],
-    transport: Callable[[TaskConfig], Transport],
+    transport: Callable[[Plan], Transport],
 ) -> int:
     """Serve one group after another; return the exit code of the process.
 
@@ -255,18 +255,16 @@ async def serve_groups(
     Raises:
         ZmqTrainError: as ``serve`` does, and if there is no quorum for another group.
     """
-    logdir, everyone = job.logdir or "", tuple(range(len(config.members)))
-    of_all = config.in_group(1, everyone, len(everyone))
-    group = await asyncio.to_thread(_newest, logdir, config.members)
+    logdir = plan.job.logdir or ""
+    group = await asyncio.to_thread(_newest, logdir, plan.worker_addresses)
     while True:
         members = group.members
         if group.number > 1:
             workers = ", ".join(f"worker {worker}" for worker in members)
             log.warning("group %d of workers carries the job: %s", group.number, workers)
-        in_group = config.in_group(group.number, members, job.shards_on(len(members)))
         actors.clear()
         try:
-            return await serve(in_group, actors)
+            return await serve(plan.in_group(group.number, members), actors)
         except PeerLostError as lost:
             generation = max((max(a.generation, a.known_generation) for a in actors), default=0)
             await asyncio.to_thread(_check_begun, logdir, generation, lost)
@@ -274,9 +272,8 @@ async def serve_groups(
                 raise  # a signal, or the end of the job, came first
             log.warning("%s; looking for the workers that are left", lost)
             fingerprint = actors[-1].fingerprint  # of the worker, who knows the data
-            gatherer = Gatherer(
-                of_all, job, transport(of_all), group, _server_among(actors), fingerprint
-            )
+            reach = transport(plan.among_workers())
+            gatherer = Gatherer(config, plan, reach, group, _server_among(actors), fingerprint)
             try:
                 code = await gather(gatherer)
             except PeerLostError as lack:
@@ -330,7 +327,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
     Raises:
         OccupiedError: another job's chief runs there.
     """
-    until = time.monotonic() + (chief.timing.peer_timeout_s if chief.group > 1 else 0.0)
+    until = time.monotonic() + (chief.timing.peer_timeout_s if chief.plan.group > 1 else 0.0)
     while not chief.stopping.is_set():
         try:
             stack.enter_context(claimed(chief.job.logdir))
@@ -340,7 +337,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(chief.stopping.wait(), CLAIM_S)
         else:
-            if chief.group:
+            if chief.plan.group:
                 chief.add_background_task(partial(_until_later_group, chief))
             return
 
@@ -356,5 +353,5 @@ async def _until_later_group(chief: JobActor) -> None:
         await asyncio.sleep(CLAIM_S)
         with contextlib.suppress(CheckpointError):  # it may pass
             number, _ = await asyncio.to_thread(newest_group, logdir)
-            if number > chief.group:
+            if number > chief.plan.group:
                 raise GroupOverError(f"group {number} of workers carries the job, as {logdir} says")

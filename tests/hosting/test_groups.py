@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,43 +18,53 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
 from zmqtrain.errors import ConfigError, ExitCode, GroupOverError, ProtocolError, ZmqTrainError
-from zmqtrain.roles import launch, regroup
-from zmqtrain.roles.regroup import Gatherer, claim, may_regroup
+from zmqtrain.hosting import groups, task
+from zmqtrain.hosting.groups import Gatherer, claim, may_regroup
+from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender, decode
 from zmqtrain.wire.messages import Gather
 
 MEMBERS = ("a:1", "b:1", "c:1")
-CONFIG = TaskConfig(
-    role=Role.WORKER, job="j", ps=MEMBERS, members=MEMBERS, workers=3, hosted=True, chief=False
-)
+CONFIG = TaskConfig(role=Role.WORKER, job="j", ps="0", members=MEMBERS, workers=3)
+CLUSTER = CONFIG.cluster
 JOB = counting_job(3, frozenset(), logdir="somewhere")
+PLAN = plan_for(JOB, CLUSTER)
+FIRST = Group(1, (0, 1, 2))
 
 
 @pytest.mark.parametrize(
-    ("config", "may"),
+    ("cluster", "index", "may"),
     [
-        ({}, True),
-        ({"chief": True}, False),
-        ({"board": True}, False),
-        ({"hosted": False}, False),
-        ({"index": 3}, False),
-        ({"members": ("ipc://a", "ipc://b", "ipc://c")}, False),
+        ({}, 0, True),
+        ({"chief": True}, 0, False),
+        ({"members": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")}, 0, False),  # a board
+        ({"ps": ("d:1",)}, 0, False),
+        ({}, 3, False),
+        ({"members": ("ipc://a", "ipc://b", "ipc://c")}, 0, False),
     ],
 )
 def test_only_workers_on_hosts_of_their_own_do_without_one(
-    config: dict[str, object], may: bool
+    cluster: dict[str, Any], index: int, may: bool
 ) -> None:
-    assert may_regroup(CONFIG.model_copy(update=config), JOB) is may
-    assert not may_regroup(CONFIG, JOB.with_overrides(steps=1).model_copy(update={"logdir": None}))
+    config = CONFIG.of(Task(Role.WORKER, index))
+    assert may_regroup(config, plan_for(JOB, replace(CLUSTER, **cluster))) is may
+    without = counting_job(3, frozenset())
+    assert not may_regroup(config, plan_for(without, replace(CLUSTER, **cluster)))
 
 
 def test_worker_that_would_look_for_others_too_briefly_is_not_started() -> None:
     config = CONFIG.model_copy(update={"join_timeout_s": 20.0})
-    assert may_regroup(config.model_copy(update={"peer_timeout_s": 20.0}), JOB)
+    assert may_regroup(config.model_copy(update={"peer_timeout_s": 20.0}), PLAN)
     with pytest.raises(ConfigError, match=r"--join-timeout-s .* is 20 and .* is 60; .* raise it"):
-        may_regroup(config, JOB)
+        may_regroup(config, PLAN)
+
+
+def plan_of(logdir: Path, *addresses: str) -> Plan:
+    members = addresses or MEMBERS
+    cluster = replace(CLUSTER, members=members, workers=len(members))
+    return plan_for(JOB.model_copy(update={"logdir": str(logdir)}), cluster, lane="tcp")
 
 
 def hear(gatherer: Gatherer, role: str, index: int, message: Gather) -> None:
@@ -66,8 +77,7 @@ def hear(gatherer: Gatherer, role: str, index: int, message: Gather) -> None:
 async def test_group_of_workers_that_are_not_there_is_refused(
     sender: int, members: tuple[int, ...]
 ) -> None:
-    config = CONFIG.in_group(1, (0, 1, 2), 3)
-    gatherer = Gatherer(config, JOB, MemoryTransport(), Group(1, (0, 1, 2)))
+    gatherer = Gatherer(CONFIG, PLAN, MemoryTransport(), FIRST)
     with pytest.raises(ProtocolError):
         hear(gatherer, "worker", sender, Gather(2, members))
     assert gatherer.found is None
@@ -91,8 +101,9 @@ async def test_worker_without_a_part_goes_back_once_all_parts_go_on(
     heard: list[tuple[str, int, Gather]], goes_on: bool
 ) -> None:
     job = JOB.with_overrides(partition_nbytes=sum(v.nbytes for v in JOB.variables()) // 2)
-    assert job.shards_on(3) == 2
-    gatherer = Gatherer(CONFIG, job, MemoryTransport(), Group(3, ON.members))
+    plan = plan_for(job, CLUSTER)
+    assert plan.shards == 2
+    gatherer = Gatherer(CONFIG, plan, MemoryTransport(), Group(3, ON.members))
     for role, index, message in heard:
         hear(gatherer, role, index, message)
     assert gatherer.found == (Group(heard[-1][2].group, heard[-1][2].members) if goes_on else None)
@@ -101,7 +112,7 @@ async def test_worker_without_a_part_goes_back_once_all_parts_go_on(
 @pytest.mark.parametrize("hears", [(), (0,), (2,)])
 async def test_who_is_not_known_to_be_heard_is_told_at_once(hears: tuple[int, ...]) -> None:
     """The worker's own connection to it may take longer."""
-    gatherer = Gatherer(CONFIG, JOB, MemoryTransport(), Group(1, (0, 1, 2)))
+    gatherer = Gatherer(CONFIG, PLAN, MemoryTransport(), FIRST)
     end, message = Mock(), Gather(1, (0, 1, 2), True, hears)
     envelope = Envelope(message, Sender("worker", 1), 0)
     gatherer.on_gather(Request(gatherer, end, b"", envelope), message)
@@ -111,11 +122,11 @@ async def test_who_is_not_known_to_be_heard_is_told_at_once(hears: tuple[int, ..
 
 async def test_workers_that_find_one_another_do_not_wait_for_a_heartbeat(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    given = {"members": ("ipc://a", "ipc://b"), "heartbeat_s": 3600.0, "lease_s": 7200.0}
-    job, transport = JOB.model_copy(update={"logdir": str(tmp_path)}), MemoryTransport()
+    transport, plan = MemoryTransport(), plan_of(tmp_path, "ipc://a", "ipc://b")
+    slow = CONFIG.model_copy(update={"heartbeat_s": 3600.0, "lease_s": 7200.0})
     gatherers = [
-        Gatherer(CONFIG.model_copy(update=given | {"index": i}), job, transport, Group(1, (0, 1)))
-        for i in range(2)
+        Gatherer(slow.of(Task(Role.WORKER, index)), plan, transport, Group(1, (0, 1)))
+        for index in range(2)
     ]
     running = [asyncio.ensure_future(gatherer.run()) for gatherer in gatherers]
     await asyncio.wait_for(running[0], 20)
@@ -128,8 +139,7 @@ async def test_logdir_that_cannot_be_written_for_a_moment_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = CONFIG.model_copy(update={"insecure": True, "heartbeat_s": 0.01, "lease_s": 0.02})
-    job = JOB.model_copy(update={"logdir": str(tmp_path)})
-    gatherer = Gatherer(config, job, MemoryTransport(), Group(1, (0,)))
+    gatherer = Gatherer(config, plan_of(tmp_path), MemoryTransport(), Group(1, (0,)))
     running = asyncio.ensure_future(gatherer.run())
     while "trying again" not in caplog.text and not running.done():
         await asyncio.wait([running], timeout=0.01)
@@ -139,8 +149,9 @@ async def test_logdir_that_cannot_be_written_for_a_moment_is_tried_again(
 
 
 async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path) -> None:
-    config = CONFIG.in_group(2, (0, 1), 2).model_copy(update={"metrics_port": 0, "insecure": True})
-    job, loop = JOB.model_copy(update={"logdir": str(tmp_path)}), asyncio.get_running_loop()
+    config = CONFIG.model_copy(update={"metrics_port": 0, "insecure": True})
+    plan = plan_of(tmp_path).in_group(2, (0, 1))
+    loop = asyncio.get_running_loop()
     has_run = asyncio.Event()
 
     async def run() -> None:
@@ -150,8 +161,8 @@ async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path)
         actor.add_background_task(run)
         loop.call_soon(actor.stop, int(ExitCode.TERMINATED))
 
-    with claimed(job.logdir):
-        serving = launch._serve_group(config, job, on_start, [], lambda status: None, None)
+    with claimed(plan.job.logdir):
+        serving = task._serve_group(config, plan, on_start, [], lambda status: None, None)
         assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
     assert not has_run.is_set()  # a chief would end the job of the one that has the claim
 
@@ -172,7 +183,7 @@ async def test_group_that_is_over_waits_for_nothing_to_be_sent(
     group: int, error: ZmqTrainError, of_link: bool
 ) -> None:
     """To a host that is lost it would wait in vain, and keep the process from the next group."""
-    actor = Chief(CONFIG.model_copy(update={"group": group}), JOB, MemoryTransport())
+    actor = Chief(CONFIG, replace(PLAN, group=group), MemoryTransport())
     running = asyncio.ensure_future(actor.run())
     await asyncio.sleep(0)
     ends: list[Any] = [actor.listen("a"), actor.link(Task(Role.PS, 0), "a").endpoint]
@@ -192,10 +203,10 @@ async def test_group_that_is_over_waits_for_nothing_to_be_sent(
 async def test_chief_gives_its_claim_up_to_that_of_a_later_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regroup, "CLAIM_S", 0.01)
-    job = JOB.model_copy(update={"logdir": str(tmp_path)})
+    monkeypatch.setattr(groups, "CLAIM_S", 0.01)
+    plan = plan_of(tmp_path)
     chiefs = [
-        Chief(CONFIG.in_group(number, members, len(members)), job, MemoryTransport())
+        Chief(CONFIG, plan.in_group(number, members), MemoryTransport())
         for number, members in ((1, (0, 1, 2)), (2, (1, 2)))
     ]
     with contextlib.ExitStack() as of_first, contextlib.ExitStack() as of_second:

@@ -11,10 +11,11 @@ import pytest
 
 from simulation.model import counting_job
 from tests.asking import Asked
-from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.errors import CheckpointError
+from zmqtrain.hosting.succession import Succession
+from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved, ShardFile
-from zmqtrain.roles.succession import Succession
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.wire.messages import HandedOver, HandOver
 
@@ -40,14 +41,15 @@ class Part:
 
 async def asked(logdir: Path, part: Any, *messages: HandOver) -> list[HandedOver]:
     """Return what worker 1, of three with two copies of each part, answers."""
-    job = counting_job(3, frozenset(), logdir=str(logdir), copies=2)
+    cluster = Cluster((), 3, members=("a:1", "b:1", "c:1"))
+    plan = plan_for(counting_job(3, frozenset(), logdir=str(logdir), copies=2), cluster)
     running: list[asyncio.Task[None]] = []
     actor: Any = SimpleNamespace(
         task=Task(Role.WORKER, 1),
-        job=job,
+        job=plan.job,
         spawn=lambda coroutine: running.append(asyncio.ensure_future(coroutine)),
     )
-    succession, request = Succession(actor, (0, 1, 2), part, {}), Asked()
+    succession, request = Succession(actor, plan, part, {}), Asked()
     for message in messages:
         succession.on_hand_over(request, message)
         await asyncio.gather(*running)

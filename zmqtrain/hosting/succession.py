@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.hand_over import left_of, newest
 from zmqtrain.errors import CheckpointError, ZmqTrainError
+from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.server.members import within
 from zmqtrain.server.remains import Remains
@@ -38,14 +39,15 @@ class Succession:
     def __init__(
         self,
         actor: JobActor,
-        hosts: Sequence[int],
+        plan: Plan,
         remains: Remains | None,
         fingerprint: Mapping[str, str],
     ) -> None:
-        """``actor``: speaks with the others. ``hosts``: the workers that hosted ps 0, 1, ..."""
-        self._actor, self._hosts, self._remains = actor, hosts, remains
+        """``actor``: speaks with the others. ``plan``: that of the lost group."""
+        self._actor, self._plan, self._remains = actor, plan, remains
+        self._hosts = plan.hosts
         self._fingerprint = fingerprint
-        self._layouts = actor.job.layouts(len(hosts))
+        self._layouts = plan.layouts
         self._known: dict[int, LastOrders] = {}  # by worker
         self._asked = ""  # the directory that this worker is to write into
         self._answer: HandedOver | None = None  # once it has
@@ -67,7 +69,7 @@ class Succession:
     async def save(self, workers: Collection[int]) -> None:
         """Save what these workers hold together. If they cannot, say why not, and do nothing."""
         actor = self._actor
-        if actor.job.copies_on(len(self._hosts)) == 1:
+        if self._plan.copies == 1:
             return
         self.note(actor.task.index, self.last)
         known = {worker: last for worker, last in self._known.items() if worker in workers}

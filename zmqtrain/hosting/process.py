@@ -18,9 +18,10 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import ip_of, is_of_this_host, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import METRICS_PORTS, TaskConfig
-from zmqtrain.errors import RETRYABLE, ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.hosting import signals
 from zmqtrain.observe import health
-from zmqtrain.roles import signals
+from zmqtrain.planning.plan import Plan
 
 DESCRIPTORS = 24
 """Open files of a task without peers."""
@@ -46,7 +47,7 @@ def allow_descriptors(peers: int) -> None:
         )
 
 
-def check_own_address(config: TaskConfig) -> None:
+def check_own_address(config: TaskConfig, plan: Plan) -> None:
     """Check that the IP address at which a worker listens is one of this host.
 
     A name may be that of a service in front of this host, and so may an address with ``bind``.
@@ -54,7 +55,7 @@ def check_own_address(config: TaskConfig) -> None:
     Raises:
         ConfigError: it is not.
     """
-    address = config.own_address
+    address = plan.address_of(config.task)
     ip = None if is_of_this_host(address) else ip_of(parse_address(address).host)
     if ip is None or config.bind:
         return
@@ -68,47 +69,6 @@ def check_own_address(config: TaskConfig) -> None:
                 f"is, but {ip} is no address of this host; correct it or {names_of('index')}; "
                 "if a service in front of this host has it, give --bind 0.0.0.0"
             ) from None
-
-
-async def run_all(actors: Sequence[JobActor], *, serve_on: bool = False) -> list[int]:
-    """Run all actors; an error of one ends the others, which know it by then.
-
-    When the first one has ended, the others are stopped. With ``serve_on`` an error of the last
-    one, a worker that has joined, is raised when the others have ended, unless a restart may mend
-    it: the job needs the part of the parameters that they hold.
-    """
-    *hosts, last = actors
-    tasks = [asyncio.ensure_future(actor.run()) for actor in hosts]
-    tasks.append(asyncio.ensure_future(_run_beside(tasks[:], last) if serve_on else last.run()))
-
-    def stop_others(ended: asyncio.Task[int]) -> None:
-        if not ended.cancelled() and ended.exception() is None:
-            for actor in actors[1:]:
-                actor.stop(ended.result())
-
-    tasks[0].add_done_callback(stop_others)
-    try:
-        return list(await asyncio.gather(*tasks))
-    except ZmqTrainError as error:
-        left = [(actor, task) for actor, task in zip(actors, tasks, strict=True) if not task.done()]
-        for actor, _ in left:
-            actor.crash(error)
-        if left:
-            await asyncio.wait([task for _, task in left])
-        raise
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _run_beside(hosts: Sequence[asyncio.Future[int]], worker: JobActor) -> int:
-    try:
-        return await worker.run()
-    except ZmqTrainError as error:
-        if hosts and worker.ready()[0] and error.exit_code < RETRYABLE:
-            log.error("%s; the job goes on without %s, and needs its ps", error, worker.task)
-            await asyncio.wait(hosts)
-        raise
 
 
 def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> health.Server:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from zmqtrain.roles.signals import interrupts_kept
+from zmqtrain.hosting.signals import interrupts_kept
 
 
 @pytest.fixture(autouse=True)

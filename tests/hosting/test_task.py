@@ -1,0 +1,122 @@
+"""What a task tells others on its host: the job it serves, and how it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.config import run_file
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.hosting import task
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
+from zmqtrain.planning.plan import plan_for
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.messages import Shutdown
+
+JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
+
+
+def config_of(address: str) -> TaskConfig:
+    return TaskConfig(role=Role.PS, job="job.py", ps=(address,))
+
+
+def _publish(name: str, address: str, stack: contextlib.ExitStack) -> None:
+    role, index = name.split()
+    config = config_of(address)
+    plan = plan_for(JOB, config.cluster)
+    task._publish(Task(Role(role), int(index)), config, plan, stack, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "files"),
+    [
+        ("chief 0", "127.0.0.1:2222", 1),
+        ("ps 0", "127.0.0.1:2222", 1),
+        ("ps 1", "127.0.0.1:2222", 0),
+        ("worker 0", "127.0.0.1:2222", 0),
+        ("chief 0", "ipc:///tmp/ps-0.sock", 1),
+        ("ps 0", "ipc:///tmp/ps-0.sock", 0),
+    ],
+)
+def test_job_is_published_by_those_who_will_do(
+    name: str, address: str, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        _publish(name, address, stack)
+        assert len(list(tmp_path.glob("*/*.json"))) == files
+
+
+def test_ps_that_cannot_publish_the_job_serves_it_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"zmqtrain-{os.getuid()}").touch()
+    with contextlib.ExitStack() as stack:
+        _publish("ps 0", "127.0.0.1:2222", stack)
+        assert "can find the job only by its chief" in caplog.text
+        with pytest.raises(ConfigError):
+            _publish("chief 0", "127.0.0.1:2222", stack)
+
+
+def test_host_of_a_ps_knows_of_the_end_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = config_of("127.0.0.1:2222")
+    plan = plan_for(JOB, config.cluster)
+    ps = ParameterServer(config, plan, MemoryTransport())
+    task._note_end([ps], plan)
+    assert run_file.end_since(config.ps, 0.0) is None
+    ps._shutdown = Shutdown(ExitCode.DIVERGED, "too many gradients held NaN")
+    task._note_end([ps], plan)
+    assert run_file.end_since(config.ps, 0.0) == ExitCode.DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("given", "leaves"),
+    [
+        ({}, False),
+        ({"on_term": "leave"}, True),
+        ({"group": 2}, True),
+        ({"group": 2, "members": (0,)}, False),  # its part may be asked for
+    ],
+)
+async def test_worker_that_comes_too_late_for_a_job_that_is_done_leaves_if_it_may_be_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], leaves: bool
+) -> None:
+    job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), steps=1)
+    job = job.model_copy(update={"logdir": str(tmp_path)})
+    await asyncio.to_thread(zmqtrain.run, job)
+    monkeypatch.setattr(task, "CHECK_S", 0.0)
+    has_joined, codes = iter([False, True]), []
+
+    class Late:
+        @property
+        def has_met(self) -> bool:
+            return next(has_joined)
+
+        def stop(self, code: int) -> None:
+            codes.append(code)
+
+    worker = Late()
+    worker.job = job
+    config = config_of("127.0.0.1:2222").of(Task(Role.WORKER, 0))
+    config = config.model_copy(update={"on_term": given.pop("on_term", "end")})
+    plan = replace(plan_for(job, config.cluster), **given)
+    await task._leave_with_the_job([worker], config, plan, None)
+    assert codes == [ExitCode.OK] * leaves

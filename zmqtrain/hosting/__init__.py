@@ -1,0 +1,1 @@
+"""The only place where the actors of a process are made from a plan and run to their end."""

@@ -1,0 +1,1 @@
+"""How a job and a cluster become a plan: shards, layouts, exchange, copies, hosts, policy. Pure."""
