@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,4 +296,27 @@ async def test_waits_without_end_are_cut_and_the_status_stays_readable() -> None
         status = (await t.someone("client").ask(GetStatus())).message
         assert isinstance(status, Status)
         assert len(status.waits) < 40
+        await t.check(worker, batches)
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        Heartbeat(phases_s=(1.0,) * 3),
+        Heartbeat(phases_s=(math.nan,) * 6),
+        Heartbeat(phases_s=(1e308,) * 6),
+        Heartbeat(phases_s=(-1.0,) * 6),
+        Heartbeat(waits=(Wait("worker 0", "ps 0", "why", math.inf),)),
+        Heartbeat(waits=(Wait("worker 0", "ps 0", "why", 1.0, math.nan),)),
+    ],
+)
+async def test_heartbeat_with_impossible_times_is_refused(beat: Heartbeat) -> None:
+    async with table(make_job()) as t:
+        await t.begin()
+        worker, batches = await t.worker()
+        error, text = await worker.refused(beat)
+        assert (error, "expected seconds from 0 on" in text) == ("ProtocolError", True)
+        status = (await t.someone("client").ask(GetStatus())).message
+        assert isinstance(status, Status)
+        assert (status.waits, [task.phases_s for task in status.tasks]) == ((), [(), (), ()])
         await t.check(worker, batches)

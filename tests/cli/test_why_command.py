@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from itertools import repeat
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
+from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.cli.why import why_view
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode
@@ -18,6 +23,32 @@ from zmqtrain.observe.health import Server
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.wire.messages import GetStatus
+
+WAIT = Wait("chief 0", "ps 0", "no status", 7.0)
+
+
+@contextmanager
+def answering(parts: Mapping[bytes, Iterable[bytes]], pause_s: float = 0.0) -> Iterator[str]:
+    """Answer at the address that this yields with the parts of a body, by the path asked for."""
+
+    closed = Event()
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            path = self.rfile.readline().split()[1]
+            with suppress(OSError):  # the client has had enough
+                self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+                for part in parts[path]:
+                    self.wfile.write(part)
+                    closed.wait(pause_s)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            closed.set()
+            server.shutdown()
 
 
 def told(status: Status, *, show_all: bool = False) -> list[str]:
@@ -125,8 +156,40 @@ def test_other_tasks_are_asked_for_their_waits_while_ps_0_does_not_answer(
         ]
         assert main(["why", "--json"]) == ExitCode.OK
         told = json.loads(capsys.readouterr().out)
-    assert told == {"waits": [asdict(waits[1]), asdict(waits[0])], "unreachable": silent}
+    expected = {"waits": [asdict(waits[1]), asdict(waits[0])], "unreachable": silent}
+    assert told == expected | {"outcome": ""}
     assert main(["why"]) == ExitCode.PEER_LOST, "its chief does not answer either"
+
+
+@pytest.mark.parametrize(
+    "sd",
+    [
+        b"[1]",
+        b'[{"targets": [3]}]',
+        b'[{"targets": ["here:x", "a\\nb:1"]}]',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_other_program_at_the_chiefs_metrics_port_is_not_believed(sd: bytes) -> None:
+    waits = json.dumps([asdict(WAIT)]).encode()
+    with answering({b"/sd": [sd], b"/waits": [waits]}) as address:
+        assert reported_waits(address) == [WAIT]
+
+
+@pytest.mark.parametrize("waits", [b'["x"]', b'[{"owner": "a"}]', b"null", b"{}"])
+def test_waits_of_another_form_are_left_out(waits: bytes) -> None:
+    with answering({b"/sd": [b"[]"], b"/waits": [waits]}) as address:
+        assert reported_waits(address) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "pause_s"), [(b" " * (1 << 20), 0.0), (b" ", 0.3)], ids=["endless", "slow"]
+)
+def test_answer_without_end_is_given_up(part: bytes, pause_s: float) -> None:
+    answer = repeat(part)
+    with answering({b"/sd": answer, b"/waits": answer}, pause_s) as address:
+        assert reported_waits(address) == []
 
 
 def test_command_shows_the_view_of_the_status_it_asked_for(

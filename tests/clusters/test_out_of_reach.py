@@ -79,6 +79,8 @@ def test_job_that_is_over_is_asked_in_vain_and_says_how_it_ended(
     assert main(["why", "digits"]) == ExitCode.OK
     told = capsys.readouterr().out
     assert outcome in told and "zmqtrain why" not in told
+    assert main(["why", "digits", "--json"]) == ExitCode.OK
+    assert outcome in json.loads(capsys.readouterr().out)["outcome"]
     assert main(["stop", "digits"]) == ExitCode.OK
     told = capsys.readouterr().out
     assert outcome in told and "digits is removed from its engine" in told

@@ -1,20 +1,37 @@
 """What can be learned of a job whose ps 0 does not answer: the waits that its other tasks report.
 
 Their metrics servers answer from threads of their own. The chief's tells where the others are.
+Another program may listen at such an address by now, so an answer may be anything.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException
-from typing import Any
+import asyncio
+from dataclasses import dataclass
+from typing import TypeVar
 
+from pydantic import TypeAdapter
+
+from zmqtrain.config.cluster import parse_address
+from zmqtrain.errors import ConfigError
+from zmqtrain.files import SMALL_NBYTES
 from zmqtrain.protocol.status import Wait
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 1.0  # of one task
 MOST_ASKED = 32  # at once
+MOST_S = 10.0  # for all of them
+
+T = TypeVar("T")
+
+
+@dataclass
+class Target:
+    """An entry of ``/sd``; its other fields are not needed."""
+
+    targets: list[str]
+
+
+WAITS, TARGETS = TypeAdapter(list[Wait]), TypeAdapter(list[Target])
 
 
 def reported_waits(chief: str) -> list[Wait]:
@@ -22,30 +39,50 @@ def reported_waits(chief: str) -> list[Wait]:
 
     ``chief``: the address of its metrics; "" if it is not known.
     """
-    known = sorted({*_tasks(chief)}) if chief else []
-    with ThreadPoolExecutor(MOST_ASKED) as threads:
-        waits = [wait for found in threads.map(_waits, known) for wait in found]
-    return sorted(waits, key=lambda wait: -wait.since_s)
+    return asyncio.run(_reported(chief)) if chief else []
 
 
-def _tasks(chief: str) -> Iterator[str]:
-    yield chief
-    for target in _fetched(chief, "/sd"):
-        yield from target["targets"]
+async def _reported(chief: str) -> list[Wait]:
+    targets = await _fetched(chief, "/sd", TARGETS)
+    known = sorted({chief, *(address for target in targets for address in target.targets)})
+    some = asyncio.Semaphore(MOST_ASKED)
+
+    async def waits_of(address: str) -> list[Wait]:
+        async with some:
+            return await _fetched(address, "/waits", WAITS)
+
+    asked = [asyncio.create_task(waits_of(address)) for address in known]
+    answered, _ = await asyncio.wait(asked, timeout=MOST_S)
+    return sorted(
+        (wait for task in answered for wait in task.result()), key=lambda wait: -wait.since_s
+    )
 
 
-def _waits(address: str) -> list[Wait]:
-    return [Wait(**fields) for fields in _fetched(address, "/waits")]
-
-
-def _fetched(address: str, path: str) -> Sequence[dict[str, Any]]:
-    """Return a list that a metrics server answers with; empty if it does not answer."""
-    connection = HTTPConnection(address, timeout=TIMEOUT_S)
+async def _fetched(address: str, path: str, kind: TypeAdapter[list[T]]) -> list[T]:
+    """Return a list that a metrics server answers with; empty if it does not answer so."""
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return json.loads(answer.read()) if answer.status == 200 else []
-    except (OSError, ValueError, HTTPException):
-        return []  # it has ended, or serves https
+        async with asyncio.timeout(TIMEOUT_S):
+            answer = await _answer(address, path)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return kind.validate_json(body) if head.split(b" ", 2)[1:2] == [b"200"] else []
+    except (OSError, ValueError, ConfigError):
+        return []  # it has ended, serves https, or is another program
+
+
+async def _answer(address: str, path: str) -> bytes:
+    """
+    Raises:
+        OSError: nothing answers.
+        ConfigError: this is no address.
+        ValueError: the answer is too large.
+    """
+    target = parse_address(address)
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    try:
+        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        await reader.readexactly(SMALL_NBYTES)
+    except asyncio.IncompleteReadError as whole:
+        return whole.partial
     finally:
-        connection.close()
+        writer.close()
+    raise ValueError(f"{address} answers with too many bytes")

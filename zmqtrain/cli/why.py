@@ -57,7 +57,7 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
         told: dict[str, object]
         told = why_json(status) if status is not None else {"waits": [*map(asdict, waits)]}
         if unreachable:
-            told["unreachable"] = str(unreachable)
+            told |= {"unreachable": str(unreachable), "outcome": job.outcome}
         show_json(told | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
         return
     for text, whats in _grouped(reasons).items():

@@ -12,20 +12,37 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import Peer, PeerTable
-from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.fingerprint import DATA, fingerprint_difference, remedy_of_difference
 from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server.receiver import WINDOW_NBYTES
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
+from zmqtrain.units import shortened
 from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Shutdown, Welcome
 
 MAX_WAITS = 16  # of one task, shown in the status
-MAX_PHASES = len(fields(Phases))
+PHASES = len(fields(Phases))
+LONGEST_S = 1e12  # of a time in a heartbeat
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0  # between two looks whether workers that have not said goodbye still live
+
+
+def check_times(beat: Heartbeat) -> None:
+    """Check what commands of other users compute with.
+
+    Raises:
+        ProtocolError: a time is not a number, or is too long, or there are too few or too many.
+    """
+    untils = (wait.until_s for wait in beat.waits if wait.until_s is not None)
+    times = [*beat.phases_s, *(wait.since_s for wait in beat.waits), *untils]
+    if len(beat.phases_s) not in (0, PHASES) or not all(0 <= each < LONGEST_S for each in times):
+        raise ProtocolError(
+            f"a heartbeat with the times {shortened([*map(str, times)])}; expected seconds from 0 "
+            f"on, those of {PHASES} phases or of none"
+        )
 
 
 def ignore(peer: Peer) -> None:
@@ -82,9 +99,10 @@ class Members:
 
     def on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
         peer = self._peers.member(request)
+        check_times(beat)
         peer.waits = beat.waits[:MAX_WAITS]
         peer.finished, peer.saved_step = beat.finished, beat.saved_step
-        peer.phases_s = beat.phases_s[:MAX_PHASES]
+        peer.phases_s = beat.phases_s
         worker = self._state.workers.get(peer.index) if peer.is_worker else None
         pushes = (worker.received, worker.answered) if worker is not None else ()
         request.reply(HeartbeatReply(*pushes))
