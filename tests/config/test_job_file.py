@@ -91,7 +91,7 @@ def module_of(path: Path) -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", ["mine", "my-job", "job.v2", "random", "test", "numpy"])
+@pytest.mark.parametrize("name", ["mine", "my-job", "job.v2", "random", "test"])
 def test_what_a_job_file_defines_is_found_by_the_name_of_its_module(home: Path, name: str) -> None:
     (home / f"{name}.py").write_text(DEFINES)
     own = sys.modules.get(name)
@@ -111,6 +111,13 @@ def test_process_that_a_job_starts_finds_what_its_file_defines(home: Path, name:
     module = module_of(home / f"{name}.py")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(module.double, 21).result() == 42
+
+
+@pytest.mark.parametrize("name", ["numpy", "pytest"])
+def test_file_with_the_name_of_an_installed_package_is_refused(home: Path, name: str) -> None:
+    (home / f"{name}.py").write_text(DEFINES)
+    with pytest.raises(ConfigError, match=rf"installed package {name} .*; rename the file"):
+        load_job(f"{name}.py")
 
 
 def test_file_that_cannot_be_run_leaves_the_module_that_was_there(home: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.abc import SourceLoader
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,9 @@ from zmqtrain.job import Job
 from zmqtrain.user_code import described, is_installed, place_of
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
+
+PACKAGES = ("site-packages", "dist-packages")
+"""Names of the directories on Python's path that hold installed packages."""
 
 EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 """Which extras of zmqtrain bring the frameworks that jobs import."""
@@ -128,11 +132,23 @@ def _module_of(value: Any) -> ModuleType | None:
 def _run_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"job file {path} does not exist (looked in {Path.cwd()})")
+    _check_name(path)
     _import_from(path.parent.resolve())
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last, so that files here hide no module
     with _importing(f"job file {path}", path):
         return vars(_module_of_file(path.absolute()))
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a file that processes of the job would import in place of an installed package."""
+    installed = [directory for directory in sys.path if Path(directory).name in PACKAGES]
+    spec = None if "." in path.stem else PathFinder.find_spec(path.stem, installed)
+    if spec is not None and spec.origin is not None and not path.samefile(spec.origin):
+        raise ConfigError(
+            f"job file {path} has the name of the installed package {path.stem} ({spec.origin}), "
+            f"and would be imported instead of it; rename the file, as in my_{path.name}"
+        )
 
 
 def _module_of_file(path: Path) -> ModuleType:
