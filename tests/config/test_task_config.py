@@ -234,6 +234,12 @@ WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
         {"JOB_COMPLETION_INDEX": "two"},
         ["JOB_COMPLETION_INDEX", "--index"],
     ),
+    "engine's index that is too large": (
+        Role.WORKER,
+        {},
+        {"SLURM_PROCID": "9" * 5000},
+        ["SLURM_PROCID", "--index"],
+    ),
     "honcho's name of another role": (Role.PS, {}, HONCHO, ["worker.4", "zmqtrain.roles.worker"]),
     "honcho's name of no role": (
         Role.WORKER,
@@ -280,6 +286,8 @@ TWO = {"ps": ["p:1"], "worker": ["w:1"]}
         (tf_config(TWO, type="worker", index=0), (Role.WORKER, "TF_CONFIG")),
         (tf_config({"master": ["c:1"], **TWO}, type="master", index=0), (Role.CHIEF, "TF_CONFIG")),
         ({ROLE: "ps"}, (Role.PS, ROLE)),
+        ({ROLE: " WORKER"}, (Role.WORKER, ROLE)),
+        ({ROLE: "master"}, (Role.CHIEF, ROLE)),
         ({ROLE: "ps", **tf_config(TWO, type="worker", index=0)}, (Role.PS, ROLE)),
         ({ROLE: "worker", **tf_config(TWO)}, (Role.WORKER, ROLE)),
         (HONCHO, (Role.WORKER, "HONCHO_PROCESS_NAME")),
@@ -315,7 +323,8 @@ def test_script_is_the_task_that_its_variables_name(
         (tf_config(TWO, type="worker", index=1), "says that this task is worker 1, but its clus"),
         (tf_config(TWO, type="evaluator", index=0), "zmqtrain has none, its chief evaluates"),
         (tf_config(TWO, type="Worker", index=0), 'the task type "Worker"; expected ps, worker'),
-        ({ROLE: "WORKER"}, "ZMQTRAIN_ROLE is 'WORKER'; expected ps, worker, chief"),
+        ({ROLE: "Boss"}, "ZMQTRAIN_ROLE is 'Boss'; expected ps, worker or chief"),
+        ({ROLE: "evaluator"}, "ZMQTRAIN_ROLE is 'evaluator'; zmqtrain has none, its chief"),
         ({"ZMQTRAIN_INDEX": "1"}, "ZMQTRAIN_INDEX is '1', but nothing says which task"),
     ],
 )

@@ -49,7 +49,7 @@ def set_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[st
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
         ({"TF_CONFIG": json.dumps({"cluster": TWO})}, "TF_CONFIG lists a cluster, but nothing"),
-        ({"ZMQTRAIN_ROLE": "boss"}, "expected ps, worker, chief"),
+        ({"ZMQTRAIN_ROLE": "boss"}, "expected ps, worker or chief"),
         ({"ZMQTRAIN_ROLE": "worker", "ZMQTRAIN_INDEX": "4"}, "expected at most 0"),
     ],
 )

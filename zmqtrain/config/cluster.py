@@ -19,6 +19,7 @@ IPC = "ipc://"
 UNIX = "unix://"  # the same
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
@@ -82,6 +83,11 @@ class Address:
     def is_loopback(self) -> bool:
         ip = ip_of(self.host)
         return self.host == "localhost" if ip is None else ip.is_loopback
+
+
+def parse_index(text: str) -> int | None:
+    """Return the task number that ``text`` spells, None if it is not one or has more zeros."""
+    return int(text) if _INDEX.fullmatch(text) and int(text) < MAX_TASKS else None
 
 
 def parse_address(text: str) -> Address:

@@ -289,11 +289,8 @@ def role_of_process(environ: Mapping[str, str] = ENVIRON) -> tuple[Role | None, 
     Raises:
         ConfigError: TF_CONFIG has a mistake, or there is no such role.
     """
-    text = environ.get(ROLE, "").strip()
-    if text:
-        if text not in list(Role):
-            raise ConfigError(f"{ROLE} is {text!r}; expected {', '.join(Role)}")
-        return Role(text), ROLE
+    if text := environ.get(ROLE, "").strip():
+        return tf_config.role_called(text.lower(), f"{ROLE} is {text!r}"), ROLE
     task = tf_config.read_tf_config(environ.get(TF_CONFIG, "")).task
     if task is not None:
         return task.role, TF_CONFIG

@@ -201,6 +201,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "unknown job": ({"cluster": {**CLUSTER, "workers": ["x:1"]}}, "'workers'"),
     "job is no list": ({"cluster": {"ps": "p:1"}}, '"p:1"'),
     "key is no index": ({"cluster": {"ps": {"first": "p:1"}}}, '"first"'),
+    "key has another zero": ({"cluster": {"ps": {"0": "p:1", "00": "q:1"}}}, '"00"'),
     "empty address": ({"cluster": {"ps": ["p:1", ""]}}, "ps 1"),
     "null address": ({"cluster": {"ps": [None]}}, "ps 0: address null"),
     "scheme": ({"cluster": {"ps": ["grpc://p:1"]}}, "grpc://"),
@@ -229,6 +230,14 @@ def test_mistake_is_refused_with_the_value(document: Any, told: str) -> None:
         resolve(Role.WORKER, {}, {"TF_CONFIG": json.dumps(document)})
     assert "TF_CONFIG" in str(caught.value)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "again", ['"task": {}', '"x": {"ps": [], "ps": []}']
+)
+def test_key_that_stands_twice_is_refused(again: str) -> None:
+    with pytest.raises(ConfigError, match="twice in one object"):
+        resolve(Role.WORKER, {}, {"TF_CONFIG": f'{{"cluster": {{}}, "task": {{}}, {again}}}'})
 
 
 @pytest.mark.parametrize("text", ["{'cluster': {}}", "[" * 100_000])

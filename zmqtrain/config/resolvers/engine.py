@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zmqtrain.config.cluster import MAX_TASKS, Role
+from zmqtrain.config.cluster import MAX_TASKS, Role, parse_index
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 
@@ -23,12 +23,13 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
     if variable is None or role is Role.CHIEF or "index" in known:
         return {}
     text = environ[variable].strip()
-    if not (text.isascii() and text.isdigit() and int(text) < MAX_TASKS):
+    index = parse_index(text)
+    if index is None:
         raise ConfigError(
             f"{variable} is {text!r}; expected a whole number from 0 to {MAX_TASKS - 1}, the index "
             f"of this task; correct it, or give {names_of('index')}"
         )
-    return {"index": int(text)}
+    return {"index": index}
 
 
 def variable_of_index(environ: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import psutil
 from honcho.environ import parse_procfile
 
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Role, parse_index
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file
@@ -68,9 +68,8 @@ def process_of(environ: Mapping[str, str]) -> tuple[str, int] | None:
     None if honcho did not start it.
     """
     name, _, number = environ.get(PROCESS_NAME, "").rpartition(".")
-    if not (name and number.isascii() and number.isdigit() and int(number) > 0):
-        return None
-    return name, int(number) - 1
+    counted = parse_index(number)
+    return (name, counted - 1) if name and counted else None
 
 
 def honcho_counts(argv: Sequence[str], procfile_types: Iterable[str]) -> dict[str, int]:
@@ -105,7 +104,7 @@ def running_counts(environ: Mapping[str, str]) -> dict[str, int] | None:
             name = options.procfile or environ.get("PROCFILE") or "Procfile"
             text = read_file(directory / (options.app_root or ".") / name).decode()
             return honcho_counts(argv, parse_procfile(text).processes)
-        except (ConfigError, OSError, psutil.Error):
+        except (ConfigError, OSError, ValueError, psutil.Error):
             continue
     return None
 

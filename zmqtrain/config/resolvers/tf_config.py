@@ -8,12 +8,11 @@ chief listen at their addresses; with ps nothing connects to them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zmqtrain.config.cluster import MAX_TASKS, Role, Task, canonical_address
+from zmqtrain.config.cluster import MAX_TASKS, Role, Task, canonical_address, parse_index
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 
@@ -153,7 +152,7 @@ def read_tf_config(text: str) -> TfConfig:
 
 def _document(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"TF_CONFIG is not valid JSON ({error}); expected an object such as {EXAMPLE}; check "
@@ -162,6 +161,13 @@ def _document(text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"TF_CONFIG is {_shown(document)}; expected an object such as {EXAMPLE}")
     return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"TF_CONFIG has {twice[0]!r} twice in one object; remove one of them")
+    return dict(pairs)
 
 
 def _task(section: Any) -> Task | None:
@@ -173,16 +179,24 @@ def _task(section: Any) -> Task | None:
             'as {"type": "worker", "index": 0}'
         )
     name = section["type"]
+    role = role_called(name, f"TF_CONFIG has the task type {_shown(name)}")
+    return Task(role, _index("gives this task", section["index"]))
+
+
+def role_called(name: Any, source: str) -> Role:
+    """Return the role with TensorFlow's ``name``; ``source`` says where the name stands.
+
+    Raises:
+        ConfigError: there is no such role.
+    """
     if name == EVALUATOR:
         raise ConfigError(
-            "TF_CONFIG makes this task an evaluator; zmqtrain has none, its chief evaluates; "
-            "remove the Evaluator replicas and use --evaluate-every"
+            f"{source}; zmqtrain has none, its chief evaluates; remove the evaluator and use "
+            "--evaluate-every"
         )
     if not isinstance(name, str) or name not in ROLES:
-        raise ConfigError(
-            f"TF_CONFIG has the task type {_shown(name)}; expected ps, worker or chief"
-        )
-    return Task(ROLES[name], _index("gives this task", section["index"]))
+        raise ConfigError(f"{source}; expected ps, worker or chief")
+    return ROLES[name]
 
 
 def _job(name: str, value: Any) -> dict[int, str]:
@@ -215,8 +229,9 @@ def _address(task: str, value: Any) -> str:
 
 def _index(what: str, value: Any) -> int:
     is_number = isinstance(value, int | str) and not isinstance(value, bool)
-    if is_number and re.fullmatch(r"[0-9]{1,9}", str(value)) and int(value) < MAX_TASKS:
-        return int(value)
+    index = parse_index(str(value)) if is_number else None
+    if index is not None:
+        return index
     raise ConfigError(
         f"TF_CONFIG {what} the index {_shown(value)}; expected a whole number from 0 to "
         f"{MAX_TASKS - 1}"
