@@ -134,3 +134,18 @@ async def test_damaged_file_of_frozen_variables_is_written_anew(tmp_path: Path) 
     second = await saver.save(step=20, generation=1)
     assert second is not None
     verify(second, read_manifest(second))
+
+
+@pytest.mark.parametrize(("save_secs", "logdir"), [(5.0, None), (5.0, "runs"), (None, None)])
+def test_interval_without_a_logdir_is_told(
+    save_secs: float | None, logdir: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {} if save_secs is None else {"save_secs": save_secs}
+    job = zmqtrain.Job(
+        model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=logdir, **given
+    )
+    Saver(job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    told = ["save_secs is 5, but the job has no logdir: it saves nothing; give --logdir"]
+    assert [text.partition(" (or")[0] for text in caplog.messages] == (
+        told if save_secs and not logdir else []
+    )

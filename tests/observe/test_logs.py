@@ -111,19 +111,29 @@ def test_state_is_logged_when_it_changes_and_not_before(caplog: pytest.LogCaptur
     ]
 
 
-def record_at(line_number: int, second: float, level: int = logging.INFO) -> logging.LogRecord:
-    record = logging.LogRecord("zmqtrain.ps", level, "ps.py", line_number, "no %s", ("x",), None)
+def record_at(
+    line_number: int, second: float, level: int = logging.INFO, what: str = "x"
+) -> logging.LogRecord:
+    record = logging.LogRecord("zmqtrain.ps", level, "ps.py", line_number, "no %s", (what,), None)
     record.created = second
     return record
 
 
 def test_one_place_logs_only_so_many_lines_a_second_and_says_so() -> None:
     limit = RateLimit()
-    records = [record_at(7, 1.0 + number / 100) for number in range(2 * LINES_PER_SECOND)]
+    numbers = range(2 * LINES_PER_SECOND)
+    records = [record_at(7, 1.0 + number / 100, what=str(number)) for number in numbers]
     passed = [record.getMessage() for record in records if limit.filter(record)]
-    assert passed == ["no x"] * (LINES_PER_SECOND - 1) + [
-        "no x (further lines like this are dropped for a second)"
-    ]
+    last = f"no {LINES_PER_SECOND - 1} (further lines like this are dropped for a second)"
+    assert passed == [f"no {number}" for number in numbers[: LINES_PER_SECOND - 1]] + [last]
     assert limit.filter(record_at(8, 1.5)), "another place in the code"
     assert limit.filter(record_at(7, 2.0)), "the next second"
     assert limit.filter(record_at(7, 1.5, logging.DEBUG)), "asked for"
+
+
+def test_same_line_of_one_place_is_logged_once_a_second() -> None:
+    limit = RateLimit()
+    times = [1.9, 2.1, 2.8, 3.0, 3.5]
+    assert [second for second in times if limit.filter(record_at(7, second))] == [1.9, 3.0]
+    assert limit.filter(record_at(7, 3.6, what="y")), "another line"
+    assert limit.filter(record_at(8, 3.6, what="x")), "another place"

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from zmqtrain.config.options import names_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import changes_since
 from zmqtrain.job import Job
@@ -54,6 +55,12 @@ class Saver:
         self._metrics = metrics
         self._write_shards = write_shards
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
+        if self._logdir is None and "save_secs" in job.model_fields_set:
+            log.warning(
+                "save_secs is %g, but the job has no logdir: it saves nothing; give %s",
+                job.save_secs,
+                names_of("logdir"),
+            )
         self._interval_s = job.save_secs if self._logdir is not None else 0.0
         self._due_at = time.monotonic() + self._interval_s
         self._found_damage = False  # in a checkpoint of the logdir

@@ -232,9 +232,7 @@ def test_mistake_is_refused_with_the_value(document: Any, told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "again", ['"task": {}', '"x": {"ps": [], "ps": []}']
-)
+@pytest.mark.parametrize("again", ['"task": {}', '"x": {"ps": [], "ps": []}'])
 def test_key_that_stands_twice_is_refused(again: str) -> None:
     with pytest.raises(ConfigError, match="twice in one object"):
         resolve(Role.WORKER, {}, {"TF_CONFIG": f'{{"cluster": {{}}, "task": {{}}, {again}}}'})
