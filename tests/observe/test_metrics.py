@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from zmqtrain.observe.metrics import (
     NAMESPACE,
@@ -126,3 +127,12 @@ def test_forgotten_worker_is_no_longer_exposed() -> None:
     assert value(metrics, "worker_step", worker="1") == 20
     metrics.worker_step[0].set(1)
     assert value(metrics, "worker_step", worker="0") == 1
+
+
+def test_any_text_of_a_label_is_read_back_as_it_was() -> None:
+    metrics, text = Metrics("ps"), 'a"b\\c\nzmqtrain_global_step 7\t\x1b[2J{},='
+    metrics.policy.info({"policy": text})
+    told = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    samples = [each for family in told for each in family.samples]
+    assert [s.labels for s in samples if s.name == "zmqtrain_policy_info"] == [{"policy": text}]
+    assert [s.value for s in samples if s.name == "zmqtrain_global_step"] == [0.0]
