@@ -7,6 +7,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from zmqtrain.actors import joining
+from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import RefusedError
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Welcome
@@ -27,12 +28,13 @@ async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
     assert begun == [[True, True], [True, True]]
 
 
-@pytest.mark.parametrize(("hosted", "named"), [(False, "ps 1"), (True, "worker 1, which hosts")])
-async def test_task_says_whose_welcome_it_awaits(hosted: bool, named: str) -> None:
+@pytest.mark.parametrize(("hosts", "named"), [({}, "ps 1"), ({"ps 1": "worker 3"}, "worker 3")])
+async def test_task_says_whose_welcome_it_awaits(hosts: dict[str, str], named: str) -> None:
     answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
     link = Mock(peer="ps 1", request=AsyncMock(return_value=answer))
-    plan = Mock(is_on_workers=hosted, remedy="; start it or do without")
-    actor = Mock(plan=plan, known_generation=0)
+    waits = Waits("worker 0")
+    waits.hosts = hosts
+    actor = Mock(plan=Mock(remedy="; start it or do without"), waits=waits, known_generation=0)
     await joining.join(actor, link)
     reason = link.request.call_args.kwargs["reason"]
     assert reason.startswith(named)

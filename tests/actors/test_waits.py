@@ -42,6 +42,7 @@ def test_long_wait_is_logged_once_and_says_why_the_peer_cannot_answer(
     waits = Waits("chief 0")
     waits.begin("ps 0", "it has not reported the status")
     waits.begin("ps 1", "it has not welcomed us")
+    waits.hosts = {"ps 1": "worker 3"}
     for _ in range(2):
         clock.now += 1.5
         waits.log_long({"ps 0": "process 7 is held by a debugger", "ps 1": ""}.__getitem__)
@@ -50,5 +51,5 @@ def test_long_wait_is_logged_once_and_says_why_the_peer_cannot_answer(
             "WARNING",
             "waiting for ps 0: it has not reported the status; process 7 is held by a debugger",
         ),
-        ("INFO", "waiting for ps 1: it has not welcomed us"),
+        ("INFO", "waiting for ps 1, which worker 3 hosts: it has not welcomed us"),
     ]

@@ -57,9 +57,7 @@ async def join(actor: JobActor, link: Link) -> Joined:
         actor.last_incarnation,
         actor.plan.group,
     )
-    host = link.peer
-    if actor.plan.is_on_workers:
-        host = f"{link.peer.replace('ps', 'worker')}, which hosts it,"
+    host = actor.waits.hosts.get(link.peer, link.peer)
     envelope = await link.request(
         message,
         reason=f"{host} at {link.endpoint.address} has not answered the join yet"

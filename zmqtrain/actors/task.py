@@ -33,6 +33,10 @@ class JobActor(Actor):
         super().__init__(config.task, transport, metrics, config)
         self.plan, self.job = plan, plan.job
         self.job_name = config.job
+        self.waits.hosts = {
+            str(Task(Role.PS, shard)): str(Task(Role.WORKER, worker))
+            for shard, worker in enumerate(plan.hosts)
+        }
         self.lingers = not plan.group  # the next group begins anew
         self.lane = config.lane
         self.security = plan.security(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,10 +25,14 @@ class _Entry:
 
 
 class Waits:
-    """The waits of one task; times are of the monotonic clock."""
+    """The waits of one task; times are of the monotonic clock.
+
+    ``hosts``: the task that hosts a peer, by the peer's name; a peer may be a task of its own.
+    """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
+        self.hosts: Mapping[str, str] = {}
         self._entries: dict[int, _Entry] = {}
         self._last = 0
 
@@ -60,10 +64,12 @@ class Waits:
         for entry in self._entries.values():
             if not entry.is_logged and time.monotonic() - entry.since > PATIENCE_S:
                 entry.is_logged = True
+                host = self.hosts.get(entry.peer)
+                peer = f"{entry.peer}, which {host} hosts" if host else entry.peer
                 if halt := halt_of(entry.peer):
-                    log.warning("waiting for %s: %s; %s", entry.peer, entry.reason, halt)
+                    log.warning("waiting for %s: %s; %s", peer, entry.reason, halt)
                 else:
-                    log.info("waiting for %s: %s", entry.peer, entry.reason)
+                    log.info("waiting for %s: %s", peer, entry.reason)
 
     def snapshot(self) -> tuple[Wait, ...]:
         """Return the waits of this moment, the longest first."""
