@@ -185,8 +185,9 @@ def test_buffer_that_appears_later_is_refused_if_it_is_state(persistent: bool) -
 
 def test_module_that_rests_in_steps_does_so_after_an_evaluation() -> None:
     step = Step(lambda: net(nn.BatchNorm1d(4).eval()))
-    step.model.metrics(step.values, BATCH)
     step()
+    step.model.metrics(step.values, BATCH)
+    step.model.predict(step.values, BATCH)
     assert step.out["2.num_batches_tracked"] == 0
     assert [module.training for module in step.model.module] == [True, True, False, True]
 
@@ -393,12 +394,15 @@ def test_batches_of_float64_are_computed_in_float32() -> None:
         Step()((np.full_like(X, 1e300, np.float64), Y))
 
 
-@pytest.mark.parametrize(
-    "loss", [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.CrossEntropyLoss(reduction="sum")]
-)
-def test_weights_of_examples_need_a_loss_that_is_a_plain_mean(loss: Any) -> None:
+def test_weights_of_examples_need_a_loss_that_is_a_plain_mean() -> None:
     with pytest.raises(ConfigError, match="weights"):
-        Step(loss=loss)((X, Y, np.ones(len(Y), np.float32)))
+        Step(loss=nn.CrossEntropyLoss(torch.ones(3)))((X, Y, np.ones(len(Y), np.float32)))
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, partial(partial, F.cross_entropy)])
+def test_loss_that_adds_up_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"adds up.*reduction=\"mean\""):
+        TorchModel(net, kind(reduction="sum"))
 
 
 def test_third_argument_of_a_loss_is_no_weight() -> None:

@@ -98,6 +98,11 @@ class TorchModel:
                 "TorchModel needs either loss(outputs, targets) or training_step(module, batch), "
                 f"and got {'neither' if loss is None else 'both'}"
             )
+        if _reduction(loss) == "sum":
+            raise ConfigError(
+                f"the loss {loss} adds up what its examples lose, so it is no mean over examples "
+                'and depends on how large a batch is; expected one with reduction="mean"'
+            )
         if autocast not in (None, torch.bfloat16):
             raise ConfigError(
                 f"autocast is {autocast!r}; expected torch.bfloat16 or None: float16 would need "
@@ -114,7 +119,6 @@ class TorchModel:
     def _forget(self) -> None:
         self._module: Any = None
         self._initial_seed: int | None = None  # while the module has its initial values
-        self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
         self._bound = BoundVariables(self)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
         self._structure: Structure | None = None  # once the module is in steps
@@ -196,9 +200,6 @@ class TorchModel:
         """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
         self._bound.clear()
-        for module, is_training in self._modes:
-            module.training = is_training
-        self._modes = []
         return self._as_tensors(batch)
 
     def finish(self, loss: Any) -> float:
@@ -214,10 +215,8 @@ class TorchModel:
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        tensors = self._evaluate(parameters, batch)
-        with torch.no_grad(), self._autocasting(tensors):
-            measures = self._measures_of(tensors)
-        return numbers_of(measures, self)
+        with self._evaluating(parameters, batch) as tensors:
+            return numbers_of(self._measures_of(tensors), self)
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
         """Return the module's outputs for the batch's first array, one row an example; of several
@@ -226,8 +225,7 @@ class TorchModel:
         Raises:
             ConfigError: they are no tensors.
         """
-        (inputs,) = self._evaluate(parameters, batch[:1])
-        with torch.no_grad(), self._autocasting((inputs,)):
+        with self._evaluating(parameters, batch[:1]) as (inputs,):
             outputs = self._module(inputs)
         arrays = _arrays(outputs)
         if arrays is None:
@@ -311,10 +309,10 @@ class TorchModel:
         if not _has_weights(loss, targets):
             return loss(outputs, *targets)
         labels, weights = targets
-        if getattr(loss, "weight", None) is not None or getattr(loss, "reduction", "") == "sum":
+        if getattr(loss, "weight", None) is not None:
             raise ConfigError(
-                f"examples have weights, and {loss} weighs classes or adds up; expected the mean "
-                'of each example\'s own loss: a loss without weight and with reduction="mean"'
+                f"examples have weights, and {loss} weighs classes; expected the mean of each "
+                "example's own loss: a loss without weight"
             )
         if isinstance(loss, torch.nn.Module):
             each = copy.copy(loss)
@@ -343,12 +341,19 @@ class TorchModel:
             return {"accuracy": (outputs.argmax(1) == targets[at - 1]).float().mean()}
         return {}
 
-    def _evaluate(self, parameters: Parameters, batch: Batch) -> tuple[Any, ...]:
+    @contextmanager
+    def _evaluating(self, parameters: Parameters, batch: Batch) -> Iterator[tuple[Any, ...]]:
+        """Yield the batch as tensors, with the module in eval mode and no gradients."""
         self._bind(parameters, None)
-        if not self._modes:
-            self._modes = [(module, module.training) for module in self._module.modules()]
-            self._module.eval()
-        return self._as_tensors(batch)
+        modes = [(module, module.training) for module in self._module.modules()]
+        self._module.eval()
+        try:
+            tensors = self._as_tensors(batch)
+            with torch.no_grad(), self._autocasting(tensors):
+                yield tensors
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
 
     def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
         tensors = map(tensor_over, batch if self._is_double else map(_single, batch))
@@ -484,6 +489,12 @@ def _takes_one_target(loss: Any) -> bool:
     """Return whether a loss has two arguments without defaults: outputs and labels."""
     required = [one for one in _parameters(loss).values() if one.default is one.empty]
     return len(required) == 2 and all(one.kind is not one.VAR_POSITIONAL for one in required)
+
+
+def _reduction(loss: Any) -> Any:
+    """Return how a loss of torch's kind is made one number of those of the examples, if known."""
+    options = getattr(loss, "keywords", {})
+    return getattr(loss, "reduction", options.get("reduction"))
 
 
 def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
