@@ -674,10 +674,10 @@ class Job(BaseModel):
         )
 
     def _check_sizes(self, training: Dataset, evaluation: Dataset | None) -> None:
-        if stream_of(evaluation) is not None:
-            len(evaluation)  # type: ignore[arg-type]  # it has none, and says what to do
         if evaluation is None:
             self._check_unmeasured()
+        elif not len(evaluation):  # a stream has no length, and says what to do
+            raise DataError("the evaluation set has 0 examples; expected at least 1, or no set")
         if stream_of(training) is not None and not self.epochs:
             return
         if 0 < len(training) < self.worker_batch_size and not self.epochs:

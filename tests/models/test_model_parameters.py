@@ -88,6 +88,4 @@ def test_size_that_is_no_positive_int_is_refused(make: Any, message: str) -> Non
     with pytest.raises(ConfigError) as caught:
         make()
     name = message.split()[1]
-    assert str(caught.value) == (
-        f"{message}; expected an int of at least 1; correct {name} in the job"
-    )
+    assert str(caught.value) == f"{message}; expected an int of at least 1; correct {name}"

@@ -20,6 +20,7 @@ from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
 from zmqtrain.models.base import Data, Dataset, Model, Parameters
+from zmqtrain.models.checks import check_sizes
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
@@ -34,17 +35,22 @@ _PASS = (
     "an epoch is one pass over the examples: leave it out, give fewer examples, or count steps: "
     "zmqtrain.run(zmqtrain.Job(..., steps=1000, evaluate_every=100))"
 )
-_NOT_IN_FIT = {
+_DATA_FIRST = "data come first, as in fit(features, labels)"
+_NOT_TAKEN = {
+    "x": _DATA_FIRST,
+    "y": _DATA_FIRST,
     "steps_per_epoch": _PASS,
-    "x": "data come first: fit(features, labels)",
-    "y": "data come first: fit(features, labels)",
     "shuffle": "each pass has an order of its own, by the seed",
     "initial_epoch": "with a logdir a second fit goes on where the first one ended",
     "validation_steps": "all validation data are measured: give fewer",
     "validation_freq": "validation data are measured after each epoch",
     "validation_batch_size": "validation data are measured in batches of batch_size",
+    "steps": "all examples count: give fewer",
+    "sample_weight": "give the weights behind the labels: (features, labels, weights)",
+    "return_dict": "the measures are a dict",
+    "verbose": "it shows no progress",
 }
-"""Arguments of Keras's ``fit``, and what does the same here."""
+"""Arguments of Keras's methods, and what does the same here."""
 
 
 class Trainer:
@@ -140,9 +146,8 @@ class Trainer:
             RunFailedError: the training failed; ``exit_code`` and the text say why.
             ZmqTrainError: it could not begin.
         """
-        _refuse(self.fit, unknown)
-        if train is None:
-            raise ConfigError("fit got no examples; expected fit(features, labels), or a data set")
+        _check_call(self.fit, train, unknown)
+        check_sizes("fit", epochs=epochs)
         directory = self._options.get("data_dir")
         if labels is not None:
             train = (train, labels)
@@ -209,19 +214,23 @@ class Trainer:
 
     def evaluate(
         self,
-        examples: Any,
+        examples: Any = None,
         labels: Any = None,
         *,
         batch_size: int = evaluation.ROWS,
         callbacks: Sequence[Any] = (),
+        **unknown: Any,
     ) -> Measures:
         """Return the model's own measures and the metrics, over all examples.
 
-        As with :meth:`fit` they may be two arrays, ``evaluate(features, labels)``.
+        As with :meth:`fit` they may be two arrays, ``evaluate(features, labels)``, and ``unknown``
+        arguments are refused.
 
         Raises:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
+        _check_call(self.evaluate, examples, unknown)
+        check_sizes("evaluate", batch_size=batch_size)
         both = examples if labels is None else (examples, labels)
         dataset = _examples(self._ordered(both))
         called = self._calling(callbacks)
@@ -234,7 +243,12 @@ class Trainer:
         return measures
 
     def predict(
-        self, examples: Any, *, batch_size: int = evaluation.ROWS, callbacks: Sequence[Any] = ()
+        self,
+        examples: Any = None,
+        *,
+        batch_size: int = evaluation.ROWS,
+        callbacks: Sequence[Any] = (),
+        **unknown: Any,
     ) -> Any:
         """Return the model's outputs, a row for each example; of several outputs a tuple.
 
@@ -243,9 +257,11 @@ class Trainer:
         Raises:
             ConfigError, DataError: the model cannot predict, or the data is wrong.
         """
+        _check_call(self.predict, examples, unknown)
+        check_sizes("predict", batch_size=batch_size)
+        dataset = _examples(self._ordered(examples))
         called = self._calling(callbacks)
         called.call("on_predict_begin", {})
-        dataset = _examples(self._ordered(examples))
         with generators_kept():
             outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
         called.call("on_predict_end", {"outputs": outputs})
@@ -284,18 +300,23 @@ def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
     return {name: value for kind in kinds if kind for name, value in kind(seed).items()}
 
 
-def _refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+def _check_call(method: Callable[..., Any], examples: Any, unknown: Mapping[str, Any]) -> None:
     """
     Raises:
-        ConfigError: there are arguments that the method does not have.
+        ConfigError: there are no examples, or arguments that the method does not have.
     """
+    called = method.__name__
     for name, value in unknown.items():
-        if name in _NOT_IN_FIT:
-            raise ConfigError(f"fit got {name}={value!r:.80}; expected none: {_NOT_IN_FIT[name]}")
-        known = [one for one in inspect.signature(method).parameters if one != "unknown"]
+        if name in _NOT_TAKEN:
+            raise ConfigError(
+                f"{called} got {name}={value!r:.80}; expected none: {_NOT_TAKEN[name]}"
+            )
         if name in Job.model_fields:
-            raise ConfigError(f"{method.__name__} takes no {name}; give it to Trainer({name}=...)")
-        raise no_option(method.__name__, name, known)
+            raise ConfigError(f"{called} takes no {name}; give it to Trainer({name}=...)")
+        known = [one for one in inspect.signature(method).parameters if one != "unknown"]
+        raise no_option(called, name, known)
+    if examples is None:
+        raise ConfigError(f"{called} got no examples; expected arrays or a data set")
 
 
 def _is_nested(part: Any) -> bool:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Array, Batch, Gradients, Model, Parameters
 from zmqtrain.units import counted
 from zmqtrain.user_code import user_code
 
 
-def check_sizes(model: str, **sizes: int) -> None:
-    """Raise ConfigError unless every size of ``model`` is an int of at least 1."""
+def check_sizes(owner: str, **sizes: int) -> None:
+    """Raise ConfigError unless every size that ``owner`` is given is an int of at least 1."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int | np.integer) or size < 1:
             raise ConfigError(
-                f"{model}: {name} is {size!r}; expected an int of at least 1; "
-                f"correct {name} in the job"
+                f"{owner}: {name} is {size!r}; expected an int of at least 1; correct {name}"
             )
 
 
