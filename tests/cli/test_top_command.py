@@ -45,7 +45,7 @@ def later(status: Status, **changes: Any) -> Status:
         replace(second, step=second.step + 50, phases_s=(1.0, 0.0, 0.0, 0.0, 0.0, 3.0), restarts=2),
     )
     values: dict[str, Any] = {"step": 1400, "examples": 140000, "tasks": (*others, *moved)}
-    return replace(status, **values | changes)
+    return replace(status, seconds=14.0, **values | changes)
 
 
 def watched(*statuses: Status | None) -> Watched:
@@ -63,7 +63,7 @@ def lines(seen: Watched, width: int = 80, rows: int = 9, news: Sequence[str] = (
 
 def test_view_fits_eighty_columns(training: Status) -> None:
     assert lines(watched(training, later(training)), news=["12:00:00  worker 1 left"]) == [
-        "digits.py: training for 12 s",
+        "digits.py: training for 14 s",
         "━━━━━━━━━━━━━━━━━━╸                      1400/3000, about 16 s left",
         "100 steps/s   10000 examples/s   loss 0.2500   sync-replicas",
         "░ data 12%   ▒ pull 0%   █ compute 50%   ▓ push 0%   ▚ update 0%   · wait 38%",

@@ -29,7 +29,14 @@ def state_of(status: Status) -> str:
     stopping = ", stop requested" if status.stop_wanted else ""
     failing = f"; the last checkpoint failed: {status.save_failure}" if status.save_failure else ""
     still = f", no step for {duration(status.idle_s)}" if is_stalled(status) else ""
-    return f"training for {duration(status.seconds)}{still}{saving}{stopping}{failing}"
+    return f"training for {_trained(status)}{still}{saving}{stopping}{failing}"
+
+
+def _trained(status: Status) -> str:
+    """Return "18 s"; or "18 s since step 400" if the ps that tells it has begun at that step."""
+    began = status.step - round(status.steps_per_second * status.seconds)
+    since = f" since step {began}" if status.seconds and began > 1 else ""
+    return f"{duration(status.seconds)}{since}"
 
 
 def is_stalled(status: Status) -> bool:
