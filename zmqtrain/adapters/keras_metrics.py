@@ -13,6 +13,7 @@ from keras.src.backend import set_keras_mask
 from keras.src.trainers.compile_utils import get_metric
 from numpy.typing import NDArray
 
+from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
 
 _MEASURING = threading.Lock()  # workers of one process share the variables of metrics
@@ -65,8 +66,14 @@ def _unused(names: Iterable[str], prefix: str, name: str, is_weighted: bool) -> 
 
 
 def is_mean(metric: Any) -> bool:
-    """Return whether a metric is the mean of a number for each example."""
-    return metric is None or type(metric).result is keras.metrics.Mean.result
+    """Return whether a metric is known to be the mean of a number for each example."""
+    return metric is None or (
+        _is_of_keras(metric) and type(metric).result is keras.metrics.Mean.result
+    )
+
+
+def _is_of_keras(metric: Any) -> bool:
+    return type(metric).__module__.partition(".")[0] == "keras"
 
 
 class SummedMetric:
@@ -77,6 +84,7 @@ class SummedMetric:
     def __init__(self, measure: Measure, network: Any) -> None:
         self.name, self._output = measure.name, measure.output
         self.metric = measure.metric  # None until it has seen data
+        self._adds_up = self.metric is None or _is_of_keras(self.metric)
         self._given, self._target = measure.given, len(network.inputs) + measure.output
         behind = len(network.inputs) + len(network.outputs)
         self._weights = slice(behind, behind + measure.is_weighted)
@@ -95,11 +103,30 @@ class SummedMetric:
             if self.metric is None:
                 self.metric = get_metric(self._given, labels, found)
             self.metric.reset_state()
-            weights = map(np.array, batch[self._weights])  # Keras may multiply masks into them
-            self.metric.update_state(labels, self._tensor(found), *weights)
-            return np.concatenate(
-                [np.ravel(array_of(v)) for v in self.metric.variables], dtype=float
+            sums = self._updated(labels, found, batch)
+            if not self._adds_up:
+                self._check_twice(sums, self._updated(labels, found, batch))
+            return sums
+
+    def _updated(self, labels: Any, found: Any, batch: Batch) -> NDArray[np.float64]:
+        """Update the metric; return its variables as one array."""
+        weights = map(np.array, batch[self._weights])  # Keras may multiply masks into them
+        self.metric.update_state(labels, self._tensor(found), *weights)
+        return np.concatenate([np.ravel(array_of(v)) for v in self.metric.variables], dtype=float)
+
+    def _check_twice(self, once: NDArray[np.float64], twice: NDArray[np.float64]) -> None:
+        """
+        Raises:
+            ConfigError: the variables of a metric of the user's own are no sums.
+        """
+        if not np.allclose(twice, 2 * once, rtol=1e-3, equal_nan=True):
+            raise ConfigError(
+                f"{self!r} has the variables {once.tolist()} after a batch, and {twice.tolist()} "
+                "if that batch comes again; expected sums, which double, since parts of the data "
+                "are measured apart and added: add to the variables in update_state(), and divide "
+                "them in result()"
             )
+        self._adds_up = bool(once.any())
 
     def _tensor(self, outputs: NDArray[Any]) -> Any:
         """Return outputs as Keras takes them, with their mask."""
