@@ -21,6 +21,7 @@ from zmqtrain.metrics import (
     Recall,
     TopK,
     Totals,
+    check_sums,
     checked,
 )
 
@@ -65,6 +66,12 @@ CASES: list[tuple[Any, Any, Any, Any]] = [
     (TopK(2), SCORES, ONE_HOT, AMONG_TWO),
     (TopK(CLASSES), SCORES, CLASS, 1.0),
     (TopK(1), np.full((ROWS, CLASSES), np.nan), CLASS, 0.0),
+    (TopK(1), np.where(np.eye(CLASSES)[CLASS] == 1, np.inf, -np.inf), CLASS, 1.0),
+    (Accuracy(), np.full((ROWS, CLASSES), np.nan), CLASS, 0.0),
+    (Accuracy(), np.full(ROWS, np.nan), YES, 0.0),
+    (Precision(class_id=0), np.full((ROWS, CLASSES), np.nan), CLASS, np.nan),
+    (ConfusionMatrix(2), np.full((ROWS, 2), np.nan), YES, [[0, 0], [0, 0]]),
+    (Recall(class_id=0), CHANCE[:, None], YES, np.mean(~SAID[YES == 0])),
     (Precision(), CHANCE, YES, TRUE / (TRUE + FALSE)),
     (Recall(), CHANCE[:, None], YES, TRUE / (TRUE + MISSED)),
     (Precision(class_id=2), SCORES, CLASS, MATRIX[2][2] / sum(row[2] for row in MATRIX)),
@@ -129,6 +136,7 @@ WRONG: list[tuple[Any, Any, tuple[Any, ...]]] = [
     (AUC(), CHANCE, (CHANCE, CHANCE)),
     (Accuracy(), SCORES, (SCORES, np.ones_like(ONE_HOT))),
     (Accuracy(axis=2), SCORES, (SCORES, CLASS)),
+    (Accuracy(), SCORES, (SCORES, CLASS.astype(str))),
 ]
 
 
@@ -239,6 +247,25 @@ def test_sums_of_another_shape_than_before_are_refused() -> None:
     totals.add(SCORES, (SCORES, CLASS))
     with pytest.raises(ConfigError, match="sums over its examples"):
         totals.add(SCORES[:1], (SCORES[:1], CLASS[:1]))
+
+
+class Largest:
+    """A measure that is no sum."""
+
+    name = "largest"
+
+    def update(self, outputs: Any, batch: Any) -> Any:
+        return np.array([outputs.max()])
+
+    def result(self, sums: Any) -> float:
+        return float(sums[0])
+
+
+def test_metric_that_returns_no_sums_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"returned \[.*expected sums"):
+        check_sums(Largest(), SCORES, (SCORES, CLASS), None)
+    check_sums(Accuracy(), SCORES, (SCORES, CLASS), None)
+    check_sums(Largest(), SCORES[:1], (SCORES[:1], CLASS[:1]), None)
 
 
 @pytest.mark.parametrize("metrics", [[Accuracy], ["accuracy"], [Accuracy(), Accuracy(0.3)]])

@@ -80,7 +80,7 @@ class Accuracy(_Mean, _Classes):
     Outputs with several columns, a score for each class, are right where the largest is that of the
     label: a class number, or a row that is one-hot. Outputs with one column are right where
     ``output > threshold`` equals the label, 0 or 1. The default threshold is 0.5, for
-    probabilities; logits need ``threshold=0``.
+    probabilities; logits need ``threshold=0``. An example whose outputs hold NaN is not right.
     """
 
     threshold: float | None = None
@@ -88,10 +88,7 @@ class Accuracy(_Mean, _Classes):
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         scores, classes = _scores_and_classes(self, outputs, batch)
-        if scores.shape[1] == 1:
-            right = _positive(self, scores[:, 0]) == (classes == 1)
-        else:
-            right = scores.argmax(axis=1) == classes
+        right = _said(self, scores) == classes
         return np.array([np.count_nonzero(right), len(right)], np.float64)
 
 
@@ -114,9 +111,8 @@ class TopK(_Mean, _Classes):
         own = scores[np.arange(len(classes)), classes][:, None]
         lower = np.arange(scores.shape[1]) < classes[:, None]
         before = ((scores > own) | ((scores == own) & lower)).sum(axis=1)
-        return np.array(
-            [np.count_nonzero((before < self.k) & np.isfinite(own[:, 0])), len(classes)], np.float64
-        )
+        found = (before < self.k) & ~np.isnan(scores).any(axis=1)
+        return np.array([np.count_nonzero(found), len(classes)], np.float64)
 
 
 @dataclass(frozen=True)
@@ -124,8 +120,8 @@ class _Detection(_Classes):
     """Counts of true positives, false positives and false negatives.
 
     Outputs are scores of "yes" for labels 0 and 1: ``output > threshold`` says yes; the default
-    threshold is 0.5, for probabilities. With ``class_id`` outputs have a column for each class,
-    labels are class numbers or one-hot, and the largest score says which class it is.
+    threshold is 0.5, for probabilities. With ``class_id`` outputs and labels are those of
+    :class:`Accuracy`, and the outputs say which class it is.
     """
 
     threshold: float | None = None
@@ -137,8 +133,8 @@ class _Detection(_Classes):
             said = _positive(self, scores)
         else:
             every, classes = _scores_and_classes(self, outputs, batch)
-            _class_numbers(self, np.array([self.class_id]), every.shape[1])
-            said, truth = every.argmax(axis=1) == self.class_id, classes == self.class_id
+            _class_numbers(self, np.array([self.class_id]), max(2, every.shape[1]))
+            said, truth = _said(self, every) == self.class_id, classes == self.class_id
         counts = [said & truth, said & ~truth, ~said & truth]
         return np.array([np.count_nonzero(count) for count in counts], np.float64)
 
@@ -213,6 +209,7 @@ class ConfusionMatrix(_Classes):
     """How many examples of each class (row) were taken for each class (column).
 
     Outputs have a column for each of ``classes``; with one column there are the classes 0 and 1.
+    Examples whose outputs hold NaN were taken for no class.
     """
 
     classes: int
@@ -226,9 +223,8 @@ class ConfusionMatrix(_Classes):
         scores, truth = _scores_and_classes(self, outputs, batch)
         if max(2, scores.shape[1]) != self.classes:
             raise _wrong_shapes(self, outputs, batch, f"outputs for {self.classes} classes")
-        is_binary = scores.shape[1] == 1
-        said = _positive(self, scores[:, 0]) if is_binary else scores.argmax(axis=1)
-        cells = np.bincount(truth * self.classes + said, minlength=self.classes**2)
+        said = _said(self, scores)
+        cells = np.bincount((truth * self.classes + said)[said >= 0], minlength=self.classes**2)
         return cells.reshape(self.classes, self.classes).astype(np.float64)
 
     def result(self, sums: Sums) -> Sums:
@@ -236,27 +232,30 @@ class ConfusionMatrix(_Classes):
 
 
 @dataclass(frozen=True)
-class MeanSquaredError(_Mean):
-    """Mean of (output - target)^2 over examples and outputs."""
-
-    name: str = "mean_squared_error"
+class _MeanError(_Mean):
     larger_is_better: ClassVar[bool] = False
+    _power: ClassVar[int]
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
-        errors = _errors(self, outputs, batch)
-        return np.array([np.sum(errors * errors), errors.size], np.float64)
+        values, targets = _pairs(self, outputs, batch, "outputs and targets of one shape")
+        errors = np.abs(values - targets) ** self._power
+        return np.array([np.sum(errors), errors.size], np.float64)
 
 
 @dataclass(frozen=True)
-class MeanAbsoluteError(_Mean):
+class MeanSquaredError(_MeanError):
+    """Mean of (output - target)^2 over examples and outputs."""
+
+    name: str = "mean_squared_error"
+    _power = 2
+
+
+@dataclass(frozen=True)
+class MeanAbsoluteError(_MeanError):
     """Mean of abs(output - target) over examples and outputs."""
 
     name: str = "mean_absolute_error"
-    larger_is_better: ClassVar[bool] = False
-
-    def update(self, outputs: Array, batch: Batch) -> Sums:
-        errors = _errors(self, outputs, batch)
-        return np.array([np.sum(np.abs(errors)), errors.size], np.float64)
+    _power = 1
 
 
 def checked(metrics: Sequence[Any]) -> tuple[Metric, ...]:
@@ -307,10 +306,7 @@ class Totals:
     def _add(self, metric: Metric, sums: Sums) -> None:
         before = self.sums.setdefault(metric.name, np.zeros_like(sums))
         if np.shape(sums) != before.shape:
-            raise ConfigError(
-                f"update() of {metric!r} returned arrays of the shapes {before.shape} and "
-                f"{np.shape(sums)}; expected the same for each batch: sums over its examples"
-            )
+            raise _uneven(metric, before, sums)
         self.sums[metric.name] = before + sums
 
     def results(self) -> Measures:
@@ -348,6 +344,36 @@ def sums_of(
         return metric.update(outputs, batch)
 
 
+def check_sums(
+    metric: Metric, outputs: Any, batch: Batch, model: object, is_weighted: bool = False
+) -> None:
+    """Check that what a metric returns of a batch is the sum of what it returns of two parts.
+
+    Raises:
+        ConfigError: it is something else, such as a mean; or as for :func:`sums_of`.
+    """
+    if len(batch[0]) < 2 or getattr(metric, "takes_whole_batch", False):
+        return
+
+    def of(rows: slice) -> Sums:
+        is_tuple = isinstance(outputs, tuple)
+        some = tuple(array[rows] for array in outputs) if is_tuple else outputs[rows]
+        part = tuple(array[rows] for array in batch)
+        return np.asarray(sums_of(metric, some, part, model, is_weighted), np.float64)
+
+    whole, first, rest = map(of, (slice(None), slice(1), slice(1, None)))
+    if whole.shape != rest.shape:
+        raise _uneven(metric, whole, rest)
+    if np.isclose(whole, first + rest, 0, 1e-3 * (abs(first) + abs(rest)), equal_nan=True).all():
+        return
+    raise ConfigError(
+        f"update() of {metric!r} returned {whole.tolist()} for {len(batch[0])} examples, and "
+        f"{first.tolist()} and {rest.tolist()} for the first and the others; expected sums, so "
+        "that both add up: return the sum of a value and the number of examples, and divide them "
+        "in result()"
+    )
+
+
 _LAST_WORDS = {"accuracy": True, "acc": True, "mae": False, "mse": False, "rmse": False}
 _NAMES = {
     **dict.fromkeys(("auc", "precision", "recall", "f1", "f1_score"), True),
@@ -364,6 +390,8 @@ def larger_is_better(name: str, directions: Mapping[str, bool]) -> bool | None:
     measure = name.removeprefix("val_")
     if measure in directions:
         return directions[measure]
+    if measure.startswith(("neg_", "negative_")):  # of scores that have changed their sign
+        return None
     if measure.endswith(("loss", "error")):
         return False
     return _NAMES.get(measure, _LAST_WORDS.get(measure.rpartition("_")[2]))
@@ -456,12 +484,6 @@ def _binary(
     return scores, _class_numbers(metric, labels, 2) == 1
 
 
-def _errors(metric: object, outputs: Array, batch: Batch) -> NDArray[np.float64]:
-    values, targets = _pairs(metric, outputs, batch, "outputs and targets of one shape")
-    errors: NDArray[np.float64] = values - targets
-    return errors
-
-
 def _pairs(
     metric: object, outputs: Array, batch: Batch, expected: str
 ) -> tuple[NDArray[np.float64], NDArray[Any]]:
@@ -482,13 +504,20 @@ def _given(
             "metrics, or write a metric that takes a tuple"
         )
     labels = np.asarray(batch[-1])
-    if np.ndim(outputs) == 0 or labels.ndim == 0 or len(batch) < 2:
-        raise _wrong_shapes(metric, outputs, batch, "a row for each example, and labels")
+    if np.ndim(outputs) == 0 or labels.ndim == 0 or len(batch) < 2 or labels.dtype.kind in "OSU":
+        raise _wrong_shapes(metric, outputs, batch, "a row for each example, and numbers as labels")
     return np.asarray(outputs), labels, ~np.ma.getmaskarray(outputs)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:1], *(size for size in shape[1:] if size != 1))
+
+
+def _said(metric: Any, scores: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the class that each row of scores says; -1 if it holds NaN."""
+    is_binary = scores.shape[1] == 1
+    said = _positive(metric, scores[:, 0]) if is_binary else scores.argmax(axis=1)
+    return np.where(np.isnan(scores).any(axis=1), -1, said)
 
 
 def _positive(metric: Any, scores: NDArray[Any]) -> NDArray[np.bool_]:
@@ -523,8 +552,17 @@ def _class_numbers(metric: object, classes: NDArray[Any], count: int) -> NDArray
     return classes.astype(np.int64)
 
 
+def _uneven(metric: Metric, one: Sums, other: Sums) -> ConfigError:
+    return ConfigError(
+        f"update() of {metric!r} returned arrays of the shapes {np.shape(one)} and "
+        f"{np.shape(other)}; expected the same for each batch: sums over its examples"
+    )
+
+
 def _wrong_shapes(metric: object, outputs: Array, batch: Batch, expected: str) -> ConfigError:
-    labels = f"labels of shape {np.shape(batch[-1])}" if len(batch) > 1 else "no labels"
+    labels = "no labels"
+    if len(batch) > 1:
+        labels = f"{np.asarray(batch[-1]).dtype} labels of shape {np.shape(batch[-1])}"
     return ConfigError(
         f"{metric!r} got outputs of shape {np.shape(outputs)} and {labels}; expected {expected}; "
         "correct what the model's predict() returns, or choose another metric"

@@ -62,19 +62,19 @@ class Evaluator:
             log.info("step %d: %s", step, shown(measures))
 
     def names(self) -> list[str]:
-        """Return the names of all measures, which those of one example are.
+        """Return the names of all measures, which those of two examples are.
 
         Raises:
             ConfigError, DataError: as for :meth:`evaluate`.
         """
-        if self._dataset is None or not len(self._dataset):
+        if self._dataset is None:
             return []
         job = self._job
-        one = first_of(self._dataset, 1)
-        return list(evaluate(job.model, job.all_values(), one, metrics=job.metrics))
+        some = first_of(self._dataset, 2)  # whose sums add up
+        return list(evaluate(job.model, job.all_values(), some, metrics=job.metrics))
 
     async def check(self) -> None:
-        """Measure one example if the job has metrics, so that one that does not fit is known soon.
+        """Measure two examples if the job has metrics, so that one that does not fit is known soon.
 
         Epochs do so by themselves, for they have to know the names.
 

@@ -14,7 +14,7 @@ import numpy as np
 from zmqtrain.data.exact import concatenated
 from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.metrics import Measures, Metric, Totals, added
+from zmqtrain.metrics import Measures, Metric, Totals, added, check_sums
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
 from zmqtrain.user_code import user_code
 
@@ -80,14 +80,15 @@ def evaluate(
 
     Raises:
         ConfigError, DataError: the model, a metric or the dataset raises, or the model returns
-            something wrong.
+            something wrong, or there are no examples.
     """
+    check_not_empty(dataset, "evaluate")
     sums = PartSums(metrics)
     for part in parts_of(len(dataset), rows):
         of_part = measure(model, parameters, dataset, part, metrics, rows)
         if of_part is not None:
             sums.add(of_part)
-    return sums.results(len(dataset)) if len(dataset) else {}
+    return sums.results(len(dataset))
 
 
 def measure(
@@ -113,7 +114,11 @@ def measure(
         count = len(batch[0])
         sums.add_measures({n: value * count for n, value in _numbers(model, measures).items()})
         if metrics:
-            sums.metrics.add(outputs_of(model, parameters, batch), batch, model)
+            outputs = outputs_of(model, parameters, batch)
+            if not part.start and not sums.metrics.sums:  # the first batch of all
+                for metric in metrics:
+                    check_sums(metric, outputs, batch, model)
+            sums.metrics.add(outputs, batch, model)
     return sums
 
 
@@ -125,8 +130,7 @@ def predict(
     Raises:
         ConfigError, DataError: as for :func:`evaluate`; or there are no examples.
     """
-    if not len(dataset):
-        raise DataError("there are no examples to predict; expected at least one")
+    check_not_empty(dataset, "predict")
     batches = _batches(dataset, range(len(dataset)), rows)
     parts = [outputs_of(model, parameters, batch) for batch in batches]
     several = [tuple(map(_unmasked, p if isinstance(p, tuple) else (p,))) for p in parts]
@@ -137,6 +141,11 @@ def predict(
             f"{error}, or predict all examples in one batch: batch_size={len(dataset)}"
         ) from error
     return outputs if isinstance(parts[0], tuple) else outputs[0]
+
+
+def check_not_empty(dataset: Dataset, purpose: str) -> None:
+    if not len(dataset):
+        raise DataError(f"there are no examples to {purpose}; expected at least one")
 
 
 def _unmasked(array: Array) -> Array:

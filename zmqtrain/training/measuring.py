@@ -13,7 +13,7 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from zmqtrain.metrics import Measures, Metric, added, sums_of
+from zmqtrain.metrics import Measures, Metric, added, check_sums, sums_of
 from zmqtrain.models.backend import on_host
 from zmqtrain.models.base import Outputs
 from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS, has_room
@@ -32,6 +32,7 @@ class StepSums:
         self._metrics, self._model, self._is_weighted = list(metrics), model, is_weighted
         self._left_out: set[str] = set()
         self._parts = 0
+        self._is_checked = False  # that the metrics return sums
         self.sums: dict[str, float] = {}
 
     def begin(self) -> None:
@@ -57,10 +58,13 @@ class StepSums:
         for metric in tuple(self._metrics):
             if given is None:
                 break
+            if not self._is_checked:
+                check_sums(metric, *given, self._model, self._is_weighted)
             sums = np.asarray(sums_of(metric, *given, self._model, self._is_weighted), np.float64)
             numbered = {_name(metric, i): value for i, value in enumerate(sums.tolist())}
             if sums.ndim != 1 or not self._keep(metric.name, numbered, found):
                 self._metrics.remove(metric)
+        self._is_checked = True
         self.sums = added(self.sums, found) if self._parts else found
         self._parts += 1
 
