@@ -353,6 +353,38 @@ def test_metric_that_has_seen_no_data_knows_what_others_have_summed() -> None:
     assert own.result(sums) == theirs.result(sums) > 0
 
 
+class OfOnes(keras.metrics.Mean):
+    """The share of right answers among examples of class 1."""
+
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
+        right = keras.ops.equal(keras.ops.argmax(outputs, -1), keras.ops.cast(y, "int64"))
+        return super().update_state(right, keras.ops.equal(y, 1))
+
+
+class Largest(OfOnes):
+    def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
+        self.total.assign(keras.ops.maximum(self.total.value, keras.ops.max(outputs)))
+
+
+def measuring(metric: Any) -> Any:
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(3, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric(name="own")])
+    return model
+
+
+def test_mean_of_the_users_own_may_weigh_examples() -> None:
+    trainer = zmqtrain.Trainer(KerasModel(partial(measuring, OfOnes)))
+    x, y = np.tile(X, (9, 1))[:20], np.arange(20) ** 2 % 3
+    right = trainer.predict(x).argmax(axis=1) == y
+    found = trainer.evaluate(x, y, batch_size=7)["own"]
+    assert found == pytest.approx(right[y == 1].mean())
+
+
+def test_metric_whose_variables_are_no_sums_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"name='own'.*expected sums"):
+        zmqtrain.Trainer(KerasModel(partial(measuring, Largest))).evaluate(X, Y)
+
+
 def test_class_weights_for_several_outputs_are_refused() -> None:
     trainer = zmqtrain.Trainer(KerasModel(partial(named, False)))
     targets = [(X[:, :1] > 0).astype("f4"), X[:, 1:3]]

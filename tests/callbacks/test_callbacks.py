@@ -139,7 +139,16 @@ def test_best_value_is_the_largest_or_smallest_as_the_measure_says(
 
 @pytest.mark.parametrize("follower", FOLLOWERS)
 @pytest.mark.parametrize(
-    "name", ["val_iou", "val_bleu", "tobacco", "accident", "dropped_recall", "inaccuracy"]
+    "name",
+    [
+        "val_iou",
+        "val_bleu",
+        "tobacco",
+        "accident",
+        "dropped_recall",
+        "inaccuracy",
+        "val_neg_log_loss",
+    ],
 )
 def test_measure_of_unknown_direction_needs_a_mode(follower: Any, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*mode='max'"):

@@ -92,6 +92,7 @@ def test_lanes_are_told_in_turn_only_if_they_differ(
     [
         ({"initialised": False}, "waiting for the chief to begin the job"),
         ({"save_wanted": True}, "training for 12 s, checkpoint requested"),
+        ({"step": 2200}, "training for 12 s since step 1000"),
         ({"stop": "step 3000 of 3000 is done"}, "done: step 3000 of 3000 is done"),
         ({"failure": "11 gradients held NaN", "stop": "x"}, "failed: 11 gradients held NaN"),
     ],

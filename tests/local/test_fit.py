@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,23 @@ def test_mistake_is_told_before_anything_is_trained(
 ) -> None:
     with pytest.raises(kind, match=text):
         fit(Trainer(MODEL, SGD(0.05)), **options)
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"x": X}, "got x=.*data come first"),
+        ({"verbose": 0}, "got verbose=0"),
+        ({"batchsize": 4}, "did you mean batch_size"),
+        ({}, "got no examples"),
+        ({"examples": X, "batch_size": -3}, "batch_size is -3"),
+        ({"examples": X[:0]}, "there are no examples"),
+    ],
+)
+def test_call_that_cannot_be_meant_is_refused(method: str, options: Any, text: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=re.compile(text, re.DOTALL)):
+        getattr(Trainer(MODEL, SGD(0.05)), method)(**options)
 
 
 def test_metric_that_does_not_fit_the_outputs_is_told_before_anything_is_trained() -> None:
