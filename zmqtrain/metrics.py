@@ -126,6 +126,7 @@ class _Detection(_Classes):
 
     threshold: float | None = None
     class_id: int | None = None
+    _wrong: ClassVar[int]  # which of the counts are examples that the measure holds against it
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         if self.class_id is None:
@@ -138,6 +139,9 @@ class _Detection(_Classes):
         counts = [said & truth, said & ~truth, ~said & truth]
         return np.array([np.count_nonzero(count) for count in counts], np.float64)
 
+    def result(self, sums: Sums) -> float:
+        return _ratio(sums[0], sums[0] + sums[self._wrong])
+
 
 @dataclass(frozen=True)
 class Precision(_Detection):
@@ -148,9 +152,7 @@ class Precision(_Detection):
     """
 
     name: str = "precision"
-
-    def result(self, sums: Sums) -> float:
-        return _ratio(sums[0], sums[0] + sums[1])
+    _wrong = 1
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,7 @@ class Recall(_Detection):
     """Share of the positive examples that are found: TP / (TP + FN); see :class:`Precision`."""
 
     name: str = "recall"
-
-    def result(self, sums: Sums) -> float:
-        return _ratio(sums[0], sums[0] + sums[2])
+    _wrong = 2
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class AUC:
 
     def result(self, sums: Sums) -> float:
         above = sums[:, ::-1].cumsum(axis=1)[:, :-1]  # positives and negatives above a threshold
-        found, false = (_ratios(row, row[-1]) for row in above)
+        found, false = (row / (row[-1] or np.nan) for row in above)
         return float(np.sum((found[1:] + found[:-1]) * np.diff(false)) / 2)
 
 
@@ -571,8 +571,3 @@ def _wrong_shapes(metric: object, outputs: Array, batch: Batch, expected: str) -
 
 def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole else float("nan")
-
-
-def _ratios(parts: Sums, whole: float) -> Sums:
-    shares: Sums = parts / (whole or np.nan)
-    return shares

@@ -146,8 +146,7 @@ class Trainer:
             RunFailedError: the training failed; ``exit_code`` and the text say why.
             ZmqTrainError: it could not begin.
         """
-        _check_call(self.fit, train, unknown)
-        check_sizes("fit", epochs=epochs)
+        _check_call(self.fit, train, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
         if labels is not None:
             train = (train, labels)
@@ -229,8 +228,7 @@ class Trainer:
         Raises:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
-        _check_call(self.evaluate, examples, unknown)
-        check_sizes("evaluate", batch_size=batch_size)
+        _check_call(self.evaluate, examples, unknown, batch_size=batch_size)
         both = examples if labels is None else (examples, labels)
         dataset = _examples(self._ordered(both))
         called = self._calling(callbacks)
@@ -257,8 +255,7 @@ class Trainer:
         Raises:
             ConfigError, DataError: the model cannot predict, or the data is wrong.
         """
-        _check_call(self.predict, examples, unknown)
-        check_sizes("predict", batch_size=batch_size)
+        _check_call(self.predict, examples, unknown, batch_size=batch_size)
         dataset = _examples(self._ordered(examples))
         called = self._calling(callbacks)
         called.call("on_predict_begin", {})
@@ -300,10 +297,12 @@ def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
     return {name: value for kind in kinds if kind for name, value in kind(seed).items()}
 
 
-def _check_call(method: Callable[..., Any], examples: Any, unknown: Mapping[str, Any]) -> None:
+def _check_call(
+    method: Callable[..., Any], examples: Any, unknown: Mapping[str, Any], **sizes: int
+) -> None:
     """
     Raises:
-        ConfigError: there are no examples, or arguments that the method does not have.
+        ConfigError: there are no examples, arguments that the method does not have, or wrong sizes.
     """
     called = method.__name__
     for name, value in unknown.items():
@@ -317,6 +316,7 @@ def _check_call(method: Callable[..., Any], examples: Any, unknown: Mapping[str,
         raise no_option(called, name, known)
     if examples is None:
         raise ConfigError(f"{called} got no examples; expected arrays or a data set")
+    check_sizes(called, **sizes)
 
 
 def _is_nested(part: Any) -> bool:
