@@ -357,7 +357,8 @@ class OfOnes(keras.metrics.Mean):
     """The share of right answers among examples of class 1."""
 
     def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
-        right = keras.ops.equal(keras.ops.argmax(outputs, -1), keras.ops.cast(y, "int64"))
+        best = keras.ops.cast(keras.ops.argmax(outputs, -1), "int32")
+        right = keras.ops.equal(best, keras.ops.cast(y, "int32"))
         return super().update_state(right, keras.ops.equal(y, 1))
 
 
