@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import free_ports
 from zmqtrain.cli.main import main
 from zmqtrain.errors import ExitCode
 from zmqtrain.transport.keys import Owner, Pair, add_keys
@@ -114,6 +115,16 @@ def test_sound_task_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == ExitCode.OK
     for text in ("worker 1", "1 ps (ipc:///tmp/a)", "2 workers", "the chief in worker 0"):
         assert text in said
+
+
+@pytest.mark.parametrize("role", ["ps", "worker", "chief"])
+def test_task_on_loopback_needs_no_keys(
+    role: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ZMQTRAIN_INSECURE")
+    (port,) = free_ports(1)
+    code, said = check(capsys, "--role", role, "--ps", f"127.0.0.1:{port}")
+    assert (code, "without keys" in said) == (ExitCode.OK, False)
 
 
 def test_task_without_ps_is_summed_up_and_ps_that_are_not_used_are_told(
