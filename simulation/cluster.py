@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from zmqtrain.hosting.actors import actors_of, run_all
 from zmqtrain.hosting.groups import claim, serve_groups
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
+from zmqtrain.planning.exchanges import BOARD
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
@@ -91,9 +92,9 @@ class SimulatedCluster:
         self._current: dict[str, Life] = {}
         self._asking: list[asyncio.Task[None]] = []
         self._config = _config_of(schedule, directory)
-        self._plan = plan_for(
-            job, _cluster_of(schedule), lane=schedule.lane, crash_safe=self._config.crash_safe
-        )
+        self._plan = plan_for(job, _cluster_of(schedule), lane=schedule.lane)
+        if schedule.board:  # also under a policy to which a job on a board has switched
+            self._plan = replace(self._plan, exchange=BOARD)
         self._data: tuple[Dataset, Dataset | None] = job.data.load(None)
         self._may_start = True
         self._chiefs: list[Chief] = []  # all lives
@@ -212,7 +213,8 @@ class SimulatedCluster:
     def _actors_of(
         self, config: TaskConfig, plan: Plan, transport: SimulatedTransport
     ) -> list[JobActor]:
-        actors = actors_of(config, plan, lambda _: transport, lambda status: None, self._data)
+        data = None if config.role is Role.CHIEF else self._data  # a chief loads its own
+        actors = actors_of(config, plan, lambda _: transport, lambda status: None, data)
         self._chiefs += [actor for actor in actors if isinstance(actor, Chief)]
         return actors
 

@@ -157,7 +157,7 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         examples=schedule.examples,
         callbacks=[SameAgain()] if schedule.sets_weights else [],
         policy=schedule.policy,
-        exchange="board" if schedule.board else "direct",
+        exchange="to-one" if schedule.board else "direct",
         seed=JOB_SEED,
         prefetch=schedule.prefetch,
         consistent_reads=schedule.consistent_reads,

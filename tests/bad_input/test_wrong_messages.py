@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.bad_input.parts import make_job, table
+from tests.plans import planned
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import DATA
 from zmqtrain.protocol.orders import Order
@@ -139,7 +140,7 @@ async def test_task_that_the_cluster_does_not_have_cannot_join(role: str, index:
 
 async def test_task_with_another_job_hears_of_both_sides() -> None:
     async with table(make_job()) as t:
-        other = make_job(steps=7, seed=3).fingerprint(2)
+        other = planned(make_job(steps=7, seed=3), ps=2).fingerprint()
         answer = await t.someone("worker", 1).refused(Join("n/1", other, "here:1", "", "", 0))
         assert answer[0] == "RefusedError"
         for difference in ("2 ps at worker 1", "1 ps at ps 0", "seed: 3 at worker 1, 0 at ps 0"):

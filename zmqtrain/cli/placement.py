@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.output import NOTHING, cell, shape_of, show, show_json, table
-from zmqtrain.config.cluster import Cluster
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
 from zmqtrain.job import Job
 from zmqtrain.planning.plan import plan_for
+from zmqtrain.planning.strategy import spread_cluster
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.units import data_size
 
@@ -55,7 +55,7 @@ def placement_command(job: str, ps: int, workers: int, *, as_json: bool, **flags
       zmqtrain placement job.py --ps 0 --workers 3
     """
     loaded = load_job(job, **flags)
-    plan = plan_for(loaded, Cluster(("",) * ps, workers))
+    plan = plan_for(loaded, spread_cluster(ps, workers))
     how = {"placement": plan.job.placement, "partition_nbytes": plan.job.partition_nbytes}
     placed = described(loaded.variables(), plan.layouts, loaded.ps_device)
     if as_json:

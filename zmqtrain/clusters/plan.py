@@ -22,7 +22,7 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.planning import plan as planning
 from zmqtrain.planning.plan import plan_for
-from zmqtrain.planning.strategy import check, is_on_workers
+from zmqtrain.planning.strategy import check, is_on_workers, spread_cluster
 from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.server.shard_memory import copies_nbytes
 from zmqtrain.store.shard import segment_layout
@@ -401,7 +401,7 @@ def plan_of(
         )
     shared, copies = asked.ps_memory or 0, 0
     if job is not None:
-        planned = plan_for(job, _spread(ps, most))
+        planned = plan_for(job, spread_cluster(ps, most))
         shared = shared or _largest_segment(planned, most)
         copies = max(copies_nbytes(layout, planned.job) for layout in planned.layouts)
     return Plan(
@@ -434,12 +434,6 @@ def _resources(
         Role.CHIEF: Resources(CHIEF_CPU, memory),
         Role.WORKER: Resources(asked.cpu, memory, asked.gpu),
     }
-
-
-def _spread(ps: int, workers: int) -> Cluster:
-    """Return a cluster whose tasks are on different hosts."""
-    hosts = tuple(f"host-{index}:{FIRST_PORT}" for index in range(ps or workers))
-    return Cluster(hosts if ps else (), workers, members=() if ps else hosts)
 
 
 def _largest_segment(plan: planning.Plan, workers: int) -> int:

@@ -107,6 +107,12 @@ def is_mirrored(job: Job, *, alone: bool) -> bool:
     return job.strategy == MIRRORED or (job.strategy == "auto" and bool(job.devices) and alone)
 
 
+def spread_cluster(ps: int, workers: int) -> Cluster:
+    """Return a cluster whose tasks are on different hosts; ps 0: workers hold the shards."""
+    hosts = tuple(f"host-{index}:2222" for index in range(ps or workers))
+    return Cluster(hosts if ps else (), workers, members=() if ps else hosts)
+
+
 def local_cluster(
     strategy: str, ps: int | None, workers: int, address: Callable[[int], str] = lambda _: ""
 ) -> Cluster:
