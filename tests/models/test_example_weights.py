@@ -73,6 +73,14 @@ def test_weights_that_fit_nothing_are_refused() -> None:
         MLP(3, (), 3).loss_and_gradients({}, (X, LABELS, WEIGHTS[:2]), {})
 
 
+@pytest.mark.parametrize(
+    "labels", [[0.2, 0.9], ["0", "1"], [[3, 7], [0, 2]]], ids=["shares", "texts", "tokens"]
+)
+def test_labels_that_are_no_classes_are_refused_beside_class_weights(labels: Any) -> None:
+    with pytest.raises(DataError, match="expected class numbers, or scores of the classes"):
+        with_class_weights((X[:2], np.array(labels)), {0: 2.0})
+
+
 def test_third_array_that_is_no_weight_is_refused_beside_class_weights() -> None:
     with pytest.raises(DataError, match="at most one more, weights of floats"):
         with_class_weights((X, LABELS, LABELS), {0: 2.0})

@@ -32,6 +32,13 @@ def with_class_weights(batch: Batch, weights: Mapping[int, float], labels_at: in
         )
     labels = np.asarray(examples[-1])
     is_scores = labels.ndim == 2 and labels.shape[1] > 1
+    are_classes = labels.dtype.kind in "biuf" and (is_scores or bool((labels % 1 == 0).all()))
+    if not are_classes or (is_scores and labels.dtype.kind in "iu" and labels.max(initial=0) > 1):
+        raise DataError(
+            f"class_weight was given, and the labels of a batch are {labels.dtype} "
+            f"{labels.reshape(-1)[:4].tolist()}; expected class numbers, or scores of the classes: "
+            "number them, or give weights of examples instead"
+        )
     classes = labels.argmax(axis=1) if is_scores else labels.reshape(-1)
     found = np.ones(len(classes), np.float32)
     for number, weight in weights.items():
