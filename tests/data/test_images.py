@@ -13,9 +13,9 @@ import pytest
 
 Image = pytest.importorskip("PIL.Image")
 
-from zmqtrain.data import ImageFolder, Parallel  # noqa: E402
+from zmqtrain.data import Arrays, Cached, ImageFolder, Parallel  # noqa: E402
 from zmqtrain.data.description import describe  # noqa: E402
-from zmqtrain.errors import DataError  # noqa: E402
+from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 
 GRAYS = {"cat/b.png": 50, "cat/a.png": 100, "ant/deep/x.bmp": 200, "dog/z.PNG": 0}
 ORDER = [200, 100, 50, 0]
@@ -55,6 +55,34 @@ def test_folders_are_classes_and_images_come_by_number(folder: Path) -> None:
 )
 def test_shape_is_the_one_asked_for(options: Any, shape: Any, folder: Path) -> None:
     assert ImageFolder(folder, **options).take(np.array([0]))[0].shape == (1, *shape)
+
+
+@pytest.mark.parametrize("name", ["size", "channels", "mode"])
+def test_option_that_is_none_is_refused(name: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=f"ImageFolder got {name}="):
+        ImageFolder(folder, **{"size": 4} | {name: {"size": (4, 0)}.get(name, "RGBA")})  # type: ignore[arg-type]
+
+
+def test_hidden_folders_and_files_are_no_examples(folder: Path) -> None:
+    for name in (".ipynb_checkpoints/x.png", "cat/.x.png", "cat/.trash/x.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    dataset = ImageFolder(folder, size=4)
+    assert (dataset.classes, len(dataset)) == (["ant", "cat", "dog"], 4)
+
+
+def test_evaluation_images_of_other_classes_are_refused(
+    folder: Path, tmp_path_factory: Any
+) -> None:
+    train, held = ImageFolder(folder, size=4), tmp_path_factory.mktemp("held")
+    (held / "cat").mkdir()
+    (folder / "cat" / "a.png").rename(held / "cat" / "a.png")
+    with pytest.raises(DataError, match=r"classes \['cat'\], .* \['ant', 'cat', 'dog'\]"):
+        Arrays(Cached(train), ImageFolder(held, size=4)).load(None)
+    for name in ("ant", "dog"):
+        (held / name).mkdir()
+    _, evaluation = Arrays(train, ImageFolder(held, size=4)).load(None)
+    assert evaluation is not None and evaluation.take(np.array([0]))[1].tolist() == [1]
 
 
 @pytest.mark.parametrize("damage", ["cut", "removed", "text"])

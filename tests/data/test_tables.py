@@ -12,7 +12,7 @@ arrow = pytest.importorskip("pyarrow")
 
 from pyarrow import parquet  # noqa: E402
 
-from zmqtrain.data import CSV, ArrayDataset, Parquet, Table  # noqa: E402
+from zmqtrain.data import CSV, ArrayDataset, Parquet, Table, split  # noqa: E402
 from zmqtrain.data.arrays import as_dataset  # noqa: E402
 from zmqtrain.errors import DataError  # noqa: E402
 
@@ -158,3 +158,7 @@ def test_columns_of_a_shuffled_frame_are_read_by_row() -> None:
     dataset = as_dataset((frame[["x"]], frame["y"]))
     x, y = dataset.take(np.array([0, 2]))
     assert (x[:, 0].tolist(), y.tolist()) == ([2.0, 1.0], [2, 1])
+    rows = (frame["x"].to_numpy(), frame["y"])
+    for dataset in (ArrayDataset(*rows), *split(rows, 0.5, 0)):
+        x, y = dataset.take(np.arange(len(dataset)))
+        assert x.tolist() == y.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,35 @@ def test_number_of_arrays_is_that_of_the_first_batch() -> None:
     dataset.take(np.array([0]))
     with pytest.raises(DataError, match=r"take\(\) of Rows\(\) returned 1 arrays, and 2 for the"):
         dataset.take(np.array([1]))
+
+
+class Reusing:
+    """Examples that are all written into one array, which is returned each time."""
+
+    def __init__(self) -> None:
+        self.room = np.zeros(2)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> Any:
+        self.room[:] = number
+        return self.room
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(3))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda rows: Stream([0], lambda part: rows),
+        lambda rows: Mapped((np.arange(3),), rows.__getitem__),
+        TorchDataset,
+    ],
+)
+def test_examples_that_are_made_in_one_array_keep_their_values(wrap: Any) -> None:
+    assert wrap(Reusing()).take(np.arange(3))[0].tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 @pytest.mark.parametrize("values", [[2**53 + 1, 0.5], [2**63, 1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -393,6 +394,11 @@ def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, ho
         ({"epoch": 3}, ConfigError, "no option 'epoch'.*did you mean epochs"),
         ({"sample_weight": {"a": Y[:17, 0]}}, ConfigError, "expected one, with a weight for each"),
         ({"sample_weight": [Y[:17, 0]] * 2}, ConfigError, "expected one, with a weight for each"),
+        ({"sample_weight": np.ma.masked_less(X[:17, 0], 9)}, DataError, "with 17 masked values"),
+        ({"sample_weight": [*"x" * 17]}, DataError, "sample_weight holds x"),
+        ({"sample_weight": [1.0] * 16 + [math.nan]}, DataError, "holds NaN or infinity"),
+        ({"sample_weight": [1.0] * 16 + [1e39]}, DataError, "1e.39, which is infinite"),
+        ({"sample_weight": [2**24 + 1] * 17}, DataError, "16777217 .* give weights as floats"),
         ({"train": None, "x": X}, ConfigError, r"data come first, as in fit\(features, labels\)"),
         ({"train": None}, ConfigError, "fit got no examples"),
         ({"steps_per_epoch": 4}, ConfigError, "pass over the examples: leave it out"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.data.exact import joined, plain
+from zmqtrain.data.exact import is_of_frame, plain
 from zmqtrain.data.files import reading
+from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.stream import Stream
-from zmqtrain.data.subset import Subset, plain_batch
+from zmqtrain.data.subset import Subset, layers, plain_batch
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
@@ -40,12 +40,9 @@ class ArrayDataset:
     def __init__(self, *arrays: Array) -> None:
         """
         Raises:
-            DataError: no array, a 0-d array, different numbers of rows, or masked values.
+            DataError: no array, a 0-d or sparse one, different numbers of rows, or missing values.
         """
-        arrays = tuple(
-            plain(array, f"array {place}") if isinstance(array, np.ma.MaskedArray) else array
-            for place, array in enumerate(arrays)
-        )
+        arrays = tuple(_checked(array, f"array {place}") for place, array in enumerate(arrays))
         shapes = [array.shape for array in arrays]
         if not shapes or () in shapes or len({shape[0] for shape in shapes}) != 1:
             raise DataError(
@@ -61,6 +58,11 @@ class ArrayDataset:
 
     def __len__(self) -> int:
         return len(self.arrays[0])
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are mapped."""
+        return list(map(Path, self._mapped))
 
     def take(self, indices: Array) -> Batch:
         """Return copies of these rows of each array.
@@ -92,9 +94,22 @@ class Arrays:
     evaluation: Any = None
 
     def load(self, directory: str | None) -> tuple[Dataset, Dataset | None]:
-        """Return both sets; ``directory`` is not used."""
-        evaluation = None if self.evaluation is None else as_dataset(self.evaluation)
-        return as_dataset(self.train), evaluation
+        """Return both sets; ``directory`` is not used.
+
+        Raises:
+            DataError: the folders of images have other classes.
+        """
+        train = as_dataset(self.train)
+        if self.evaluation is None:
+            return train, None
+        evaluation = as_dataset(self.evaluation)
+        expected, found = _classes(train), _classes(evaluation)
+        if None not in (expected, found) and expected != found:
+            raise DataError(
+                f"{evaluation!r} has the classes {found}, and {train!r} has {expected}; expected "
+                "the same, which are numbered alike: make an empty folder for each missing class"
+            )
+        return train, evaluation
 
     def __repr__(self) -> str:
         texts = [
@@ -154,7 +169,7 @@ def as_dataset(examples: Any) -> Dataset:
 
         return TorchDataset(examples)
     parts = examples if isinstance(examples, tuple | list) else (examples,)
-    arrays = [_mapped(part) if isinstance(part, str | Path) else _by_row(part) for part in parts]
+    arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
         raise DataError(
@@ -164,26 +179,25 @@ def as_dataset(examples: Any) -> Dataset:
     return ArrayDataset(*arrays)
 
 
-def _by_row(part: Any) -> Any:
-    """Return columns of pandas or polars as an array; others as they are.
+def _classes(dataset: Dataset) -> list[str] | None:
+    """Return the names of the classes of a data set that numbers them itself."""
+    named = (layer.classes for layer in layers(dataset) if isinstance(layer, ImageFolder))
+    return next(named, None)
+
+
+def _checked(array: Array, what: str) -> Array:
+    """Return an array as it is, or as one of NumPy where that has other rows.
 
     Raises:
-        DataError: values are missing, or the columns have no common dtype.
+        DataError: it is sparse, or values are missing.
     """
-    library = type(part).__module__.partition(".")[0]
-    if library not in ("pandas", "polars"):
-        return part
-    if np.ndim(part) == 2:
-        columns = getattr(part, "iloc", part)
-        each = [_by_row(columns[:, place]) for place in range(part.shape[1])]
-        return joined(each, "the columns of a frame", partial(np.stack, axis=1))
-    missing = int(part.isna().sum()) if library == "pandas" else part.null_count()
-    if missing and getattr(part.dtype, "kind", "") != "f":  # where NaN is a value
+    if hasattr(array, "toarray"):
         raise DataError(
-            f"a column of {library} has {missing} empty values; expected a value in each row: fill "
-            "them in, or leave these rows out"
+            f"{what} is a sparse {type(array).__name__}; expected an array with all values: give "
+            "array.toarray()"
         )
-    return np.asarray(part)
+    is_other = isinstance(array, np.ma.MaskedArray) or is_of_frame(array)
+    return plain(array, what) if is_other else array
 
 
 def _mapped(path: str | Path) -> NDArray[Any]:
@@ -265,5 +279,5 @@ def _described(arrays: tuple[Any, ...]) -> str:
     """Types and shapes: equal on every task that made the same arrays, and short."""
     return ", ".join(
         str(array) if isinstance(array, str | Path) else f"{array.dtype} {array.shape}"
-        for array in map(_by_row, arrays)
+        for array in (np.asarray(part) if is_of_frame(part) else part for part in arrays)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ ONE_DTYPE = "return one dtype for every example, as np.float32(value) does"
 def plain(array: Any, what: str) -> NDArray[Any]:
     """Return an array of NumPy in native byte order; ``what`` names ``array`` in an error.
 
+    Columns of pandas and polars lose their index, which NumPy would take for numbers of rows.
+
     Raises:
-        DataError: it is a masked array with masked values, which other code would take for values.
+        DataError: values are masked or missing, or it is no array.
     """
+    if is_of_frame(array):
+        array = _of_frame(array, what)
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         raise DataError(
@@ -34,6 +39,29 @@ def plain(array: Any, what: str) -> NDArray[Any]:
             "one length: pad them"
         ) from error
     return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+
+def is_of_frame(array: Any) -> bool:
+    """Return whether it is a column, an index or a frame of pandas or polars."""
+    return type(array).__module__.partition(".")[0] in ("pandas", "polars")
+
+
+def _of_frame(part: Any, what: str) -> NDArray[Any]:
+    """
+    Raises:
+        DataError: values are missing, or the columns have no common dtype.
+    """
+    if np.ndim(part) == 2:
+        columns = getattr(part, "iloc", part)
+        each = [_of_frame(columns[:, place], what) for place in range(part.shape[1])]
+        return joined(each, f"the columns of {what}", partial(np.stack, axis=1))
+    missing = int(part.isna().sum()) if hasattr(part, "isna") else part.null_count()
+    if missing and getattr(part.dtype, "kind", "") != "f":  # where NaN is a value
+        raise DataError(
+            f"{what}, a column of {type(part).__module__.partition('.')[0]}, has {missing} empty "
+            "values; expected a value in each row: fill them in, or leave these rows out"
+        )
+    return np.asarray(part)
 
 
 def exact(array: NDArray[Any], dtype: DTypeLike, what: str, advice: str) -> NDArray[Any]:
@@ -72,17 +100,19 @@ def _is_kept(array: NDArray[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
     return is_kept
 
 
-def rounded(array: NDArray[Any], what: str) -> NDArray[np.float32]:
+NARROW = (
+    "name the column alone (inputs='id' is int64), number its values from 0 on, or convert it to "
+    "floats, which are rounded"
+)
+
+
+def rounded(array: NDArray[Any], what: str, advice: str = NARROW) -> NDArray[np.float32]:
     """Return numbers as float32: floats are rounded to the nearest, whole numbers are exact.
 
     Raises:
         DataError: float32 cannot hold a whole number, or a float is beyond its range.
     """
     if array.dtype.kind != "f":
-        advice = (
-            "name the column alone (inputs='id' is int64), number its values from 0 on, or convert "
-            "it to floats, which are rounded"
-        )
         return exact(array, np.float32, what, advice)
     with np.errstate(over="ignore"):
         found = array.astype(np.float32, copy=False)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.files import reading
-from zmqtrain.errors import DataError, imported
+from zmqtrain.errors import ConfigError, DataError, imported
 from zmqtrain.models.base import Array, Batch
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -30,6 +30,7 @@ class ImageFolder:
 
     Images of 8 and of 16 bits a channel are divided by their own range, so folders may mix them;
     images of floats must be in 0 .. 1. Others, such as those of 32-bit integers, are refused.
+    Alpha is dropped, and images are not turned as EXIF says. Hidden files and folders are left out.
     """
 
     directory: str | Path
@@ -37,6 +38,19 @@ class ImageFolder:
     channels: Literal["first", "last"] = "first"
     mode: Literal["RGB", "L"] = "RGB"
     threads: int = 2
+
+    def __post_init__(self) -> None:
+        sides = (self.size, self.size) if isinstance(self.size, int) else self.size
+        checks = {
+            "size": len(sides) == 2 and all(isinstance(n, int) and n > 0 for n in sides),
+            "channels": self.channels in ("first", "last"),
+            "mode": self.mode in ("RGB", "L"),
+        }
+        if wrong := [name for name, is_right in checks.items() if not is_right]:
+            raise ConfigError(
+                f"ImageFolder got {wrong[0]}={getattr(self, wrong[0])!r}; expected a size such as "
+                "224 or (224, 160), channels 'first' or 'last', and mode 'RGB' or 'L'"
+            )
 
     @cached_property
     def classes(self) -> list[str]:
@@ -46,7 +60,8 @@ class ImageFolder:
             DataError: there is no folder.
         """
         with reading(self.directory):
-            names = sorted(path.name for path in Path(self.directory).iterdir() if path.is_dir())
+            paths = [path for path in Path(self.directory).iterdir() if path.is_dir()]
+            names = sorted(path.name for path in paths if not path.name.startswith("."))
         if not names:
             raise DataError(
                 f"{self.directory} has no folders; expected one for each class, with its images"
@@ -68,6 +83,11 @@ class ImageFolder:
             images = np.stack(list(threads.map(self._pixels, [path for path, _ in chosen])))
         return images, np.array([number for _, number in chosen], np.int64)
 
+    @property
+    def files(self) -> list[Path]:
+        """The images, by class and name."""
+        return [path for path, _ in self._images]
+
     @cached_property
     def _images(self) -> list[tuple[Path, int]]:
         """File and class of each image, by class and name."""
@@ -76,6 +96,7 @@ class ImageFolder:
             for number, name in enumerate(self.classes)
             for path in sorted((Path(self.directory) / name).rglob("*"))
             if path.suffix.lower() in ENDINGS
+            and not any(part.startswith(".") for part in path.relative_to(self.directory).parts)
         ]
 
     def _pixels(self, path: Path) -> NDArray[np.float32]:

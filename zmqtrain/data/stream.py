@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.files import files_of
-from zmqtrain.data.subset import layers, stacked
+from zmqtrain.data.subset import as_row, layers, stacked_rows
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.units import counted
@@ -126,7 +126,7 @@ class Stream:
         for position, part in places:
             wanted.setdefault(part, set()).add(position)
         examples = {part: readers[part].examples(of_it) for part, of_it in wanted.items()}
-        return stacked(examples[part][position] for position, part in places)
+        return stacked_rows([examples[part][position] for position, part in places])
 
     def __repr__(self) -> str:
         name = getattr(self.read, "__qualname__", type(self.read).__name__)
@@ -149,7 +149,7 @@ class _Part:
         self._lock = Lock()
         self._can_start = "start" in parameters_of(stream.read)[1:]
 
-    def examples(self, positions: set[int]) -> dict[int, Any]:
+    def examples(self, positions: set[int]) -> dict[int, Batch]:
         """Return the examples at these positions."""
         with self._lock:
             if self._process != os.getpid():  # files that were open when it was forked are shared
@@ -161,7 +161,7 @@ class _Part:
                 del self._open[min(self._open)]
             for position, record in passes:
                 if position in positions:
-                    found[position] = self._parsed(position, record)
+                    found[position] = as_row(self._parsed(position, record))
                     if len(found) == len(positions):
                         break
             self._open[position + 1] = passes

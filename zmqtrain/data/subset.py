@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.data.exact import ONE_DTYPE, exact, joined, plain
+from zmqtrain.data.exact import ONE_DTYPE, exact, is_of_frame, joined, plain
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
@@ -72,7 +72,8 @@ def _is_plain(array: Any) -> bool:
     """Return whether an array can stay as it is; those of other libraries may."""
     if type(array) is np.ndarray:
         return bool(array.dtype.isnative)
-    return not isinstance(array, np.ndarray) and hasattr(array, "dtype")
+    is_other = isinstance(array, np.ndarray) or is_of_frame(array)
+    return not is_other and hasattr(array, "dtype")
 
 
 def layers(dataset: Any) -> Iterator[Any]:
@@ -82,22 +83,41 @@ def layers(dataset: Any) -> Iterator[Any]:
         dataset = getattr(dataset, "dataset", None)
 
 
+def as_row(example: Any) -> Batch:
+    """Return the arrays of an example, a tuple of arrays and numbers or a single one, as copies.
+
+    Generators and functions may write the next example into the same array.
+
+    Raises:
+        DataError: it holds something else.
+    """
+    values = example if isinstance(example, tuple | list) else (example,)
+    return tuple(
+        np.array(plain(value, f"array {place} of an example")) for place, value in enumerate(values)
+    )
+
+
 def stacked(examples: Iterable[Any]) -> Batch:
     """Return examples, each a tuple of arrays and numbers or a single one, as one batch.
 
     Raises:
         DataError: they have different shapes, or hold something else.
     """
-    rows = [row if isinstance(row, tuple | list) else (row,) for row in examples]
+    return stacked_rows([as_row(example) for example in examples])
+
+
+def stacked_rows(rows: Sequence[Batch]) -> Batch:
+    """Return rows as one batch.
+
+    Raises:
+        DataError: they have different shapes, or hold something else.
+    """
     if len(counts := {len(row) for row in rows}) > 1:
         raise DataError(
             f"the examples have {' and '.join(map(str, sorted(counts)))} arrays; expected the same "
             "number in each"
         )
-    columns = [
-        [plain(value, f"array {place} of an example") for value in column]
-        for place, column in enumerate(zip(*rows, strict=True))
-    ]
+    columns = list(zip(*rows, strict=True))
     for place, column in enumerate(columns):
         if len(shapes := {array.shape for array in column}) > 1:
             raise DataError(

@@ -87,14 +87,20 @@ class _Examples(Seeded):
         return len(self._dataset)
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
-        examples = np.empty(len(indices), object)
+        pairs = zip(indices.tolist(), passes.tolist(), strict=True)
         with generators_kept():
-            for row, (index, number) in enumerate(zip(indices, passes, strict=True)):
-                _seed(seed, int(number), int(index))
-                example = f"It was example {index}"
-                with user_code("__getitem__", self._dataset, DataError, example.__str__):
-                    examples[row] = self._dataset[int(index)]
-        return stacked(examples) if self._stack else (examples,)
+            examples = (self._example(index, [seed, number, index]) for index, number in pairs)
+            if self._stack:
+                return stacked(examples)
+            array = np.empty(len(indices), object)
+            for row, example in enumerate(examples):
+                array[row] = example
+            return (array,)
+
+    def _example(self, index: int, seed: list[int]) -> Any:
+        _seed(*seed)
+        with user_code("__getitem__", self._dataset, DataError, lambda: f"It was example {index}"):
+            return self._dataset[index]
 
     def __repr__(self) -> str:
         return f"{len(self)} of {type(self._dataset).__name__}"

@@ -14,8 +14,9 @@ from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
+from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
-from zmqtrain.errors import ConfigError, no_option
+from zmqtrain.errors import ConfigError, DataError, no_option
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
@@ -346,7 +347,11 @@ def _weighted(train: Any, weights: Any) -> Any:
             "sample_weight is for training data (features, labels); expected a tuple of two "
             "arrays; other data give (features, labels, weights) themselves"
         )
-    return *train, np.asarray(weights, np.float32)
+    what = "sample_weight"
+    found = rounded(plain(weights, what), what, "give weights as floats")
+    if not np.isfinite(found).all():
+        raise DataError(f"{what} holds NaN or infinity; expected a finite weight for each example")
+    return *train, found
 
 
 def _quick(data: Data, directory: str | None, examples: int) -> Data:
