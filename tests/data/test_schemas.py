@@ -289,14 +289,14 @@ def test_frame_of_any_library_with_an_arrow_stream_is_a_table() -> None:
         len(Table(object(), "a"))
 
 
-@pytest.mark.parametrize("number", [2**63, 2**64 - 1, -(2**63) - 1, 10**30])
-def test_whole_number_of_csv_that_int64_cannot_hold_is_refused(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1, -(2**63) - 1, 10**30, "1e400"])
+def test_number_of_csv_that_no_array_can_hold_is_refused(number: Any, tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text(f"a\n5\n{number}\n")
-    with pytest.raises(DataError, match=rf"column 'a' of .*0\.csv holds {number}, which int64"):
+    with pytest.raises(DataError, match=rf"column 'a' of .*0\.csv holds {number}, which no int64"):
         len(CSV(tmp_path / "0.csv", "a"))
-    (tmp_path / "0.csv").write_text("a\n5\n1e30\n2.5e20\n")
-    found = CSV(tmp_path / "0.csv", "a").take(np.arange(3))[0]
-    np.testing.assert_array_equal(found, np.float32([5, 1e30, 2.5e20]))
+    (tmp_path / "0.csv").write_text("a\n5\n1e30\n2.5e20\n-inf\n")
+    found = CSV(tmp_path / "0.csv", "a").take(np.arange(4))[0]
+    np.testing.assert_array_equal(found, np.float32([5, 1e30, 2.5e20, -np.inf]))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
@@ -345,8 +345,16 @@ def test_rows_of_hugging_face_are_held_against_its_features() -> None:
         a, b = HuggingFace(whole, "a", "b").take(np.array(rows, int))
         assert (a.dtype, b.dtype, b.shape[1:]) == (np.int64, np.int64, (2,) if rows else (0,))
         assert a.tolist() == [[1, 2**53 + 1][row] for row in rows]
-    with pytest.raises(DataError, match=r"column 'g' of the data set has 1 empty values, .* row 1"):
-        HuggingFace(whole, "g").take(np.array([0, 1]))
+    shown = whole.with_format("torch", columns=["a"])
+    assert [array.tolist() for array in HuggingFace(shown).take(np.array([0]))] == [[[1]]]
+    one = datasets.Array2D((1, 1), "int64")
+    kinds = datasets.Features({"i": one, "g": datasets.Value("int64")})
+    decoded = datasets.Dataset.from_dict({"i": [[[1]], None], "g": [None, 2]}, features=kinds)
+    for dataset, name, row in ((whole, "g", 1), (decoded, "i", 1), (decoded, ["i", "g"], 0)):
+        with pytest.raises(DataError, match=rf"of the data set has 1 empty \w+, .* row {row}"):
+            HuggingFace(dataset, name).take(np.array([0, 1][: row + 1]))
+    with pytest.raises(DataError, match=r'got a DatasetDict; .* dataset\["train"\]'):
+        HuggingFace(datasets.DatasetDict({"train": whole}))
     wide = datasets.Dataset(arrow.table({"a": arrow.array([2**63], arrow.uint64())}))
     with pytest.raises(DataError, match=r"9223372036854775808 .uint64., which int64 cannot hold"):
         HuggingFace(wide, "a").take(np.array([0]))
@@ -357,7 +365,7 @@ def test_columns_of_a_frame_keep_their_values_as_one_array() -> None:
     frame = pandas.DataFrame({"a": [1, 2], "b": np.array([3, ODD], "u8"), "c": [0.5, 1.0]})
     (found,) = as_dataset((frame[["a", "b"]],)).take(np.arange(2))
     assert found.tolist() == [[1, 3], [2, ODD]]
-    with pytest.raises(DataError, match=f"the columns of a frame holds {ODD} .uint64."):
+    with pytest.raises(DataError, match=f"the columns of array 0 holds {ODD} .uint64."):
         as_dataset((frame[["b", "c"]],))
-    with pytest.raises(DataError, match="a column of pandas has 1 empty values"):
+    with pytest.raises(DataError, match="array 0, a column of pandas, has 1 empty values"):
         as_dataset((pandas.DataFrame({"a": pandas.array([1, None], "Int64")})["a"],))

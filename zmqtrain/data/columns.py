@@ -261,6 +261,32 @@ def _decoded(column: pyarrow.Array) -> pyarrow.Array:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
+def check_complete(table: pyarrow.Table, where: str, rows: Sequence[int]) -> None:
+    """
+    Raises:
+        DataError: a value is missing; inside structs, such as encoded images, any may be.
+    """
+    types = imported("pyarrow", "data").types
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        while len(column):
+            column = getattr(column, "storage", column)
+            _check_none_missing(column, _of(name, where), rows)
+            if not _is_list(types, column.type):
+                break
+            column = column.flatten()
+
+
+def _check_none_missing(column: pyarrow.Array, what: str, rows: Sequence[int]) -> None:
+    if column.null_count:
+        row = rows[column.is_null().index(True).as_py() * len(rows) // len(column)]
+        kind = "lists" if hasattr(column, "flatten") and hasattr(column, "values") else "values"
+        raise DataError(
+            f"{what} has {column.null_count} empty {kind}, the first in row {row}; expected "
+            "a value in each row: fill them in, or leave these rows out"
+        )
+
+
 def _array(column: pyarrow.Array, depth: int, what: str, rows: Sequence[int]) -> NDArray[Any]:
     """Return an Arrow column as an array, one of lists as (rows, length, ...).
 
@@ -270,13 +296,7 @@ def _array(column: pyarrow.Array, depth: int, what: str, rows: Sequence[int]) ->
     if not len(column):
         return np.zeros((0,) * (depth + 1), np.int8)
     column = _decoded(column)
-    if column.null_count:
-        row = rows[column.is_null().index(True).as_py() * len(rows) // len(column)]
-        kind = "lists" if depth else "values"
-        raise DataError(
-            f"{what} has {column.null_count} empty {kind}, the first in row {row}; expected "
-            "a number in each row: fill them in, or leave these rows out"
-        )
+    _check_none_missing(column, what, rows)
     if not depth:
         return np.asarray(column.to_numpy(zero_copy_only=False))
     lengths = set(column.value_lengths().unique().to_pylist())

@@ -11,7 +11,7 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
-from zmqtrain.data.columns import Choice, Columns, Names, numbers
+from zmqtrain.data.columns import Choice, Columns, Names, check_complete, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Paths, files_of, reading
 from zmqtrain.errors import DataError, imported
@@ -83,8 +83,13 @@ class CSV(_InMemory):
     target: Names = None
     delimiter: str = ","
 
+    @property
+    def files(self) -> list[Path]:
+        """The files, in their order."""
+        return files_of(self.paths)
+
     def _read(self) -> Batch:
-        files = [str(file) for file in files_of(self.paths)]
+        files = list(map(str, self.files))
         names = [self._names(file) for file in files]
         choice = Choice(names[0], self.inputs, self.target, files[0])
         for file, available in zip(files, names, strict=True):
@@ -93,7 +98,7 @@ class CSV(_InMemory):
         schemas = [(file, table.schema) for file, table in zip(files, tables, strict=True)]
         columns = Columns(schemas, self.inputs, self.target)
         for file, table in zip(files, tables, strict=True):
-            self._check_wholes(file, table)
+            self._check_large(file, table)
         parts = [columns.batch(table, file) for file, table in zip(files, tables, strict=True)]
         return concatenated(parts, repr(self))
 
@@ -115,8 +120,8 @@ class CSV(_InMemory):
     def _parsing(self, csv: Any) -> Any:
         return csv.ParseOptions(delimiter=self.delimiter)
 
-    def _check_wholes(self, file: str, table: pyarrow.Table) -> None:
-        """Check whole numbers that no int64 can hold: they were read as floats.
+    def _check_large(self, file: str, table: pyarrow.Table) -> None:
+        """Check numbers that were read as other floats: too large for int64, or for float64.
 
         Raises:
             DataError: there are some.
@@ -131,11 +136,16 @@ class CSV(_InMemory):
             if (compute.max(compute.abs(column)).as_py() or 0) < 2.0**63:
                 continue
             texts = self._table(file, [name], {name: pyarrow.string()}).column(name)
-            wholes = texts.filter(compute.match_substring_regex(texts, r"^\s*[+-]?\d{19,}\s*$"))
-            if len(wholes):
+            is_whole = compute.match_substring_regex(texts, r"^\s*[+-]?\d{19,}\s*$")
+            is_beyond = compute.and_(
+                compute.is_inf(column), compute.match_substring_regex(texts, r"\d")
+            )
+            found = texts.filter(compute.or_(is_whole, is_beyond))
+            if len(found):
                 raise DataError(
-                    f"column {name!r} of {file} holds {wholes[0]}, which int64 cannot hold; "
-                    "expected whole numbers below 2**63: number its values from 0 on"
+                    f"column {name!r} of {file} holds {found[0]}, which no int64 or float32 can "
+                    "hold; expected whole numbers below 2**63, and others up to 3.4e38: number its "
+                    "values from 0 on, or scale them"
                 )
 
 
@@ -166,6 +176,11 @@ class Parquet:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def files(self) -> list[Path]:
+        """The files, in their order."""
+        return files_of(self.paths)
+
     def take(self, indices: Array) -> Batch:
         """Return these rows.
 
@@ -187,7 +202,7 @@ class Parquet:
         """The columns of all files, and the row groups."""
         parquet = imported("pyarrow.parquet", "data")
         schemas, groups = [], []
-        for path in files_of(self.paths):
+        for path in self.files:
             with reading(path):
                 file = parquet.ParquetFile(path)
                 counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
@@ -252,24 +267,37 @@ class HuggingFace:
     inputs: Names = None
     target: Names = None
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.dataset, "format"):
+            names = list(self.dataset) if isinstance(self.dataset, Mapping) else []
+            advice = f'give one of its parts: dataset["{names[0]}"]' if names else "give that"
+            raise DataError(
+                f"HuggingFace got a {type(self.dataset).__name__}; expected a datasets.Dataset, "
+                f"which has a length: {advice}"
+            )
+
     def __len__(self) -> int:
         return len(self.dataset)
 
     def take(self, indices: Array) -> Batch:
-        """Return these rows; a transform that was set stays in force.
+        """Return these rows; the columns and the transform that were set stay in force.
 
         Raises:
-            DataError: a column is missing or holds no numbers.
+            DataError: a column is missing, has gaps or holds no numbers.
         """
         dataset, rows = self.dataset, np.asarray(indices).tolist()
         if self._plain is not None:
             columns, dataset = self._plain
             batch = columns.batch(dataset[rows], WHERE, rows)
             return tuple(np.require(_wide(array), requirements="W") for array in batch)
-        if dataset.format["type"] != "custom":
-            dataset = dataset.with_format("numpy")
-        found = dataset[rows]
-        choice = Choice(list(found), self.inputs, self.target, WHERE)
+        if dataset.format["type"] == "custom":
+            found = dataset[rows]
+            choice = Choice(list(found), self.inputs, self.target, WHERE)
+        else:
+            choice = Choice(dataset.format["columns"], self.inputs, self.target, WHERE)
+            names = list(dict.fromkeys(choice.names))
+            check_complete(dataset.with_format("arrow", columns=names)[rows], WHERE, rows)
+            found = dataset.with_format("numpy", columns=names)[rows]
 
         def column(name: str) -> NDArray[Any]:
             what = f"column {name!r} of {WHERE}"
@@ -283,8 +311,9 @@ class HuggingFace:
         makes them, or ``datasets`` decodes them."""
         if self.dataset.format["type"] == "custom":
             return None
-        schema = self.dataset.features.arrow_schema
-        names = Choice(schema.names, self.inputs, self.target, WHERE).names
+        arrow, schema = imported("pyarrow", "data"), self.dataset.features.arrow_schema
+        names = Choice(self.dataset.format["columns"], self.inputs, self.target, WHERE).names
+        schema = arrow.schema([schema.field(name) for name in dict.fromkeys(names)])
         if any(_is_decoded(schema.field(name).type) for name in names):
             return None
         columns = Columns([(WHERE, schema)], self.inputs, self.target)
@@ -316,7 +345,7 @@ def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Tabl
         if type(table).__module__.startswith("polars."):
             table = table.select(Choice(table.columns, inputs, target, where).names)
         return arrow.table(table)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, NotImplementedError) as error:
         raise DataError(
             f"{where}, a {type(table).__name__}, cannot be read ({error}); expected a DataFrame of "
             "pandas or polars, or an Arrow table, with numbers in the columns that are meant"
