@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from zmqtrain.data.arrays import ArrayDataset, as_dataset
 from zmqtrain.data.description import describe
 from zmqtrain.data.exact import exact
-from zmqtrain.data.files import one_task_at_a_time, reading, write_whole
-from zmqtrain.data.subset import Typed
+from zmqtrain.data.files import one_task_at_a_time, reading, stamp_of, write_whole
+from zmqtrain.data.subset import Typed, layers
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.files import read_file
 from zmqtrain.models.base import Array, Batch
@@ -104,7 +105,7 @@ class Cached:
     def _stored(self) -> ArrayDataset:
         """The examples in the directory, which the first task writes."""
         directory = Path(self.directory or "")
-        note, description = directory / NOTE, describe(self.dataset)
+        note, description = directory / NOTE, self._description()
         if not note.exists():
             with one_task_at_a_time(note):
                 if not note.exists():
@@ -117,6 +118,17 @@ class Cached:
                 "remove that directory, or give another one"
             )
         return ArrayDataset(*(np.load(directory / name, "r") for name in found["files"]))
+
+    def _description(self) -> str:
+        """Describe the examples, and the files or arrays that they are read from as a whole."""
+        digest = hashlib.blake2b(digest_size=6)
+        for layer in layers(self.dataset):
+            for path in getattr(layer, "files", ()):
+                digest.update(f"{path.name} {stamp_of(path.stat())}".encode())
+            for array in getattr(layer, "arrays", ()):
+                if not isinstance(array, np.memmap):
+                    digest.update(np.asarray(array).tobytes())
+        return f"{describe(self.dataset)}, source {digest.hexdigest()}"
 
     def _write(self, directory: Path, note: Path, description: str) -> None:
         log.info("reading %r into %s", self.dataset, directory)

@@ -81,6 +81,11 @@ def _ending(directory: object) -> str:
     return max(endings, key=endings.count, default="")
 
 
+def stamp_of(status: os.stat_result) -> tuple[int, int]:
+    """Return size and time of change: a file in which both are the same has not changed."""
+    return status.st_size, status.st_mtime_ns
+
+
 @contextmanager
 def one_task_at_a_time(path: Path) -> Iterator[None]:
     """Hold the lock of a file that is to be made, so that tasks of a host make it once.

@@ -28,6 +28,7 @@ from zmqtrain.data.files import (
     one_task_at_a_time,
     reading,
     replacing,
+    stamp_of,
     write_whole,
 )
 from zmqtrain.data.subset import stacked
@@ -67,6 +68,11 @@ class TFRecord:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def files(self) -> list[Path]:
+        """The files, in their order."""
+        return files_of(self.paths)
+
     def take(self, indices: Array) -> Batch:
         """Return these records, parsed.
 
@@ -79,7 +85,7 @@ class TFRecord:
     @cached_property
     def _files(self) -> list[_Indexed]:
         cache = None if self.cache is None else Path(self.cache)
-        return [_indexed(path, cache, self.on_error == "skip") for path in files_of(self.paths)]
+        return [_indexed(path, cache, self.on_error == "skip") for path in self.files]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
@@ -130,7 +136,7 @@ class _Open:
 @lru_cache(maxsize=64)
 def _opened(path: Path, stamp: tuple[int, int]) -> _Open:
     file = _Open(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    if _stamp(os.stat(file.descriptor)) != stamp:
+    if stamp_of(os.stat(file.descriptor)) != stamp:
         raise DataError(
             f"{path} has changed since it was indexed; data must stay as it is while it trains; "
             "start the task again"
@@ -167,7 +173,7 @@ def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:
         if (found := _load(index, source, path, skip)) is not None:
             return found
         if cache is None and is_plain and not os.access(directory, os.W_OK):
-            return _Indexed(str(source), path, _stamp(path.stat()), _spans(source, path, skip))
+            return _Indexed(str(source), path, stamp_of(path.stat()), _spans(source, path, skip))
         with one_task_at_a_time(index):
             if (found := _load(index, source, path, skip)) is not None:
                 return found
@@ -187,19 +193,14 @@ def _load(index: Path, source: Path, path: Path, skip: bool) -> _Indexed | None:
     try:
         with index.open("rb") as file, np.load(file) as content:
             if np.array_equal(content["key"], _key(source, path, skip)):
-                return _Indexed(str(source), path, _stamp(path.stat()), content["spans"])
+                return _Indexed(str(source), path, stamp_of(path.stat()), content["spans"])
     except DAMAGED:
         pass  # it is made anew
     return None
 
 
 def _key(source: Path, path: Path, skip: bool) -> NDArray[np.int64]:
-    return np.array([*_stamp(source.stat()), *_stamp(path.stat()), skip], np.int64)
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int]:
-    """Return size and time of change: a file in which both are the same has not changed."""
-    return status.st_size, status.st_mtime_ns
+    return np.array([*stamp_of(source.stat()), *stamp_of(path.stat()), skip], np.int64)
 
 
 def _is_plain(path: Path) -> bool:
