@@ -186,11 +186,7 @@ def _classes(dataset: Dataset) -> list[str] | None:
 
 
 def _checked(array: Array, what: str) -> Array:
-    """Return an array as it is, or as one of NumPy where that has other rows.
-
-    Raises:
-        DataError: it is sparse, or values are missing.
-    """
+    """Return an array as it is, or as one of NumPy where that has other rows."""
     if hasattr(array, "toarray"):
         raise DataError(
             f"{what} is a sparse {type(array).__name__}; expected an array with all values: give "

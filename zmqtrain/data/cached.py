@@ -74,11 +74,7 @@ class Cached:
         return f"Cached({self.dataset!r}{f', {str(self.directory)!r}' if self.directory else ''})"
 
     def _copy(self, batch: Batch, indices: Array, room: Sequence[NDArray[Any]]) -> None:
-        """Copy a batch to the places of its examples.
-
-        Raises:
-            DataError: they have another shape than the first ones, or longer texts.
-        """
+        """Copy a batch to the places of its examples."""
         for place, (rows, array) in enumerate(zip(map(np.asarray, batch), room, strict=True)):
             what = f"array {place} of {self.dataset!r}"
             if rows.shape[1:] != array.shape[1:]:

@@ -185,11 +185,7 @@ def numbers(array: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def _names(group: Any) -> str | list[str]:
-    """Return one name, or several as a list.
-
-    Raises:
-        DataError: they are no texts.
-    """
+    """Return one name, or several as a list."""
     if isinstance(group, str):
         return group
     is_listed = isinstance(group, Iterable) and not isinstance(group, Mapping)
@@ -213,9 +209,6 @@ def _times(shape: tuple[int, ...]) -> str:
 def _kind(kind: pyarrow.DataType, what: str) -> tuple[np.dtype[Any] | None, int]:
     """Return the dtype of the numbers of an Arrow type, None if all are missing, and the depth of
     lists around them.
-
-    Raises:
-        DataError: they are no numbers.
     """
     types, depth, found = imported("pyarrow", "data").types, 0, kind
     while types.is_dictionary(found) or _is_list(types, found):
@@ -237,9 +230,6 @@ def _common(
 ) -> tuple[np.dtype[Any], int]:
     """Return the dtype and depth of a column in all files: floats are float32, single integers
     int64.
-
-    Raises:
-        DataError: it is of lists in one file, and of numbers, or other lists, in another.
     """
     known = [(dtype, depth, file) for (dtype, depth), file in zip(kinds, files, strict=True)
              if dtype is not None or depth]  # fmt: skip
@@ -288,11 +278,7 @@ def _check_none_missing(column: pyarrow.Array, what: str, rows: Sequence[int]) -
 
 
 def _array(column: pyarrow.Array, depth: int, what: str, rows: Sequence[int]) -> NDArray[Any]:
-    """Return an Arrow column as an array, one of lists as (rows, length, ...).
-
-    Raises:
-        DataError: a value is missing, or lists have different lengths.
-    """
+    """Return an Arrow column as an array, one of lists as (rows, length, ...)."""
     if not len(column):
         return np.zeros((0,) * (depth + 1), np.int8)
     column = _decoded(column)

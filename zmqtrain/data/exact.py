@@ -47,10 +47,6 @@ def is_of_frame(array: Any) -> bool:
 
 
 def _of_frame(part: Any, what: str) -> NDArray[Any]:
-    """
-    Raises:
-        DataError: values are missing, or the columns have no common dtype.
-    """
     if np.ndim(part) == 2:
         columns = getattr(part, "iloc", part)
         each = [_of_frame(columns[:, place], what) for place in range(part.shape[1])]

@@ -116,11 +116,7 @@ class ImageFolder:
 
 
 def _in_bytes(image: Any, mode: str, path: Path) -> Any:
-    """Return an image of at most 8 bits a channel in this mode.
-
-    Raises:
-        DataError: Pillow cannot convert it.
-    """
+    """Return an image of at most 8 bits a channel in this mode."""
     try:
         return image.convert(mode)
     except ValueError as error:
@@ -128,11 +124,7 @@ def _in_bytes(image: Any, mode: str, path: Path) -> Any:
 
 
 def _in_floats(image: Any, path: Path) -> Any:
-    """Return a gray image of more than 8 bits in mode F, its range being 0 .. 1.
-
-    Raises:
-        DataError: its range is not known.
-    """
+    """Return a gray image of more than 8 bits in mode F, its range being 0 .. 1."""
     pixels, tags = np.asarray(image), getattr(image, "tag_v2", {})
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         if tags.get(WHITE_IS_ZERO) == 0:

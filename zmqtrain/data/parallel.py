@@ -107,10 +107,6 @@ class _Reader:
         _send(self._link, (indices, seed, passes))
 
     def answer(self) -> Batch | DataError:
-        """
-        Raises:
-            EOFError, OSError: the process has died.
-        """
         return _receive(self._link)  # type: ignore[no-any-return]
 
     def end(self) -> None:
@@ -164,10 +160,6 @@ def _send(link: socket.socket, value: object) -> None:
 
 
 def _receive(link: socket.socket) -> Any:
-    """
-    Raises:
-        EOFError: the other side has closed the socket.
-    """
     message, descriptors, _, _ = socket.recv_fds(link, 1, 1)
     if not message:
         raise EOFError

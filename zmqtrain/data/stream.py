@@ -201,10 +201,6 @@ class _Part:
             yield from self._stream.read(self._part, **more)
 
     def _check(self, count: int) -> None:
-        """
-        Raises:
-            DataError: a pass of so many examples cannot be, or is not as the one before.
-        """
         if not count or self._length not in (0, count):
             before = f", and {self._length} in the pass before" if self._length else ""
             raise DataError(

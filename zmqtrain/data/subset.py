@@ -175,10 +175,6 @@ class Typed:
         return repr(self.dataset if self._owner is None else self._owner)
 
     def _fitted(self, batch: Batch) -> Batch:
-        """
-        Raises:
-            DataError: the batch has other arrays than the first one.
-        """
         if not self._first:
             self._first.setdefault("batch", tuple(array[:0] for array in batch))
         first = self._first["batch"]
@@ -194,11 +190,7 @@ class Typed:
 
 
 def _like(array: Array, first: Array, what: str) -> Array:
-    """Return ``array`` in the dtype of ``first``, the same array of the first batch.
-
-    Raises:
-        DataError: it has another rank, or holds a value that this dtype cannot hold.
-    """
+    """Return ``array`` in the dtype of ``first``, the same array of the first batch."""
     if array.ndim != first.ndim:
         raise DataError(
             f"{what} has examples of the shape {array.shape[1:]}, and {first.shape[1:]} in the "

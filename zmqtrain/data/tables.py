@@ -45,12 +45,7 @@ class _InMemory:
         return len(self._arrays)
 
     def take(self, indices: Array) -> Batch:
-        """Return these rows.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-            DataError: a file cannot be read, or a column is missing, has gaps or holds no numbers.
-        """
+        """Return these rows."""
         return self._arrays.take(indices)
 
 
@@ -121,11 +116,7 @@ class CSV(_InMemory):
         return csv.ParseOptions(delimiter=self.delimiter)
 
     def _check_large(self, file: str, table: pyarrow.Table) -> None:
-        """Check numbers that were read as other floats: too large for int64, or for float64.
-
-        Raises:
-            DataError: there are some.
-        """
+        """Check numbers that were read as other floats: too large for int64, or for float64."""
         import pyarrow
         from pyarrow import compute
 
@@ -328,11 +319,7 @@ def _nbytes(arrays: Batch) -> int:
 
 
 def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Table:
-    """Return a table as one of Arrow; of pandas only the columns that are meant are converted.
-
-    Raises:
-        DataError: it is no table, or Arrow has no type for a column.
-    """
+    """Return a table as one of Arrow; of pandas only the columns that are meant are converted."""
     arrow = imported("pyarrow", "data")
     if isinstance(table, arrow.Table):
         return table

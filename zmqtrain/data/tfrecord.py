@@ -109,10 +109,6 @@ class _Indexed(NamedTuple):
     spans: NDArray[np.int64]  # (records, 2): place and length of the data
 
     def read(self, record: int) -> bytes:
-        """
-        Raises:
-            DataError: the record is damaged, or the file is another one than was indexed.
-        """
         start, nbytes = self.spans[record].tolist()
         with reading(self.name):
             file = _opened(self.path, self.stamp)
@@ -155,11 +151,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:
-    """Return a file with its index, which is made unless it is there.
-
-    Raises:
-        DataError: the file is damaged, or there is no place for what a compressed one holds.
-    """
+    """Return a file with its index, which is made unless it is there."""
     name = f".{source.name}"
     if cache is not None:
         name = (
@@ -222,11 +214,7 @@ def _length(header: bytes) -> int | None:
 
 
 def _spans(source: Path, path: Path, skip: bool) -> NDArray[np.int64]:
-    """Return place and length of each record's data; ``skip``: of those that are whole.
-
-    Raises:
-        DataError: a record is damaged; without ``skip`` its data is not looked at.
-    """
+    """Return place and length of each record's data; ``skip``: of those that are whole."""
     spans: list[tuple[int, int]] = []
     left_out: list[int] = []
     place, size = 0, path.stat().st_size
@@ -261,11 +249,7 @@ def _damaged(name: str, record: int, place: int, reason: str) -> DataError:
 
 
 def _decompress(source: Path, target: Path) -> None:
-    """Write what a compressed file holds.
-
-    Raises:
-        EOFError, zlib.error: it is damaged.
-    """
+    """Write what a compressed file holds."""
     log.info("decompressing %s to %s", source, target)
     with source.open("rb") as file, replacing(target) as plain:
         for part in _decompressed(file):
