@@ -31,8 +31,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
-from zmqtrain.data.arrays import Arrays, as_dataset
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.coerce import Arrays, as_dataset
 from zmqtrain.data.stream import StreamPlan, stream_of
 from zmqtrain.data.subset import Typed
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation

@@ -191,7 +191,11 @@ def test_batches_are_read_ahead_for_as_long_as_a_slow_one_is_remembered(
     monkeypatch.setattr(time, "monotonic", lambda: times[-1])
 
     def prepared_after(read_s: float) -> bool:
-        monkeypatch.setattr(dataset, "take", lambda indices: (times.append(times[-1] + read_s),))
+        def take(indices: Any) -> Any:
+            times.append(times[-1] + read_s)
+            return (indices,)
+
+        monkeypatch.setattr(dataset, "take", take)
         prefetcher.take(0)
         prefetcher.forget([1])
         return prefetcher.prepare(1)

@@ -18,7 +18,7 @@ arrow = pytest.importorskip("pyarrow")
 from pyarrow import csv, parquet  # noqa: E402
 
 from zmqtrain.data import CSV, HuggingFace, Parquet, Table  # noqa: E402
-from zmqtrain.data.arrays import as_dataset  # noqa: E402
+from zmqtrain.data.coerce import as_dataset  # noqa: E402
 from zmqtrain.errors import DataError  # noqa: E402
 
 ODD = 2**53 + 1  # the first whole number that float64 has not

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import zmqtrain
 from zmqtrain import Job
 from zmqtrain.data import Arrays, Cached, Holdout, Mapped, Parallel, Prefetcher, Stream
-from zmqtrain.data.arrays import as_dataset
+from zmqtrain.data.coerce import as_dataset
 from zmqtrain.data.description import describe
 from zmqtrain.data.stream import OPEN, StreamPlan
 from zmqtrain.errors import ConfigError, DataError

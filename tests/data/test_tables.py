@@ -13,7 +13,7 @@ arrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
 
 from zmqtrain.data import CSV, ArrayDataset, Parquet, Table, split  # noqa: E402
-from zmqtrain.data.arrays import as_dataset  # noqa: E402
+from zmqtrain.data.coerce import as_dataset  # noqa: E402
 from zmqtrain.errors import DataError  # noqa: E402
 
 COLUMNS: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 import zmqtrain
 from zmqtrain import Job
 from zmqtrain.data import Arrays, Cached, Mapped, Parallel, Stream, TorchDataset
-from zmqtrain.data.arrays import as_dataset
+from zmqtrain.data.coerce import as_dataset
 from zmqtrain.data.subset import Subset, Typed, stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models import LinearRegression
@@ -221,9 +221,7 @@ def test_shares_of_processes_are_held_against_each_other() -> None:
         def take(self, indices: Any) -> Any:
             return (np.ones((len(indices), 1 + int(indices[0]))),)
 
-    with pytest.raises(
-        DataError, match=r"array 0 of Parallel.* rows of the shapes \[\[1\], \[7\]\]"
-    ):
+    with pytest.raises(DataError, match=r"array 0 of Rows.* rows of the shapes \[\[1\], \[7\]\]"):
         Parallel(Shares(X), 2).take(np.arange(ROWS))
 
 
@@ -259,7 +257,9 @@ def test_big_endian_arrays_are_converted(tmp_path: Path) -> None:
 
 def test_file_of_objects_and_archive_are_refused_with_what_to_do(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[1], [2, 3]], object))
-    with pytest.raises(DataError, match=r"x\.npy: cannot be read \(it holds Python objects\)"):
+    with pytest.raises(
+        DataError, match=r"x\.npy: cannot be read \(it holds Python objects, or is no \.npy file\)"
+    ):
         as_dataset((tmp_path / "x.npy",))
     np.savez(tmp_path / "x.npz", a=X)
     with pytest.raises(DataError, match=r"x\.npz is an archive of a; expected one array: load it"):
@@ -298,7 +298,7 @@ def test_outputs_of_batches_that_differ_in_length_are_not_joined() -> None:
             return np.zeros((len(batch[0]), int(batch[0].max() * 10)))
 
     trainer = zmqtrain.Trainer(Long(), SGD(0.1))
-    text = r"array 0 of the outputs of .* pad them to one length, or .* batch: batch_size=12"
+    text = r"array 0 of the outputs of .* pad them, or .* batch: batch_size=12"
     with pytest.raises(DataError, match=text):
         trainer.predict((X,), batch_size=5)
     assert trainer.predict((X,), batch_size=12).shape == (12, 10)

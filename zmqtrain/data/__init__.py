@@ -1,8 +1,9 @@
 """Built-in data sources, readers of the data people have, and batches of any data set."""
 
-from zmqtrain.data.arrays import ArrayDataset, Arrays, Holdout, split
+from zmqtrain.data.arrays import ArrayDataset, split
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.cached import Cached
+from zmqtrain.data.coerce import Arrays, Holdout
 from zmqtrain.data.digits import Digits
 from zmqtrain.data.example import parse_example
 from zmqtrain.data.idx import read_idx

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -16,11 +15,12 @@ import psutil
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from zmqtrain.data.arrays import ArrayDataset, as_dataset
+from zmqtrain.data.arrays import ArrayDataset
+from zmqtrain.data.coerce import as_dataset
 from zmqtrain.data.description import describe
-from zmqtrain.data.exact import exact
+from zmqtrain.data.exact import plain
 from zmqtrain.data.files import one_task_at_a_time, reading, stamp_of, write_whole
-from zmqtrain.data.subset import Typed, layers
+from zmqtrain.data.subset import Typed, Wrapper, layers
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.files import read_file
 from zmqtrain.models.base import Array, Batch
@@ -31,7 +31,7 @@ ROWS = 1024  # read at a time into a directory
 NOTE = "cache.json"  # written last
 
 
-class Cached:
+class Cached(Wrapper):
     """A data set that reads each example of another one once.
 
     Without a ``directory`` examples are kept in memory as they are asked for; each process keeps
@@ -42,12 +42,9 @@ class Cached:
 
     def __init__(self, examples: Any, directory: str | Path | None = None) -> None:
         """``examples``: a tuple of arrays, a Dataset, or one of torch."""
-        self.dataset = Typed(as_dataset(examples))
+        super().__init__(Typed(as_dataset(examples), has_one_shape=True))
         self.directory = None if directory is None else Path(directory)
         self._kept: tuple[NDArray[np.bool_], list[NDArray[Any]]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def take(self, indices: Array) -> Batch:
         """Return these examples.
@@ -66,27 +63,17 @@ class Cached:
             if arrays is None:
                 arrays = self._room(batch)
                 self._kept = is_kept, arrays
-            self._copy(batch, missing, arrays)
+            for rows, array in zip(batch, arrays, strict=True):
+                array[missing] = rows
             is_kept[missing] = True
         return tuple(array[indices] for array in arrays)
 
     def __repr__(self) -> str:
         return f"Cached({self.dataset!r}{f', {str(self.directory)!r}' if self.directory else ''})"
 
-    def _copy(self, batch: Batch, indices: Array, room: Sequence[NDArray[Any]]) -> None:
-        """Copy a batch to the places of its examples."""
-        for place, (rows, array) in enumerate(zip(map(np.asarray, batch), room, strict=True)):
-            what = f"array {place} of {self.dataset!r}"
-            if rows.shape[1:] != array.shape[1:]:
-                raise DataError(
-                    f"{what} has examples of the shape {rows.shape[1:]}, and {array.shape[1:]} in "
-                    "the first batch; expected one shape: crop, resize or pad them"
-                )
-            array[indices] = exact(rows, array.dtype, what, "keep numbers of texts instead")
-
     def _room(self, batch: Batch) -> list[NDArray[Any]]:
         """Return room for all examples, which are like those of this batch."""
-        like = [np.asarray(array) for array in batch]
+        like = [plain(array, f"an array of {self.dataset!r}") for array in batch]
         nbytes = len(self) * sum(a.itemsize * prod(a.shape[1:]) for a in like)
         free = psutil.virtual_memory().available
         if nbytes > free:
@@ -119,9 +106,9 @@ class Cached:
         """Describe the examples, and the files or arrays that they are read from as a whole."""
         digest = hashlib.blake2b(digest_size=6)
         for layer in layers(self.dataset):
-            for path in getattr(layer, "files", ()):
+            for path in getattr(layer, "source_files", ()):
                 digest.update(f"{path.name} {stamp_of(path.stat())}".encode())
-            for array in getattr(layer, "arrays", ()):
+            for array in layer.arrays if isinstance(layer, ArrayDataset) else ():
                 if not isinstance(array, np.memmap):
                     digest.update(np.asarray(array).tobytes())
         return f"{describe(self.dataset)}, source {digest.hexdigest()}"
@@ -136,8 +123,9 @@ class Cached:
                 for name, array in zip(names, map(np.asarray, first), strict=True)
             ]
             for start in range(0, len(self), ROWS):
-                rows = np.arange(start, min(start + ROWS, len(self)))
-                self._copy(self.dataset.take(rows), rows, files)
+                numbers = np.arange(start, min(start + ROWS, len(self)))
+                for rows, file in zip(self.dataset.take(numbers), files, strict=True):
+                    file[numbers] = rows
             for file in files:
                 file.flush()
             write_whole(note, json.dumps({"data": description, "files": names}).encode())

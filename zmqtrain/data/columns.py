@@ -77,7 +77,7 @@ class Choice:
                 "same columns in every file: name those that are meant, with inputs="
             )
 
-    def batch(self, column: Callable[[str], NDArray[Any]], where: str) -> Batch:
+    def batch(self, column: Callable[[str], Any], where: str) -> Batch:
         """Return the columns as a batch: one array, or one after another.
 
         Of several names, single numbers become one float32 array (n, columns).
@@ -100,42 +100,38 @@ class Columns:
     """The schema of a data set of tables: its columns, their dtypes, and the lengths of lists."""
 
     def __init__(
-        self, schemas: Iterable[tuple[str, pyarrow.Schema]], inputs: Names, target: Names
+        self,
+        schemas: Iterable[tuple[str, pyarrow.Schema]],
+        inputs: Names,
+        target: Names,
+        is_decoded: Callable[[pyarrow.DataType], bool] = lambda kind: False,
     ) -> None:
         """``schemas``: of each file, with the name by which errors call it.
+
+        ``is_decoded``: whether the arrays of a type are made by others; they have no dtype here.
 
         Raises:
             DataError: a file has other columns, or a column that is no number.
         """
         (first, schema), *_ = schemas = list(schemas)
-        self._choice = Choice(schema.names, inputs, target, first)
-        kinds: dict[str, list[tuple[np.dtype[Any] | None, int]]] = {n: [] for n in self.names}
-        for where, schema in schemas:
-            self.check(schema, where)
-            for name in set(self.names):
-                kinds[name].append(_kind(schema.field(name).type, _of(name, where)))
-        self._kinds = {
-            name: _common(found, [where for where, _ in schemas], name)
-            for name, found in kinds.items()
+        self.choice = Choice(schema.names, inputs, target, first)
+        names = dict.fromkeys(self.choice.names)
+        self.decoded = [name for name in names if is_decoded(schema.field(name).type)]
+        kinds: dict[str, list[tuple[np.dtype[Any] | None, int]]] = {
+            name: [] for name in names if name not in self.decoded
         }
+        for where, schema in schemas:
+            self.choice.check(schema.names, where)
+            for name, found in kinds.items():
+                found.append(_kind(schema.field(name).type, _of(name, where)))
+        files = [where for where, _ in schemas]
+        self._kinds = {name: _common(found, files, name) for name, found in kinds.items()}
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """All names, in order."""
-        return self._choice.names
-
-    def check(self, schema: pyarrow.Schema, where: str) -> None:
-        """
-        Raises:
-            DataError: a file has other columns.
-        """
-        self._choice.check(schema.names, where)
 
     def empty(self) -> Batch:
         """Return the arrays of no rows."""
         kinds = self._kinds
-        return self._choice.batch(
+        return self.choice.batch(
             lambda name: np.zeros((0,) * (kinds[name][1] + 1), kinds[name][0]), ""
         )
 
@@ -145,20 +141,28 @@ class Columns:
         Raises:
             DataError: a value is missing or does not fit, or lists have different lengths.
         """
-
         rows = range(len(table)) if rows is None else rows
+        return self.choice.batch(lambda name: self.column(name, table, where, rows), where)
 
-        def column(name: str) -> NDArray[Any]:
-            what = _of(name, where)
-            dtype, depth = self._kinds[name]
-            array = _array(table.column(name).combine_chunks(), depth, what, rows)
-            if len(array):
-                self._check_shape(name, array.shape[1:], where)
-            if dtype.kind == "f":
-                return rounded(array, what)
-            return exact(array, dtype, what, "number its values from 0 on, or use fewer bits")
+    def column(
+        self, name: str, table: pyarrow.Table, where: str, rows: Sequence[int]
+    ) -> NDArray[Any] | None:
+        """Return a column of a table as an array, None if others decode it.
 
-        return self._choice.batch(column, where)
+        Raises:
+            DataError: a value is missing or does not fit, or lists have different lengths.
+        """
+        what, column = _of(name, where), table.column(name).combine_chunks()
+        if name in self.decoded:
+            _check_complete(column, what, rows)
+            return None
+        dtype, depth = self._kinds[name]
+        array = _array(column, depth, what, rows)
+        if len(array):
+            self._check_shape(name, array.shape[1:], where)
+        if dtype.kind == "f":
+            return rounded(array, what)
+        return exact(array, dtype, what, "number its values from 0 on, or use fewer bits")
 
     def _check_shape(self, name: str, shape: tuple[int, ...], where: str) -> None:
         expected, first = self._shapes.setdefault(name, (shape, where))
@@ -251,20 +255,15 @@ def _decoded(column: pyarrow.Array) -> pyarrow.Array:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
-def check_complete(table: pyarrow.Table, where: str, rows: Sequence[int]) -> None:
-    """
-    Raises:
-        DataError: a value is missing; inside structs, such as encoded images, any may be.
-    """
+def _check_complete(column: pyarrow.Array, what: str, rows: Sequence[int]) -> None:
+    """Check that no value is missing; inside structs, such as encoded images, any may be."""
     types = imported("pyarrow", "data").types
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        while len(column):
-            column = getattr(column, "storage", column)
-            _check_none_missing(column, _of(name, where), rows)
-            if not _is_list(types, column.type):
-                break
-            column = column.flatten()
+    while len(column):
+        column = getattr(column, "storage", column)
+        _check_none_missing(column, what, rows)
+        if not _is_list(types, column.type):
+            break
+        column = column.flatten()
 
 
 def _check_none_missing(column: pyarrow.Array, what: str, rows: Sequence[int]) -> None:

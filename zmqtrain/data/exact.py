@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from zmqtrain.errors import DataError
-from zmqtrain.models.base import Array
+from zmqtrain.models.base import Array, Batch
 
 ONE_DTYPE = "return one dtype for every example, as np.float32(value) does"
 
@@ -157,24 +157,30 @@ def joined(
     return np.asarray(join(arrays))
 
 
-def concatenated(batches: Sequence[tuple[Array, ...]], what: str) -> tuple[Array, ...]:
+def combined(parts: Sequence[Batch], what: str, join: Callable[[Sequence[Array]], Array]) -> Batch:
+    """Return batches one behind another (``join`` is np.concatenate), or examples (np.stack).
+
+    Raises:
+        DataError: they differ in their arrays, in shapes, or have no common dtype.
+    """
+    if len(counts := {len(part) for part in parts}) > 1:
+        raise DataError(f"{what} has {sorted(counts)} arrays; expected the same number each time")
+    batch = []
+    for place, column in enumerate(zip(*parts, strict=True)):
+        is_stacked = join is np.stack
+        if len(shapes := {np.shape(array)[not is_stacked :] for array in column}) > 1:
+            raise DataError(
+                f"array {place} of {what} has rows of the shapes {sorted(map(list, shapes))}; "
+                "expected one shape: crop, resize or pad them"
+            )
+        batch.append(joined(column, f"array {place} of {what}", join))
+    return tuple(batch)
+
+
+def concatenated(batches: Sequence[Batch], what: str) -> Batch:
     """Return batches of rows, one behind another, as one batch.
 
     Raises:
         DataError: the arrays at one place have no common dtype, or rows of different shapes.
     """
-    if len({len(batch) for batch in batches}) > 1:
-        raise DataError(
-            f"{what} has {sorted({len(b) for b in batches})} arrays; expected as many each time"
-        )
-    columns = list(zip(*batches, strict=True))
-    for place, column in enumerate(columns):
-        if len(shapes := {np.shape(array)[1:] for array in column}) > 1:
-            raise DataError(
-                f"array {place} of {what} has rows of the shapes {sorted(map(list, shapes))}; "
-                "expected one shape: pad them to one length"
-            )
-    return tuple(
-        joined(column, f"array {place} of {what}", np.concatenate)
-        for place, column in enumerate(columns)
-    )
+    return batches[0] if len(batches) == 1 else combined(batches, what, np.concatenate)

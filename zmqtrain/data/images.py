@@ -84,7 +84,7 @@ class ImageFolder:
         return images, np.array([number for _, number in chosen], np.int64)
 
     @property
-    def files(self) -> list[Path]:
+    def source_files(self) -> list[Path]:
         """The images, by class and name."""
         return [path for path, _ in self._images]
 

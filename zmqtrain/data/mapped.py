@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.data.arrays import as_dataset
+from zmqtrain.data.coerce import as_dataset
 from zmqtrain.data.subset import Seeded, stacked, take_seeded
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
@@ -25,11 +25,9 @@ class Mapped(Seeded):
 
     def __init__(self, examples: Any, function: Callable[..., Any]) -> None:
         """``examples``: a tuple of arrays, a Dataset, or one of torch."""
-        self.dataset, self.function = as_dataset(examples), function
+        super().__init__(as_dataset(examples))
+        self.function = function
         self._is_random = "rng" in parameters_of(function)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         rows = zip(*take_seeded(self.dataset, indices, seed, passes), strict=True)

@@ -91,10 +91,7 @@ class Prefetcher:
             started = time.monotonic()
             plan = self._plan
             indices = plan.indices(number)
-            if hasattr(self._dataset, "take_seeded"):
-                batch = take_seeded(self._dataset, indices, plan.seed, plan.passes(number))
-            else:
-                batch = self._dataset.take(indices)
+            batch = take_seeded(self._dataset, indices, plan.seed, plan.passes(number))
             self._slow_s = max(time.monotonic() - started, _FADING * self._slow_s)
             return batch
 

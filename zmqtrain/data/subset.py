@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.data.exact import ONE_DTYPE, exact, is_of_frame, joined, plain
+from zmqtrain.data.exact import ONE_DTYPE, combined, exact, is_of_frame, plain
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
@@ -107,35 +107,31 @@ def stacked(examples: Iterable[Any]) -> Batch:
 
 
 def stacked_rows(rows: Sequence[Batch]) -> Batch:
-    """Return rows as one batch.
+    """Return the arrays of examples as one batch.
 
     Raises:
         DataError: they have different shapes, or hold something else.
     """
-    if len(counts := {len(row) for row in rows}) > 1:
-        raise DataError(
-            f"the examples have {' and '.join(map(str, sorted(counts)))} arrays; expected the same "
-            "number in each"
-        )
-    columns = list(zip(*rows, strict=True))
-    for place, column in enumerate(columns):
-        if len(shapes := {array.shape for array in column}) > 1:
+    for place, value in enumerate(rows[0] if rows else ()):
+        if value.dtype == object:
             raise DataError(
-                f"array {place} of the examples has the shapes {sorted(map(list, shapes))}; "
-                "expected one shape: crop, resize or pad them"
-            )
-        if column[0].dtype == object:
-            raise DataError(
-                f"array {place} of the examples holds {column[0].ravel()[0]!r:.80}; expected "
+                f"array {place} of the examples holds {value.ravel()[0]!r:.80}; expected "
                 f"arrays or numbers; {OTHER_BATCHES}"
             )
-    return tuple(
-        joined(column, f"array {place} of the examples", np.stack)
-        for place, column in enumerate(columns)
-    )
+    return combined(rows, "the examples", np.stack)
 
 
-class Seeded:
+class Wrapper:
+    """A data set that has its examples of another one, by number."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class Seeded(Wrapper):
     """A data set that has random numbers of the seed, the pass and the example."""
 
     def take(self, indices: Array) -> Batch:
@@ -150,20 +146,23 @@ class Seeded:
         raise NotImplementedError
 
 
-class Typed:
+class Typed(Wrapper):
     """A data set whose batches have arrays like those of the first one.
 
     Their number, dtypes and ranks are the same whatever rows a batch has; numbers of another dtype
     are converted if all stay as they are. What a task trains on and evaluates is wrapped in this.
     """
 
-    def __init__(self, dataset: Dataset, owner: object = None) -> None:
-        """``owner``: what errors name instead of ``dataset``."""
-        self.dataset, self._owner = dataset, owner
-        self._first: dict[str, Batch] = {}
+    def __init__(
+        self, dataset: Dataset, owner: object = None, *, has_one_shape: bool = False
+    ) -> None:
+        """``owner``: what errors name instead of ``dataset``.
 
-    def __len__(self) -> int:
-        return len(self.dataset)
+        ``has_one_shape``: rows have the shape of those of the first batch, and texts its length.
+        """
+        super().__init__(dataset)
+        self._owner, self._has_one_shape = owner, has_one_shape
+        self._first: dict[str, Batch] = {}
 
     def take(self, indices: Array) -> Batch:
         return self._fitted(checked(self.dataset.take(indices), len(indices), self))
@@ -183,33 +182,37 @@ class Typed:
                 f"take() of {self!r} returned {len(batch)} arrays, and {len(first)} for the first "
                 "batch; expected the same number for all examples"
             )
-        pairs = list(zip(batch, first, strict=True))
-        if all(a.ndim == b.ndim and a.dtype == b.dtype for a, b in pairs):
-            return batch
-        return tuple(_like(a, b, f"array {n} of {self!r}") for n, (a, b) in enumerate(pairs))
-
-
-def _like(array: Array, first: Array, what: str) -> Array:
-    """Return ``array`` in the dtype of ``first``, the same array of the first batch."""
-    if array.ndim != first.ndim:
-        raise DataError(
-            f"{what} has examples of the shape {array.shape[1:]}, and {first.shape[1:]} in the "
-            "first batch; expected one number of dimensions"
+        return tuple(
+            self._like(array, like, f"array {place} of {self!r}")
+            for place, (array, like) in enumerate(zip(batch, first, strict=True))
         )
-    advice = f"the first batch has {first.dtype}; {ONE_DTYPE}"
-    if isinstance(array, np.ndarray) and isinstance(first, np.ndarray):
-        is_text = array.dtype.kind == first.dtype.kind and array.dtype.kind in "SU"
-        return array if is_text else exact(array, first.dtype, what, advice)
-    if array.dtype != first.dtype:
-        raise DataError(f"{what} holds {array.dtype}; {advice}")
-    return array
+
+    def _like(self, array: Array, first: Array, what: str) -> Array:
+        """Return ``array`` in the dtype of ``first``, the same array of the first batch."""
+        is_other = array.shape[1:] != first.shape[1:] and self._has_one_shape
+        if array.ndim != first.ndim or is_other:
+            raise DataError(
+                f"{what} has examples of the shape {array.shape[1:]}, and {first.shape[1:]} in the "
+                f"first batch; expected one {'shape' if is_other else 'number of dimensions'}: "
+                "crop, resize or pad them"
+            )
+        if array.dtype == first.dtype:
+            return array
+        advice = f"the first batch has {first.dtype}; {ONE_DTYPE}"
+        if not (isinstance(array, np.ndarray) and isinstance(first, np.ndarray)):
+            raise DataError(f"{what} holds {array.dtype}; {advice}")
+        are_texts = array.dtype.kind == first.dtype.kind and array.dtype.kind in "SU"
+        if are_texts and not self._has_one_shape:
+            return array
+        return exact(array, first.dtype, what, "keep numbers of texts" if are_texts else advice)
 
 
-class Subset:
+class Subset(Wrapper):
     """Some examples of a data set."""
 
     def __init__(self, dataset: Dataset, indices: NDArray[np.int64]) -> None:
-        self.dataset, self.indices = dataset, indices
+        super().__init__(dataset)
+        self.indices = indices
 
     def __len__(self) -> int:
         return len(self.indices)

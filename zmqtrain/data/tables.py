@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
-from zmqtrain.data.columns import Choice, Columns, Names, check_complete, numbers
+from zmqtrain.data.columns import Choice, Columns, Names, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Paths, files_of, reading
 from zmqtrain.errors import DataError, imported
@@ -79,23 +79,22 @@ class CSV(_InMemory):
     delimiter: str = ","
 
     @property
-    def files(self) -> list[Path]:
+    def source_files(self) -> list[Path]:
         """The files, in their order."""
         return files_of(self.paths)
 
     def _read(self) -> Batch:
-        files = list(map(str, self.files))
+        files = list(map(str, self.source_files))
         names = [self._names(file) for file in files]
         choice = Choice(names[0], self.inputs, self.target, files[0])
         for file, available in zip(files, names, strict=True):
             choice.check(available, file)
-        tables = [self._table(file, choice.names) for file in files]
-        schemas = [(file, table.schema) for file, table in zip(files, tables, strict=True)]
+        tables = [(file, self._table(file, choice.names)) for file in files]
+        schemas = [(file, table.schema) for file, table in tables]
         columns = Columns(schemas, self.inputs, self.target)
-        for file, table in zip(files, tables, strict=True):
+        for file, table in tables:
             self._check_large(file, table)
-        parts = [columns.batch(table, file) for file, table in zip(files, tables, strict=True)]
-        return concatenated(parts, repr(self))
+        return concatenated([columns.batch(table, file) for file, table in tables], repr(self))
 
     def _names(self, file: str) -> list[str]:
         """Return the names of all columns."""
@@ -168,7 +167,7 @@ class Parquet:
         return int(self._starts[-1])
 
     @property
-    def files(self) -> list[Path]:
+    def source_files(self) -> list[Path]:
         """The files, in their order."""
         return files_of(self.paths)
 
@@ -193,7 +192,7 @@ class Parquet:
         """The columns of all files, and the row groups."""
         parquet = imported("pyarrow.parquet", "data")
         schemas, groups = [], []
-        for path in self.files:
+        for path in self.source_files:
             with reading(path):
                 file = parquet.ParquetFile(path)
                 counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
@@ -226,8 +225,8 @@ class Parquet:
             where = f"{group.path}, row group {group.number}"
             with reading(where):
                 file = parquet.ParquetFile(group.path)
-                columns.check(file.schema_arrow, str(group.path))
-                table = file.read_row_group(group.number, columns.names)
+                columns.choice.check(file.schema_arrow.names, str(group.path))
+                table = file.read_row_group(group.number, columns.choice.names)
             if len(table) != group.rows:
                 raise DataError(
                     f"{where} has {len(table)} rows, and had {group.rows} when the job began; data "
@@ -276,39 +275,34 @@ class HuggingFace:
         Raises:
             DataError: a column is missing, has gaps or holds no numbers.
         """
-        dataset, rows = self.dataset, np.asarray(indices).tolist()
-        if self._plain is not None:
-            columns, dataset = self._plain
-            batch = columns.batch(dataset[rows], WHERE, rows)
-            return tuple(np.require(_wide(array), requirements="W") for array in batch)
-        if dataset.format["type"] == "custom":
-            found = dataset[rows]
+        rows = np.asarray(indices).tolist()
+        if self.dataset.format["type"] == "custom":
+            found = self.dataset[rows]
             choice = Choice(list(found), self.inputs, self.target, WHERE)
-        else:
-            choice = Choice(dataset.format["columns"], self.inputs, self.target, WHERE)
-            names = list(dict.fromkeys(choice.names))
-            check_complete(dataset.with_format("arrow", columns=names)[rows], WHERE, rows)
-            found = dataset.with_format("numpy", columns=names)[rows]
+            return choice.batch(lambda name: _converted(found, name), WHERE)
+        columns, stored, decoded = self._stored
+        table, found = stored[rows], decoded[rows] if columns.decoded else {}
 
         def column(name: str) -> NDArray[Any]:
-            what = f"column {name!r} of {WHERE}"
-            return numbers(plain(found[name], what), what)
+            array = columns.column(name, table, WHERE, rows)
+            if array is None:
+                return _converted(found, name)
+            return np.require(_wide(array), requirements="W")
 
-        return choice.batch(column, WHERE)
+        return columns.choice.batch(column, WHERE)
 
     @cached_property
-    def _plain(self) -> tuple[Columns, Any] | None:
-        """The columns, and the data set that returns them as a table of Arrow; None if a transform
-        makes them, or ``datasets`` decodes them."""
-        if self.dataset.format["type"] == "custom":
-            return None
-        arrow, schema = imported("pyarrow", "data"), self.dataset.features.arrow_schema
-        names = Choice(self.dataset.format["columns"], self.inputs, self.target, WHERE).names
-        schema = arrow.schema([schema.field(name) for name in dict.fromkeys(names)])
-        if any(_is_decoded(schema.field(name).type) for name in names):
-            return None
-        columns = Columns([(WHERE, schema)], self.inputs, self.target)
-        return columns, self.dataset.with_format("arrow", columns=list(dict.fromkeys(names)))
+    def _stored(self) -> tuple[Columns, Any, Any]:
+        """The columns, all of them as a table of Arrow, and those that ``datasets`` decodes."""
+        schema, shown = self.dataset.features.arrow_schema, self.dataset.format["columns"]
+        schema = imported("pyarrow", "data").schema([schema.field(name) for name in shown])
+        columns = Columns([(WHERE, schema)], self.inputs, self.target, _is_decoded)
+        names = list(dict.fromkeys(columns.choice.names))
+        return (
+            columns,
+            self.dataset.with_format("arrow", columns=names),
+            self.dataset.with_format("numpy", columns=columns.decoded),
+        )
 
     def __repr__(self) -> str:
         return f"HuggingFace({len(self)} rows, {self.inputs!r}, {self.target!r})"
@@ -337,6 +331,11 @@ def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Tabl
             f"{where}, a {type(table).__name__}, cannot be read ({error}); expected a DataFrame of "
             "pandas or polars, or an Arrow table, with numbers in the columns that are meant"
         ) from error
+
+
+def _converted(found: Any, name: str) -> NDArray[Any]:
+    what = f"column {name!r} of {WHERE}"
+    return numbers(plain(found[name], what), what)
 
 
 def _is_decoded(kind: pyarrow.DataType) -> bool:

@@ -69,7 +69,7 @@ class TFRecord:
         return int(self._starts[-1])
 
     @property
-    def files(self) -> list[Path]:
+    def source_files(self) -> list[Path]:
         """The files, in their order."""
         return files_of(self.paths)
 
@@ -85,7 +85,7 @@ class TFRecord:
     @cached_property
     def _files(self) -> list[_Indexed]:
         cache = None if self.cache is None else Path(self.cache)
-        return [_indexed(path, cache, self.on_error == "skip") for path in self.files]
+        return [_indexed(path, cache, self.on_error == "skip") for path in self.source_files]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.data.parallel import Parallel
+from zmqtrain.data.processes import Readers
 from zmqtrain.data.subset import OTHER_BATCHES, Seeded, stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
@@ -46,13 +46,11 @@ class TorchDataset(Seeded):
                 f"{dataset!r:.80} has no __getitem__ and __len__; expected a map-style data set; "
                 "give an iterable one to the job itself, or to zmqtrain.data.Stream"
             )
+        examples = _Examples(dataset, stack=collate_fn is None)
+        super().__init__(examples)
         self.collate_fn = collate_fn
         self.may_be_read_ahead = num_workers > 0
-        self._examples = _Examples(dataset, stack=collate_fn is None)
-        self._reader = Parallel(self._examples, num_workers) if num_workers else self._examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
+        self._reader = Readers(examples, num_workers) if num_workers else examples
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         arrays = self._reader.take_seeded(indices, seed, passes)
@@ -74,7 +72,7 @@ class TorchDataset(Seeded):
         return found
 
     def __repr__(self) -> str:
-        return f"TorchDataset({self._examples!r})"
+        return f"TorchDataset({self.dataset!r})"
 
 
 class _Examples(Seeded):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
+from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
 from zmqtrain.errors import ConfigError, DataError, no_option

@@ -1,0 +1,154 @@
+"""What a person may give as examples, as data sets: arrays, files of them, data sets of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.data.arrays import ArrayDataset, check_split, described, parts_of
+from zmqtrain.data.files import reading
+from zmqtrain.data.images import ImageFolder
+from zmqtrain.data.stream import Stream
+from zmqtrain.data.subset import Subset, layers
+from zmqtrain.data.torch_dataset import TorchDataset
+from zmqtrain.errors import DataError
+from zmqtrain.models.base import Dataset
+
+READERS = {
+    "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
+    "datasets.iterable_dataset": "Stream(range(dataset.num_shards), read); docs/data.md has one",
+    "pandas": "Table(frame, inputs=..., target=...)",
+    "polars": "Table(frame, inputs=..., target=...)",
+    "pyarrow": "Table(table, inputs=..., target=...)",
+}
+"""How examples of other libraries are read; they have another ``take`` than a Dataset."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Arrays:
+    """Data that the job makes: ``train`` and ``evaluation`` examples, or None for the latter.
+
+    Each is a tuple of arrays that share their first axis, usually (features, labels), or a Dataset.
+    Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
+    """
+
+    train: Any
+    evaluation: Any = None
+
+    def load(self, directory: str | None) -> tuple[Dataset, Dataset | None]:
+        """Return both sets; ``directory`` is not used.
+
+        Raises:
+            DataError: the folders of images have other classes.
+        """
+        train = as_dataset(self.train)
+        if self.evaluation is None:
+            return train, None
+        evaluation = as_dataset(self.evaluation)
+        expected, found = _classes(train), _classes(evaluation)
+        if None not in (expected, found) and expected != found:
+            raise DataError(
+                f"{evaluation!r} has the classes {found}, and {train!r} has {expected}; expected "
+                "the same, which are numbered alike: make an empty folder for each missing class"
+            )
+        return train, evaluation
+
+    def __repr__(self) -> str:
+        train, evaluation = (
+            f"({described(part)})" if isinstance(part, tuple) else repr(part)
+            for part in (self.train, self.evaluation)
+        )
+        return f"Arrays(train={train}, evaluation={evaluation})"
+
+
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """Data: examples of which the fraction ``fraction``, chosen by ``seed``, is held out.
+
+    The evaluation set is what is held out.
+    """
+
+    examples: Any
+    fraction: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_split(self.fraction, self.seed)
+
+    def load(self, directory: str | None) -> tuple[Dataset, Dataset]:
+        """Return both sets; ``directory`` is not used."""
+        dataset = as_dataset(self.examples)
+        train, held_out = parts_of(len(dataset), self.fraction, self.seed)
+        return Subset(dataset, train), Subset(dataset, held_out)
+
+
+def as_dataset(examples: Any) -> Dataset:
+    """Return a tuple or list of arrays, or a single array, as a Dataset; a Dataset as it is.
+
+    A data set of torch becomes one of zmqtrain; an iterable one is a stream of one part.
+
+    Raises:
+        DataError: it is something else, a file cannot be mapped, or the arrays have different
+            numbers of rows.
+    """
+    for module, reader in READERS.items():
+        if f"{type(examples).__module__}.".startswith(f"{module}."):
+            kind = f"{module.partition('.')[0]} {type(examples).__name__}"
+            raise DataError(
+                f"the examples are a {kind}; expected to know its columns: zmqtrain.data.{reader}"
+            )
+    if isinstance(examples, Dataset) and not hasattr(examples, "shape"):  # an array has take, too
+        return examples
+    if any(kind.__module__.startswith("torch.utils.data") for kind in type(examples).__mro__):
+        return _of_torch(examples)
+    parts = examples if isinstance(examples, tuple | list) else (examples,)
+    arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
+    if not all(hasattr(array, "shape") for array in arrays):
+        kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
+        raise DataError(
+            f"the examples are {kinds}; expected arrays such as (features, labels), or an object "
+            "with __len__ and take(indices); convert lists with numpy.array"
+        )
+    return ArrayDataset(*arrays)
+
+
+def _of_torch(examples: Any) -> Dataset:
+    if hasattr(examples, "batch_sampler"):
+        raise DataError(
+            "the examples are a DataLoader; expected the data set that it loads: batches are "
+            "leased by number, so give loader.dataset, and batch_size to the job"
+        )
+    if any(kind.__name__ == "IterableDataset" for kind in type(examples).__mro__):
+        return Stream([examples], iter)
+    return TorchDataset(examples)
+
+
+def _mapped(path: str | Path) -> NDArray[Any]:
+    """Map the array in a file."""
+    with reading(path):
+        try:
+            found = np.load(path, mmap_mode="r")
+        except ValueError as error:
+            if "object" not in str(error):
+                raise
+            raise DataError(
+                f"{path}: cannot be read (it holds Python objects, or is no .npy file); expected "
+                "an array of numbers, as np.save(path, np.array(lists, np.float32)) writes it; "
+                "for other files, zmqtrain.data has CSV, Parquet and TFRecord"
+            ) from error
+    if not isinstance(found, np.ndarray):
+        raise DataError(
+            f"{path} is an archive of {', '.join(found.files)}; expected one array: load it with "
+            "numpy.load and give its arrays"
+        )
+    return found
+
+
+def _classes(dataset: Dataset) -> list[str] | None:
+    """Return the names of the classes of a data set that numbers them itself."""
+    named = (layer.classes for layer in layers(dataset) if isinstance(layer, ImageFolder))
+    return next(named, None)
