@@ -1,28 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zmqtrain.data import ArrayDataset, Arrays, Holdout, split
+from zmqtrain.data import ArrayDataset, Arrays, Digits, Holdout, Mnist, split
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models import Data, Dataset
-
-
-def test_take_returns_the_rows_in_the_order_asked_for() -> None:
-    dataset = ArrayDataset(np.arange(10).reshape(5, 2), np.arange(5))
-    features, labels = dataset.take(np.array([4, 0, 4]))
-    np.testing.assert_array_equal(features, [[8, 9], [0, 1], [8, 9]])
-    np.testing.assert_array_equal(labels, [4, 0, 4])
-    assert len(dataset) == 5
-
-
-def test_writing_into_a_batch_does_not_change_the_data_set() -> None:
-    dataset = ArrayDataset(np.zeros(3))
-    dataset.take(np.array([0, 1, 2]))[0][:] = 1
-    assert not dataset.arrays[0].any()
 
 
 @pytest.mark.parametrize(
@@ -55,43 +43,44 @@ def test_representations_show_types_and_shapes_but_no_values() -> None:
     )
 
 
-def test_split_holds_out_the_fraction_and_loses_no_example() -> None:
-    rows = np.arange(50)
-    train, held_out = split((rows, rows * 2), fraction=0.3, seed=1)
-    assert (len(train), len(held_out)) == (35, 15)
-    np.testing.assert_array_equal(
-        np.sort(np.concatenate([train.arrays[0], held_out.arrays[0]])), rows
-    )
-    for part in (train, held_out):
-        np.testing.assert_array_equal(part.arrays[0] * 2, part.arrays[1])
+def labels_of(dataset: Any) -> Any:
+    return dataset.take(np.arange(len(dataset)))[-1].tolist()
 
 
-def test_split_depends_on_the_seed_alone() -> None:
-    rows = np.arange(50)
-    one, same, other = (split((rows,), 0.2, seed)[1].arrays[0] for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, same)
-    assert not np.array_equal(np.sort(one), np.sort(other))
+SPLITS: dict[str, Callable[..., Any]] = {
+    "split": lambda holdout=0.2, seed=0: split((ROWS, ROWS), holdout, seed),
+    "Holdout": lambda holdout=0.2, seed=0: Holdout((ROWS, ROWS), holdout, seed).load(None),
+    "Digits": lambda **options: Digits(**options).load(None),
+}
+ROWS = np.arange(50)
+
+
+@pytest.mark.parametrize("split_of", SPLITS.values(), ids=SPLITS)
+def test_fraction_that_the_seed_chooses_is_held_out(split_of: Callable[..., Any]) -> None:
+    """``split`` and ``Holdout`` lose no example; those of Digits have no numbers."""
+    train, held_out = split_of(holdout=0.3, seed=1)
+    count = len(train) + len(held_out)
+    assert len(held_out) == round(0.3 * count)
+    assert labels_of(held_out) == labels_of(split_of(holdout=0.3, seed=1)[1])
+    assert labels_of(held_out) != labels_of(split_of(holdout=0.3, seed=2)[1])
+    if count == len(ROWS):
+        assert sorted(labels_of(train) + labels_of(held_out)) == ROWS.tolist()
+
+
+@pytest.mark.parametrize("make", [Mnist, Digits, partial(Holdout, (ROWS,)), SPLITS["split"]])
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_split_that_cannot_be_is_refused_before_loading(make: Any, fraction: float) -> None:
+    name = "fraction" if isinstance(make, partial) else "holdout"
+    with pytest.raises(ConfigError, match=f"holdout is {fraction}; expected a fraction between"):
+        make(**{name: fraction})
+    with pytest.raises(ConfigError, match="seed is -1; expected an int"):
+        make(seed=-1)
 
 
 @pytest.mark.parametrize(("examples", "fraction"), [(1, 0.5), (2, 0.01), (3, 0.99), (0, 0.2)])
 def test_split_that_leaves_a_set_empty_is_refused(examples: int, fraction: float) -> None:
     with pytest.raises(DataError, match=f"holding out {fraction} of {examples} examples leaves"):
         split((np.zeros(examples),), fraction, 0)
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
-def test_split_by_no_fraction_is_refused(fraction: float) -> None:
-    with pytest.raises(ConfigError, match=f"holdout is {fraction}; expected a fraction between"):
-        split((np.zeros(10),), fraction, 0)
-
-
-def test_held_out_examples_are_not_trained() -> None:
-    data = Holdout((np.arange(50),), 0.3, seed=1)
-    train, held_out = data.load(None)
-    assert isinstance(data, Data)
-    assert (len(train), len(held_out)) == (35, 15)
-    rows = [part.take(np.arange(len(part)))[0] for part in (train, held_out)]
-    np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(50))
 
 
 def test_file_of_an_array_is_mapped_and_not_read(tmp_path: Path) -> None:

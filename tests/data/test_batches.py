@@ -18,25 +18,25 @@ plans = st.builds(
 )
 
 
-def positions(plan: BatchPlan, passes: int) -> np.ndarray:
-    """The examples of the first passes, batch after batch."""
-    batches = -(-passes * plan.examples // plan.batch_size)
-    return np.concatenate([plan.indices(number) for number in range(batches)])
-
-
-@given(plans, st.integers(1, 4))
-def test_each_pass_holds_each_example_exactly_once(plan: BatchPlan, passes: int) -> None:
-    order = positions(plan, passes)[: passes * plan.examples].reshape(passes, plan.examples)
-    np.testing.assert_array_equal(
-        np.sort(order, axis=1), np.tile(np.arange(plan.examples), (passes, 1))
-    )
-
-
-@given(plans, st.integers(0, 50))
-def test_every_batch_is_full(plan: BatchPlan, number: int) -> None:
+@given(plans, st.integers(0, 50), st.booleans())
+def test_batches_follow_the_permutations_of_the_passes(
+    plan: BatchPlan, number: int, exact: bool
+) -> None:
+    """The permutation of a pass is seeded with the job's seed and the number of the pass."""
+    plan = replace(plan, exact=exact)
+    numbers = range(number // plan.of_pass + 1 if exact else plan.passes(number)[-1] + 1)
+    orders = [
+        np.random.Generator(np.random.PCG64([plan.seed, each])).permutation(plan.examples)
+        for each in numbers
+    ]
+    start = number * plan.batch_size
+    order = np.concatenate(orders)
+    if exact:
+        start, order = number % plan.of_pass * plan.batch_size, orders[-1]
     batch = plan.indices(number)
     assert batch.dtype == np.int64
-    assert batch.shape == (plan.batch_size,)
+    np.testing.assert_array_equal(batch, order[start : start + plan.batch_size])
+    assert exact or len(batch) == plan.batch_size
 
 
 @given(plans, st.integers(0, 50), st.booleans())
@@ -45,36 +45,6 @@ def test_rows_of_a_batch_are_known_without_its_indices(
 ) -> None:
     plan = replace(plan, exact=exact)
     assert plan.rows(number) == len(plan.indices(number)) == len(plan.passes(number))
-
-
-@given(plans, st.lists(st.integers(0, 50), max_size=8))
-def test_batch_depends_on_its_number_alone(plan: BatchPlan, numbers: list[int]) -> None:
-    twin = BatchPlan(plan.examples, plan.batch_size, plan.seed)
-    forwards = {number: plan.indices(number) for number in numbers}
-    for number in reversed(numbers):
-        np.testing.assert_array_equal(twin.indices(number), forwards[number])
-
-
-@given(plans, st.integers(1, 90))
-def test_batch_size_does_not_change_the_order_of_the_examples(
-    plan: BatchPlan, other_size: int
-) -> None:
-    other = BatchPlan(plan.examples, other_size, plan.seed)
-    both = 2 * plan.examples
-    np.testing.assert_array_equal(positions(plan, 2)[:both], positions(other, 2)[:both])
-
-
-def test_pass_order_is_the_permutation_seeded_with_job_seed_and_pass_number() -> None:
-    plan = BatchPlan(examples=10, batch_size=4, seed=3)
-    passes = [np.random.Generator(np.random.PCG64([3, p])).permutation(10) for p in range(2)]
-    np.testing.assert_array_equal(plan.indices(0), passes[0][:4])
-    np.testing.assert_array_equal(plan.indices(2), [*passes[0][8:], *passes[1][:2]])
-
-
-def test_order_differs_from_pass_to_pass_and_from_seed_to_seed() -> None:
-    plan, other = BatchPlan(100, 100, 0), BatchPlan(100, 100, 1)
-    assert not np.array_equal(plan.indices(0), plan.indices(1))
-    assert not np.array_equal(plan.indices(0), other.indices(0))
 
 
 def test_writing_into_a_batch_does_not_change_the_plan() -> None:

@@ -121,9 +121,9 @@ def frame(directory: Path) -> Dataset:
 def csv(directory: Path) -> Dataset:
     pytest.importorskip("pyarrow")
     for part, rows in enumerate(np.array_split(np.arange(ROWS), 3)):
-        lines = [f"{X[i, 0]!s},{X[i, 1]!s},{Y[i]},text\n" for i in rows]
-        (directory / f"part-{part}.csv").write_text("left,right,label,name\n" + "".join(lines))
-    return CSV(directory / "part-*.csv", NAMES, "label")
+        lines = [f"{X[i, 0]!s};{X[i, 1]!s};{Y[i]};text\n" for i in rows]
+        (directory / f"part-{part}.csv").write_text("left;right;label;name\n" + "".join(lines))
+    return CSV(directory / "part-*.csv", NAMES, "label", delimiter=";")
 
 
 def parquet(directory: Path) -> Dataset:

@@ -5,10 +5,8 @@ import re
 from importlib.resources import files
 
 import numpy as np
-import pytest
 
 from zmqtrain.data import Digits
-from zmqtrain.errors import ConfigError
 from zmqtrain.models import Data
 
 
@@ -41,16 +39,3 @@ def test_first_digit_of_the_source_is_a_zero_of_known_pixels() -> None:
         for part in (train, evaluation)
     ]
     assert found in ([[0], []], [[], [0]])
-
-
-def test_seed_chooses_what_is_held_out() -> None:
-    one, same, other = (Digits(seed=seed).load(None)[1].arrays[0] for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, same)
-    assert not np.array_equal(one, other)
-    assert len(Digits(holdout=0.5).load(None)[1]) == 898
-
-
-@pytest.mark.parametrize("holdout", [0, 1])
-def test_holding_out_nothing_or_all_is_refused(holdout: float) -> None:
-    with pytest.raises(ConfigError, match=f"holdout is {holdout}"):
-        Digits(holdout=holdout)

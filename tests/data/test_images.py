@@ -140,17 +140,12 @@ def test_gray_values_of_more_than_8_bits_keep_all_of_them(
     np.testing.assert_allclose(found, np.repeat(expected[..., None], len(mode), 2), atol=1e-6)
 
 
-def test_images_of_8_and_16_bits_have_one_scale(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", Image.fromarray(BYTES[..., 0]))
-    dataset = put(tmp_path, "b.png", Image.fromarray(BYTES[..., 0].astype(np.uint16) * 257))
-    np.testing.assert_allclose(pixels(dataset, 0), pixels(dataset, 1), atol=1e-6)
-
-
-def test_16_bit_image_is_resized_as_one_of_8_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "atol"), [((6, 5), 1e-6), (3, 1 / 255)])
+def test_images_of_8_and_16_bits_have_one_scale(size: Any, atol: float, tmp_path: Path) -> None:
     put(tmp_path, "a.png", Image.fromarray(BYTES[..., 0]))
     put(tmp_path, "b.png", Image.fromarray(BYTES[..., 0].astype(np.uint16) * 257))
-    dataset = ImageFolder(tmp_path, 3, mode="L")
-    np.testing.assert_allclose(pixels(dataset, 0), pixels(dataset, 1), atol=1 / 255)
+    dataset = ImageFolder(tmp_path, size, mode="L")
+    np.testing.assert_allclose(pixels(dataset, 0), pixels(dataset, 1), atol=atol)
 
 
 MODES = ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"]

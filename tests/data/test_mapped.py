@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.data import ArrayDataset, BatchPlan, Mapped, Parallel, Prefetcher
-from zmqtrain.data.subset import Subset, stacked
+from zmqtrain.data.subset import Subset
 from zmqtrain.errors import DataError
 
 ROWS = 12
@@ -83,9 +83,3 @@ def test_function_that_raises_is_a_data_error_with_the_example() -> None:
 
     with pytest.raises(DataError, match=r"test_mapped\.py, line \d+: KeyError.*example 7"):
         Mapped(EXAMPLES, broken).take(np.array([7]))
-
-
-@pytest.mark.parametrize("rows", [[np.zeros(2), np.zeros(3)], [(None,)], [({"a": 1},)]])
-def test_examples_that_make_no_batch_are_refused(rows: Any) -> None:
-    with pytest.raises(DataError):
-        stacked(rows)

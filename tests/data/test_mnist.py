@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.data import Mnist
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import DataError
 from zmqtrain.models import Data
 
 TRAIN_ROWS, TEST_ROWS = 20, 10
@@ -50,20 +50,19 @@ def assert_examples(dataset: Any, pair: tuple[Any, Any]) -> None:
     np.testing.assert_array_equal(labels, pair[1])
 
 
-@pytest.mark.parametrize("gz", ["", ".gz"])
-@pytest.mark.parametrize("mark", ["-", "."])
-def test_two_idx_pairs_are_training_and_evaluation(mark: str, gz: str, tmp_path: Path) -> None:
-    write_pair(tmp_path, "train", TRAIN, mark, gz)
-    write_pair(tmp_path, "t10k", TEST, mark, gz)
-    train, evaluation = Mnist().load(str(tmp_path))
+@pytest.mark.parametrize(
+    "kind", ["idx -", "idx .", "idx - .gz", "idx . .gz", "archive", "archive itself"]
+)
+def test_two_sets_are_training_and_evaluation(kind: str, tmp_path: Path) -> None:
+    if kind.startswith("idx"):
+        _, mark, *ending = kind.split()
+        write_pair(tmp_path, "train", TRAIN, mark, *ending)
+        write_pair(tmp_path, "t10k", TEST, mark, *ending)
+    else:
+        write_archive(tmp_path)
+    directory = tmp_path / "mnist.npz" if kind == "archive itself" else tmp_path
+    train, evaluation = Mnist().load(str(directory))
     assert isinstance(Mnist(), Data)
-    assert_examples(train, TRAIN)
-    assert_examples(evaluation, TEST)
-
-
-def test_archive_of_keras_is_training_and_evaluation(tmp_path: Path) -> None:
-    write_archive(tmp_path)
-    train, evaluation = Mnist().load(str(tmp_path))
     assert_examples(train, TRAIN)
     assert_examples(evaluation, TEST)
 
@@ -157,19 +156,6 @@ def test_labels_of_another_set_are_refused(tmp_path: Path) -> None:
     write_pair(tmp_path, "train", (TRAIN[0], TEST[1]))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte holds uint8 \(10,\); expected"):
         Mnist().load(str(tmp_path))
-
-
-@pytest.mark.parametrize("options", [{"holdout": 1.0}, {"seed": -1}])
-def test_split_that_cannot_be_is_refused_before_loading(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Mnist(**options)
-
-
-def test_archive_may_be_named_itself(tmp_path: Path) -> None:
-    write_archive(tmp_path)
-    train, evaluation = Mnist().load(str(tmp_path / "mnist.npz"))
-    assert_examples(train, TRAIN)
-    assert_examples(evaluation, TEST)
 
 
 def test_other_file_than_the_archive_asks_for_the_directory(tmp_path: Path) -> None:

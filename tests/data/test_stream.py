@@ -72,22 +72,6 @@ def expected(lengths: tuple[int, ...], number: int, size: int) -> list[tuple[int
     return [(part, place % lengths[part]) for place in places]
 
 
-@pytest.mark.parametrize(
-    ("number", "examples"),
-    [
-        (0, [(0, 0), (0, 1), (0, 2), (0, 3)]),
-        (1, [(1, 0), (1, 1), (1, 2), (1, 0)]),  # a batch crosses the border between two passes
-        (2, [(2, 0), (2, 1), (2, 2), (2, 3)]),
-        (3, [(0, 4), (0, 0), (0, 1), (0, 2)]),
-        (4, [(1, 1), (1, 2), (1, 0), (1, 1)]),
-        (8, [(2, 0), (2, 1), (2, 2), (2, 3)]),
-    ],
-)
-def test_batches_take_turns_with_the_parts(number: int, examples: list[tuple[int, int]]) -> None:
-    parts, places = batch_of(Source().stream(), number)
-    assert list(zip(parts, places, strict=True)) == examples
-
-
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
     size=st.integers(1, 7),

@@ -20,11 +20,9 @@ COLUMNS: dict[str, Any] = {
     "age": np.arange(4, dtype=np.int8),
     "weight": np.arange(4) / 2,
     "is_new": [True, False, True, True],
-    "name": list("abcd"),
     "tokens": [[i, i + 1, i + 2] for i in range(4)],
     "grid": [[[i, 2], [3, 4]] for i in range(4)],
     "ragged": [[1], [1, 2], [1], [1]],
-    "gaps": [1.0, None, 2.0, 3.0],
 }
 TABLE = arrow.table(COLUMNS)
 
@@ -45,35 +43,16 @@ def test_names_say_which_arrays_a_batch_has(inputs: Any, target: Any, expected: 
     assert [(array.dtype.name, array.shape[1:]) for array in batch] == expected
 
 
-def test_values_stay_in_their_rows_and_columns() -> None:
-    numbers, tokens = Table(TABLE, ["weight", "age"], "tokens").take(np.array([3, 1]))
-    np.testing.assert_array_equal(numbers, [[1.5, 3], [0.5, 1]])
-    np.testing.assert_array_equal(tokens, [[3, 4, 5], [1, 2, 3]])
-
-
-def test_without_inputs_all_columns_but_the_target_count() -> None:
-    table = TABLE.select(["age", "weight", "is_new"])
-    features, target = Table(table, target="weight").take(np.arange(4))
-    np.testing.assert_array_equal(features, [[0, 1], [1, 0], [2, 1], [3, 1]])
-    np.testing.assert_array_equal(target, [0, 0.5, 1, 1.5])
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
         ("wait", r"the table has no column 'wait'; it has age, .*; did you mean weight\?"),
-        ("name", "column 'name' of the table holds string; expected numbers"),
         ("ragged", "column 'ragged' of the table has lists of 1 to 2 values; expected one length"),
-        ("gaps", "column 'gaps' of the table has 1 empty values, the first in row 1"),
     ],
 )
 def test_column_that_makes_no_array_is_refused(inputs: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         len(Table(TABLE, inputs))
-
-
-def write(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +70,9 @@ def test_csv_that_cannot_be_read_is_refused(
     files: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     for name, text in files.items():
-        write(tmp_path / name, text)
+        (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         len(CSV(tmp_path / "*.csv", ["x"], "y"))
-
-
-def test_csv_files_may_differ_in_the_kinds_of_numbers(tmp_path: Path) -> None:
-    write(tmp_path / "a.csv", "x;y\n1;0\n")
-    write(tmp_path / "b.csv", "x;y\n1.5;1\n")
-    x, y = CSV([tmp_path / "a.csv", tmp_path / "b.csv"], "x", "y", ";").take(np.arange(2))
-    np.testing.assert_array_equal(x, [1, 1.5])
-    np.testing.assert_array_equal(y, [0, 1])
 
 
 def row_groups(path: Path, rows: int) -> None:

@@ -89,20 +89,13 @@ def test_records_are_read_by_number_from_any_files(
     assert found == [records[row] for row in rows]
 
 
-def test_gzip_file_of_several_parts_is_read_whole(tmp_path: Path) -> None:
-    path = write(tmp_path / "part")
-    content = path.read_bytes()
-    path.write_bytes(gzip.compress(content[:50]) + gzip.compress(content[50:]))
-    assert read(TFRecord(path, summary)) == list(range(12))
-
-
-@pytest.mark.parametrize("zeros", [1, 512, 3 << 20])
+@pytest.mark.parametrize("zeros", [0, 1, 512, 3 << 20])
 def test_zeros_behind_the_parts_of_a_gzip_file_are_padding(zeros: int, tmp_path: Path) -> None:
     path = write(tmp_path / "data")
     halves = np.array_split(np.frombuffer(path.read_bytes(), np.uint8), 2)
     path.write_bytes(b"".join(gzip.compress(half.tobytes()) + bytes(zeros) for half in halves))
     assert gzip.decompress(path.read_bytes()) == b"".join(half.tobytes() for half in halves)
-    assert len(TFRecord(path, summary)) == len(RECORDS)
+    assert read(TFRecord(path, summary)) == list(range(12))
 
 
 def test_later_tasks_use_the_index_and_what_was_decompressed(tmp_path: Path) -> None:

@@ -286,10 +286,19 @@ def test_batch_of_another_kind_is_not_called_a_failure_of_collate(batch: Any, ki
     assert "(np.arange(n),), and make the batch in the model's training_step" in text
 
 
-@pytest.mark.parametrize("example", [{"a": 1}, [{"a": 1}, {"a": 2}], (1, {"a": 1})])
-def test_examples_of_another_kind_are_refused_with_the_way_out(example: Any) -> None:
-    with pytest.raises(DataError, match=r"holds \{'a': 1\}; .* in the model's training_step"):
-        stacked([example, example])
+@pytest.mark.parametrize(
+    ("examples", "text"),
+    [
+        ([{"a": 1}] * 2, r"holds \{'a': 1\}; .* in the model's training_step"),
+        ([(1, {"a": 1})] * 2, r"holds \{'a': 1\}; .* in the model's training_step"),
+        ([(None,)], "holds None; .* in the model's training_step"),
+        ([np.zeros(2), np.zeros(3)], r"the shapes \[\[2\], \[3\]\]; expected one shape"),
+        ([(1,), (1, 2)], r"the examples has \[1, 2\] arrays; expected the same number"),
+    ],
+)
+def test_examples_that_make_no_batch_are_refused_with_the_way_out(examples: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        stacked(examples)
 
 
 def test_outputs_of_batches_that_differ_in_length_are_not_joined() -> None:
