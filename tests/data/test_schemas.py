@@ -148,12 +148,12 @@ def test_csv_files_give_what_their_texts_say_or_are_refused(files: list[list[str
     np.testing.assert_array_equal(x, np.array(values, dtype), strict=True)
 
 
-def two(path: Path, first: Any, second: Any, **options: Any) -> Any:
-    """Return the column a of two files with these values."""
+def two(path: Path, first: Any, second: Any, rows: Any = None, **options: Any) -> Any:
+    """Return the column a of two files with these values, or some rows of it."""
     write(path / "0.parquet", a=first, y=[0] * len(first))
     write(path / "1.parquet", y=[1] * len(second), a=second)
-    rows = np.arange(len(first) + len(second))
-    return Parquet(path / "*.parquet", target="y", **options).take(rows)[0]
+    rows = range(len(first) + len(second)) if rows is None else rows
+    return Parquet(path / "*.parquet", target="y", **options).take(np.array(rows))[0]
 
 
 @pytest.mark.parametrize(
@@ -183,27 +183,29 @@ def test_lists_have_one_length_and_one_dtype_in_all_files(tmp_path: Path) -> Non
     np.testing.assert_array_equal(found, np.float32([[1, 2], [0.5, 3]]))
     narrow, wide = arrow.array([[1, 2]], arrow.list_(arrow.int8(), 2)), [[2**40, 3]]
     np.testing.assert_array_equal(two(tmp_path, narrow, wide, inputs="a"), [[1, 2], [2**40, 3]])
-    with pytest.raises(DataError, match=r"1\.parquet has lists of 3 values, and of 2 in .*0\.parq"):
-        two(tmp_path, [[1, 2]], [[1, 2, 3]], inputs="a")
+    for rows in ([0, 1], [1]):
+        with pytest.raises(DataError, match=r"1\.parquet has lists of 3 values, and of 2 in .*0\."):
+            two(tmp_path, [[1, 2]], [[1, 2, 3]], rows, inputs="a")
     with pytest.raises(DataError, match=r"has 1 empty values, the first in row 2; expected"):
         two(tmp_path, [[1, 2]], [[1, 2], [3, 4], [5, None]], inputs="a")
 
 
-def test_lists_are_as_long_as_in_the_first_file_whichever_is_read_first(tmp_path: Path) -> None:
-    write(tmp_path / "0.parquet", a=[[1, 2]])
-    write(tmp_path / "1.parquet", a=[[1, 2, 3]])
-    with pytest.raises(DataError, match=r"1\.parquet has lists of 3 values, and of 2 in"):
-        Parquet(tmp_path / "*.parquet", "a").take(np.array([1]))
-
-
 def test_batch_of_no_rows_has_the_dtypes_and_shapes_of_others(tmp_path: Path) -> None:
-    write(tmp_path / "0.parquet", a=[[1.0, 2.0]], y=[1])
-    for source in (
-        Parquet(tmp_path / "0.parquet", "a", "y"),
-        Table(arrow.table({"a": [[1.0, 2.0]], "y": [1]}), "a", "y"),
+    full = arrow.table({"a": [[1.0, 2.0]], "y": [1]})
+    parquet.write_table(full, tmp_path / "full.parquet")
+    parquet.write_table(full.slice(0, 0), tmp_path / "none.parquet")
+    (tmp_path / "none.csv").write_text("a,y\n")
+    for source, shape in (
+        (Parquet(tmp_path / "full.parquet", "a", "y"), (0, 2)),
+        (Table(full, "a", "y"), (0, 2)),
+        (Parquet(tmp_path / "none.parquet", "a", "y"), (0, 0)),
+        (CSV(tmp_path / "none.csv", ["a"], "y"), (0, 1)),
     ):
-        batch = source.take(np.arange(0))
-        assert [(a.shape, a.dtype) for a in batch] == [((0, 2), np.float32), ((0,), np.int64)]
+        a, y = source.take(np.arange(0))
+        assert (a.shape, a.dtype, y.shape) == (shape, np.float32, (0,))
+    (tmp_path / "one.csv").write_text("y,a\n1,0.5\n")
+    a, _ = CSV(tmp_path / "*.csv", target="y").take(np.arange(1))
+    np.testing.assert_array_equal(a, [[0.5]])
 
 
 def test_column_that_is_not_asked_for_may_be_anything(tmp_path: Path) -> None:
@@ -320,22 +322,6 @@ def test_csv_column_that_is_not_asked_for_may_change_its_kind_anywhere(tmp_path:
     np.testing.assert_array_equal(a, [1, 2])
     with pytest.raises(DataError, match=r"0\.csv: cannot be read|column 'z' of .* holds string"):
         len(CSV(tmp_path / "0.csv", ["a", "z"]))
-
-
-def test_files_without_rows_make_batches_without_rows(tmp_path: Path) -> None:
-    lists = arrow.array([], arrow.list_(arrow.int8()))
-    write(tmp_path / "0.parquet", a=lists, y=arrow.array([], arrow.float64()))
-    dataset = Parquet(tmp_path / "0.parquet", "a", "y")
-    assert len(dataset) == 0
-    assert [array.shape for array in dataset.take(np.arange(0))] == [(0, 0), (0,)]
-
-
-def test_csv_of_the_header_alone_has_no_rows(tmp_path: Path) -> None:
-    (tmp_path / "0.csv").write_text("a,y\n")
-    assert len(CSV(tmp_path / "0.csv", target="y")) == 0
-    (tmp_path / "1.csv").write_text("y,a\n1,0.5\n")
-    a, _ = CSV(tmp_path / "*.csv", target="y").take(np.arange(1))
-    np.testing.assert_array_equal(a, [[0.5]])
 
 
 def test_rows_of_hugging_face_are_held_against_its_features() -> None:
