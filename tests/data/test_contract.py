@@ -39,46 +39,6 @@ Y = np.arange(ROWS) % CLASSES
 NAMES = ["left", "right"]
 
 
-def arrays(directory: Path) -> Dataset:
-    return ArrayDataset(X, Y)
-
-
-def subset(directory: Path) -> Dataset:
-    return Subset(ArrayDataset(X[::-1], Y[::-1]), np.arange(ROWS)[::-1])
-
-
-def memory_maps(directory: Path) -> Dataset:
-    np.save(directory / "x.npy", X)
-    np.save(directory / "y.npy", Y)
-    return Arrays((str(directory / "x.npy"), directory / "y.npy")).load(None)[0]
-
-
-def mapped(directory: Path) -> Dataset:
-    return Mapped((2 * X, Y), halved)
-
-
-def halved(x: Any, y: Any) -> Any:
-    return x / 2, y
-
-
-def cached(directory: Path) -> Dataset:
-    return Cached(ArrayDataset(X, Y))
-
-
-def data_set_of_torch(directory: Path) -> Dataset:
-    data = pytest.importorskip("torch.utils.data")
-    from_numpy = pytest.importorskip("torch").from_numpy
-    return Cached(data.TensorDataset(from_numpy(X), from_numpy(Y)))
-
-
-def cached_in_a_directory(directory: Path) -> Dataset:
-    return Cached(ArrayDataset(X, Y), directory / "cache")
-
-
-def parallel(directory: Path) -> Dataset:
-    return Parallel(ArrayDataset(X, Y), 2)
-
-
 class Pairs:
     """A map-style data set."""
 
@@ -89,17 +49,24 @@ class Pairs:
         return X[index], int(Y[index])
 
 
-def torch_dataset(directory: Path) -> Dataset:
-    return TorchDataset(Pairs())
+def halved(x: Any, y: Any) -> Any:
+    return x / 2, y
 
 
-def torch_dataset_in_processes(directory: Path) -> Dataset:
-    return TorchDataset(Pairs(), num_workers=2)
+def memory_maps(directory: Path) -> Dataset:
+    np.save(directory / "x.npy", X)
+    np.save(directory / "y.npy", Y)
+    return Arrays((str(directory / "x.npy"), directory / "y.npy")).load(None)[0]
 
 
-def torch_dataset_with_collate(directory: Path) -> Dataset:
+def cached_tensors(_: Path) -> Dataset:
     torch = pytest.importorskip("torch")
-    collate = torch.utils.data.default_collate
+    tensors = torch.from_numpy(X), torch.from_numpy(Y)
+    return Cached(torch.utils.data.TensorDataset(*tensors))
+
+
+def collated(_: Path) -> Dataset:
+    collate = pytest.importorskip("torch.utils.data").default_collate
     return TorchDataset(Pairs(), num_workers=1, collate_fn=collate)
 
 
@@ -109,11 +76,7 @@ def arrow_table(rows: slice = slice(None)) -> Any:
     return arrow.table(columns)
 
 
-def table(directory: Path) -> Dataset:
-    return Table(arrow_table(), target="label")
-
-
-def frame(directory: Path) -> Dataset:
+def frame(_: Path) -> Dataset:
     pandas = pytest.importorskip("pandas")
     return Table(pandas.DataFrame({"y": Y, "left": X[:, 0], "right": X[:, 1]}), NAMES, "y")
 
@@ -126,19 +89,14 @@ def csv(directory: Path) -> Dataset:
     return CSV(directory / "part-*.csv", NAMES, "label", delimiter=";")
 
 
-def parquet(directory: Path) -> Dataset:
+def parquet(directory: Path, **options: Any) -> Dataset:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow_table(slice(9)), directory / "a.parquet", row_group_size=4)
     parquet.write_table(arrow_table(slice(9, None)), directory / "b.parquet", row_group_size=5)
-    return Parquet([directory / "a.parquet", directory / "b.parquet"], target="label")
+    return Parquet([directory / "a.parquet", directory / "b.parquet"], target="label", **options)
 
 
-def parquet_in_little_memory(directory: Path) -> Dataset:
-    parquet(directory)
-    return Parquet(directory / "*.parquet", target="label", memory_nbytes=1)
-
-
-def hugging_face(directory: Path) -> Dataset:
+def hugging_face(_: Path) -> Dataset:
     datasets = pytest.importorskip("datasets")
     columns = {"point": X.tolist(), "label": Y.tolist()}
     return HuggingFace(datasets.Dataset.from_dict(columns), "point", "label")
@@ -159,14 +117,30 @@ def parsed(record: bytes) -> Any:
     return np.frombuffer(record[:-1], np.float32), record[-1]
 
 
-SOURCES: list[Callable[[Path], Dataset]] = [
-    arrays, subset, memory_maps, mapped, cached, cached_in_a_directory, data_set_of_torch,
-    parallel, torch_dataset, torch_dataset_in_processes, torch_dataset_with_collate, table, frame,
-    csv, parquet, parquet_in_little_memory, hugging_face, tf_record,
-]  # fmt: skip
+ARRAYS = ArrayDataset(X, Y)
+SOURCES: dict[str, Callable[[Path], Dataset]] = {
+    "arrays": lambda _: ARRAYS,
+    "subset": lambda _: Subset(ArrayDataset(X[::-1], Y[::-1]), np.arange(ROWS)[::-1]),
+    "memory maps": memory_maps,
+    "mapped": lambda _: Mapped((2 * X, Y), halved),
+    "cached": lambda _: Cached(ARRAYS),
+    "cached in a directory": lambda directory: Cached(ARRAYS, directory / "cache"),
+    "cached data set of torch": cached_tensors,
+    "parallel": lambda _: Parallel(ARRAYS, 2),
+    "torch": lambda _: TorchDataset(Pairs()),
+    "torch in processes": lambda _: TorchDataset(Pairs(), num_workers=2),
+    "torch, collated": collated,
+    "table": lambda _: Table(arrow_table(), target="label"),
+    "frame": frame,
+    "csv": csv,
+    "parquet": parquet,
+    "parquet in little memory": lambda directory: parquet(directory, memory_nbytes=1),
+    "Hugging Face": hugging_face,
+    "TFRecord": tf_record,
+}
 
 
-@pytest.fixture(params=SOURCES, ids=lambda source: source.__name__)
+@pytest.fixture(params=SOURCES.values(), ids=SOURCES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Dataset]:
     return lambda: request.param(tmp_path)
 
@@ -196,17 +170,12 @@ def test_batch_is_the_callers_own(make: Callable[[], Dataset]) -> None:
     assert_rows(dataset.take(indices), indices)
 
 
-def test_copies_read_the_same(make: Callable[[], Dataset]) -> None:
+def test_copies_and_forked_processes_read_the_same(make: Callable[[], Dataset]) -> None:
     dataset, indices = make(), np.arange(ROWS)
     dataset.take(indices)
-    for other in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+    copied = copy.deepcopy(dataset)
+    for other in (copied, pickle.loads(pickle.dumps(dataset)), Parallel(copied, 1)):
         assert_rows(other.take(indices), indices)
-
-
-def test_process_that_was_forked_reads_the_same(make: Callable[[], Dataset]) -> None:
-    dataset, indices = make(), np.arange(ROWS)
-    dataset.take(indices)
-    assert_rows(Parallel(copy.deepcopy(dataset), 1).take(indices), indices)
 
 
 def test_threads_read_at_once(make: Callable[[], Dataset]) -> None:

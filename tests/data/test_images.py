@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 
 Image = pytest.importorskip("PIL.Image")
 
-from zmqtrain.data import Arrays, Cached, ImageFolder, Parallel  # noqa: E402
-from zmqtrain.data.description import describe  # noqa: E402
+from zmqtrain.data import Arrays, Cached, ImageFolder  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 
 GRAYS = {"cat/b.png": 50, "cat/a.png": 100, "ant/deep/x.bmp": 200, "dog/z.PNG": 0}
@@ -36,13 +34,11 @@ def test_folders_are_classes_and_images_come_by_number(folder: Path) -> None:
     assert dataset.classes == ["ant", "cat", "dog"]
     assert len(dataset) == 4
     rows = np.array([3, 0, 1, 3])
-    for source in (dataset, copy.deepcopy(dataset), Parallel(dataset, 2)):
-        images, labels = source.take(rows)
-        assert (images.dtype, images.shape) == (np.float32, (4, 3, 4, 4))
-        np.testing.assert_allclose(images[:, 0, 0, 0], np.array(ORDER)[rows] / 255, rtol=1e-6)
-        np.testing.assert_array_equal(images[:, 2], 1)
-        np.testing.assert_array_equal(labels, np.array(CLASSES)[rows])
-    assert describe(dataset) == describe(ImageFolder(folder, size=4))
+    images, labels = dataset.take(rows)
+    assert (images.dtype, images.shape) == (np.float32, (4, 3, 4, 4))
+    np.testing.assert_allclose(images[:, 0, 0, 0], np.array(ORDER)[rows] / 255, rtol=1e-6)
+    np.testing.assert_array_equal(images[:, 2], 1)
+    np.testing.assert_array_equal(labels, np.array(CLASSES)[rows])
 
 
 @pytest.mark.parametrize(

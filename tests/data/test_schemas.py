@@ -225,18 +225,20 @@ def test_column_that_is_not_asked_for_may_be_anything(tmp_path: Path) -> None:
         len(Table(pandas.DataFrame({"o": [1, "x"]}), "o"))
 
 
+def save(table: Any, path: Path) -> Any:
+    """Write a table, and return the data set of such files."""
+    if path.suffix == ".csv":
+        csv.write_csv(table, path)
+        return CSV
+    parquet.write_table(table, path)
+    return Parquet
+
+
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
 def test_column_that_occurs_twice_is_refused_if_it_is_asked_for(kind: str, tmp_path: Path) -> None:
     table = arrow.table([[1.0], [2.0], [3.0]], names=["a", "a", "y"])
-    path = tmp_path / f"x.{kind}"
-    source: Any = Table
-    if kind == "csv":
-        csv.write_csv(table, path)
-        source = CSV
-    elif kind == "parquet":
-        parquet.write_table(table, path)
-        source = Parquet
-    given = table if kind == "arrow" else path
+    given: Any = table if kind == "arrow" else tmp_path / f"x.{kind}"
+    source = Table if kind == "arrow" else save(table, given)
     for inputs in ("a", ["a"], None):
         with pytest.raises(DataError, match="has 2 columns named 'a'; expected one: rename"):
             len(source(given, inputs, "y"))
@@ -305,10 +307,8 @@ def test_number_of_csv_that_no_array_can_hold_is_refused(number: Any, tmp_path: 
 def test_later_file_with_more_columns_is_refused_when_all_are_meant(
     kind: str, tmp_path: Path
 ) -> None:
-    write = parquet.write_table if kind == "parquet" else csv.write_csv
-    write(arrow.table({"a": [1], "y": [0]}), tmp_path / f"0.{kind}")
-    write(arrow.table({"z": [7], "y": [1], "a": [2]}), tmp_path / f"1.{kind}")
-    source: Any = Parquet if kind == "parquet" else CSV
+    save(arrow.table({"a": [1], "y": [0]}), tmp_path / f"0.{kind}")
+    source = save(arrow.table({"z": [7], "y": [1], "a": [2]}), tmp_path / f"1.{kind}")
     with pytest.raises(DataError, match=rf"1\.{kind} has columns that .*0\.{kind} lacks: z; "):
         len(source(tmp_path / f"*.{kind}", target="y"))
     a, y = source(tmp_path / f"*.{kind}", ["a"], "y").take(np.arange(2))
@@ -341,9 +341,11 @@ def test_rows_of_hugging_face_are_held_against_its_features() -> None:
             HuggingFace(dataset, name).take(np.array([0, 1][: row + 1]))
     with pytest.raises(DataError, match=r'got a DatasetDict; .* dataset\["train"\]'):
         HuggingFace(datasets.DatasetDict({"train": whole}))
-    wide = datasets.Dataset(arrow.table({"a": arrow.array([2**63], arrow.uint64())}))
-    with pytest.raises(DataError, match=r"9223372036854775808 .uint64., which int64 cannot hold"):
-        HuggingFace(wide, "a").take(np.array([0]))
+    wide = datasets.Dataset(arrow.table({"w": arrow.array([2**63, 1], arrow.uint64())}))
+    wide = datasets.concatenate_datasets([wide, decoded], axis=1)
+    for target in (None, "i"):  # also beside a column that datasets decodes
+        with pytest.raises(DataError, match=r"9223372036854775808 .uint64., which int64 cannot"):
+            HuggingFace(wide, "w", target).take(np.array([0]))
 
 
 def test_columns_of_a_frame_keep_their_values_as_one_array() -> None:

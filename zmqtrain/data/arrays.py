@@ -52,11 +52,6 @@ class ArrayDataset:
         return list(map(Path, self._mapped))
 
     def take(self, indices: Array) -> Batch:
-        """Return copies of these rows of each array.
-
-        Raises:
-            DataError: a file that is mapped has another size than before.
-        """
         for path, size in self._mapped.items():  # pages beyond the end would kill the process
             if (found := _size(path)) != size:
                 raise DataError(

@@ -47,12 +47,6 @@ class Cached(Wrapper):
         self._kept: tuple[NDArray[np.bool_], list[NDArray[Any]]] | None = None
 
     def take(self, indices: Array) -> Batch:
-        """Return these examples.
-
-        Raises:
-            ConfigError: this host has no memory for all of them.
-            DataError: the directory cannot be written to, or holds other data.
-        """
         if self.directory is not None:
             return self._stored.take(indices)
         indices = np.asarray(indices)

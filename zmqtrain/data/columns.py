@@ -1,4 +1,8 @@
-"""Columns of tables as arrays: which ones, and of which dtype in all files of a data set."""
+"""Columns of tables as arrays: which ones, and of which dtype in all files of a data set.
+
+Columns that are missing or hold no numbers, and values that are missing or would change, are a
+DataError that names the file, the column and the row.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,7 @@ class Choice:
     """Which columns make the arrays of a batch, by name."""
 
     def __init__(self, available: Sequence[str], inputs: Names, target: Names, where: str) -> None:
-        """``available``: all columns of the first file; ``where`` names it in errors.
-
-        Raises:
-            DataError: a column is missing, or a name is not a text.
-        """
+        """``available``: all columns of the first file; ``where`` names it in errors."""
         self.groups: list[str | list[str]] = [
             _names(group) for group in (inputs, target) if group is not None
         ]
@@ -54,11 +54,7 @@ class Choice:
         return [n for group in self.groups for n in ([group] if isinstance(group, str) else group)]
 
     def check(self, available: Sequence[str], where: str) -> None:
-        """Check the names of the columns of one file.
-
-        Raises:
-            DataError: a column is missing or occurs twice, or there is one more and all are meant.
-        """
+        """Check the names of the columns of one file."""
         count = Counter(available)
         for name in self.names:
             if name not in count:
@@ -81,9 +77,6 @@ class Choice:
         """Return the columns as a batch: one array, or one after another.
 
         Of several names, single numbers become one float32 array (n, columns).
-
-        Raises:
-            DataError: a whole number is not exact as float32.
         """
         batch: list[NDArray[Any]] = []
         for group in self.groups:
@@ -109,9 +102,6 @@ class Columns:
         """``schemas``: of each file, with the name by which errors call it.
 
         ``is_decoded``: whether the arrays of a type are made by others; they have no dtype here.
-
-        Raises:
-            DataError: a file has other columns, or a column that is no number.
         """
         (first, schema), *_ = schemas = list(schemas)
         self.choice = Choice(schema.names, inputs, target, first)
@@ -136,22 +126,14 @@ class Columns:
         )
 
     def batch(self, table: pyarrow.Table, where: str, rows: Sequence[int] | None = None) -> Batch:
-        """Return some rows of a table as arrays; ``rows``: their numbers, for errors.
-
-        Raises:
-            DataError: a value is missing or does not fit, or lists have different lengths.
-        """
+        """Return some rows of a table as arrays; ``rows``: their numbers, for errors."""
         rows = range(len(table)) if rows is None else rows
         return self.choice.batch(lambda name: self.column(name, table, where, rows), where)
 
     def column(
         self, name: str, table: pyarrow.Table, where: str, rows: Sequence[int]
     ) -> NDArray[Any] | None:
-        """Return a column of a table as an array, None if others decode it.
-
-        Raises:
-            DataError: a value is missing or does not fit, or lists have different lengths.
-        """
+        """Return a column of a table as an array, None if others decode it."""
         what, column = _of(name, where), table.column(name).combine_chunks()
         if name in self.decoded:
             _check_complete(column, what, rows)
@@ -174,11 +156,7 @@ class Columns:
 
 
 def numbers(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Return floats as float32, single integers as int64, arrays of integers as they are.
-
-    Raises:
-        DataError: it holds something else, or a value that would change.
-    """
+    """Return floats as float32, single integers as int64, arrays of integers as they are."""
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"{what} holds {array.dtype}, such as {array.ravel()[:1].tolist()}; {EXPECTED}"

@@ -1,4 +1,8 @@
-"""Conversions of arrays that keep every value, or name one that they would change."""
+"""Conversions of arrays that keep every value, or name one that they would change.
+
+Each of them raises DataError for values, shapes or dtypes that cannot be kept; its text begins with
+``what``, the name of the array, and ends with ``advice``.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,6 @@ def plain(array: Any, what: str) -> NDArray[Any]:
     """Return an array of NumPy in native byte order; ``what`` names ``array`` in an error.
 
     Columns of pandas and polars lose their index, which NumPy would take for numbers of rows.
-
-    Raises:
-        DataError: values are masked or missing, or it is no array.
     """
     if is_of_frame(array):
         array = _of_frame(array, what)
@@ -61,11 +62,7 @@ def _of_frame(part: Any, what: str) -> NDArray[Any]:
 
 
 def exact(array: NDArray[Any], dtype: DTypeLike, what: str, advice: str) -> NDArray[Any]:
-    """Return ``array`` as ``dtype``, with every value unchanged.
-
-    Raises:
-        DataError: ``dtype`` cannot hold one of the values; the text ends with ``advice``.
-    """
+    """Return ``array`` as ``dtype``, with every value unchanged."""
     dtype = np.dtype(dtype)
     if array.dtype == dtype:
         return array
@@ -103,11 +100,7 @@ NARROW = (
 
 
 def rounded(array: NDArray[Any], what: str, advice: str = NARROW) -> NDArray[np.float32]:
-    """Return numbers as float32: floats are rounded to the nearest, whole numbers are exact.
-
-    Raises:
-        DataError: float32 cannot hold a whole number, or a float is beyond its range.
-    """
+    """Return numbers as float32: floats are rounded to the nearest, whole numbers are exact."""
     if array.dtype.kind != "f":
         return exact(array, np.float32, what, advice)
     with np.errstate(over="ignore"):
@@ -139,11 +132,7 @@ def promoted(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
 def joined(
     arrays: Sequence[Array], what: str, join: Callable[[Sequence[Array]], Array]
 ) -> NDArray[Any]:
-    """Return what ``join``, such as ``numpy.stack``, makes of arrays, with all values unchanged.
-
-    Raises:
-        DataError: the arrays have no common dtype; ``what`` names them.
-    """
+    """Return what ``join``, such as ``numpy.stack``, makes of arrays, with all values unchanged."""
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) > 1:
         try:
@@ -158,11 +147,7 @@ def joined(
 
 
 def combined(parts: Sequence[Batch], what: str, join: Callable[[Sequence[Array]], Array]) -> Batch:
-    """Return batches one behind another (``join`` is np.concatenate), or examples (np.stack).
-
-    Raises:
-        DataError: they differ in their arrays, in shapes, or have no common dtype.
-    """
+    """Return batches one behind another (``join`` is np.concatenate), or examples (np.stack)."""
     if len(counts := {len(part) for part in parts}) > 1:
         raise DataError(f"{what} has {sorted(counts)} arrays; expected the same number each time")
     batch = []
@@ -178,9 +163,5 @@ def combined(parts: Sequence[Batch], what: str, join: Callable[[Sequence[Array]]
 
 
 def concatenated(batches: Sequence[Batch], what: str) -> Batch:
-    """Return batches of rows, one behind another, as one batch.
-
-    Raises:
-        DataError: the arrays at one place have no common dtype, or rows of different shapes.
-    """
+    """Return batches of rows, one behind another, as one batch."""
     return batches[0] if len(batches) == 1 else combined(batches, what, np.concatenate)

@@ -72,12 +72,6 @@ class ImageFolder:
         return len(self._images)
 
     def take(self, indices: Array) -> Batch:
-        """Return these images and their classes.
-
-        Raises:
-            ConfigError: Pillow is not installed.
-            DataError: an image cannot be read; the text names it.
-        """
         chosen = [self._images[index] for index in np.asarray(indices).tolist()]
         with ThreadPoolExecutor(self.threads) as threads:
             images = np.stack(list(threads.map(self._pixels, [path for path, _ in chosen])))

@@ -115,11 +115,6 @@ class Stream:
         return [_Part(self, part) for part in self.parts]
 
     def take(self, indices: Array) -> Batch:
-        """Return the examples with these numbers.
-
-        Raises:
-            DataError: ``read`` or ``parse`` raises, or a pass has none, or others than before.
-        """
         readers = self._readers
         places = [divmod(number, len(readers)) for number in np.asarray(indices).tolist()]
         wanted: dict[int, set[int]] = {}

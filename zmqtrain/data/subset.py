@@ -1,4 +1,7 @@
-"""Reading some examples of a data set, and making a batch of single ones."""
+"""Reading some examples of a data set, and making a batch of single ones.
+
+What is no batch of the examples asked for is a DataError that names the data set.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,13 @@ OTHER_BATCHES = (
 def take_seeded(
     dataset: Dataset, indices: Array, seed: int, passes: Array, owner: object = None
 ) -> Batch:
-    """Return these examples, with random numbers of the seed and the pass where there are any.
-
-    ``owner``: what errors name instead of ``dataset``.
-
-    Raises:
-        DataError: it returns something else; see :func:`checked`.
-    """
     own = getattr(dataset, "take_seeded", None)
     batch = dataset.take(indices) if own is None else own(indices, seed, passes)
     return checked(batch, len(indices), dataset if owner is None else owner)
 
 
 def checked(batch: Any, rows: int, owner: object) -> Batch:
-    """Return what ``take()`` of a data set has returned, if it is a batch of so many examples.
-
-    Raises:
-        DataError: it is not; the text names ``owner``.
-    """
+    """Return what ``take()`` of a data set has returned, if it is a batch of so many examples."""
     if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
         raise DataError(
             f"take() of {owner!r} returned {batch!r:.80}; expected a tuple of arrays with a row "
@@ -55,11 +47,7 @@ def checked(batch: Any, rows: int, owner: object) -> Batch:
 
 
 def plain_batch(batch: Batch, owner: object) -> Batch:
-    """Return the arrays of a batch in native byte order.
-
-    Raises:
-        DataError: an array has masked values; the text names ``owner``.
-    """
+    """Return the arrays of a batch in native byte order."""
     if all(map(_is_plain, batch)):
         return batch
     return tuple(
@@ -87,9 +75,6 @@ def as_row(example: Any) -> Batch:
     """Return the arrays of an example, a tuple of arrays and numbers or a single one, as copies.
 
     Generators and functions may write the next example into the same array.
-
-    Raises:
-        DataError: it holds something else.
     """
     values = example if isinstance(example, tuple | list) else (example,)
     return tuple(
@@ -98,20 +83,12 @@ def as_row(example: Any) -> Batch:
 
 
 def stacked(examples: Iterable[Any]) -> Batch:
-    """Return examples, each a tuple of arrays and numbers or a single one, as one batch.
-
-    Raises:
-        DataError: they have different shapes, or hold something else.
-    """
+    """Return examples, each a tuple of arrays and numbers or a single one, as one batch."""
     return stacked_rows([as_row(example) for example in examples])
 
 
 def stacked_rows(rows: Sequence[Batch]) -> Batch:
-    """Return the arrays of examples as one batch.
-
-    Raises:
-        DataError: they have different shapes, or hold something else.
-    """
+    """Return the arrays of examples as one batch."""
     for place, value in enumerate(rows[0] if rows else ()):
         if value.dtype == object:
             raise DataError(
@@ -139,10 +116,6 @@ class Seeded(Wrapper):
         return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
-        """
-        Raises:
-            DataError: an example cannot be read or made.
-        """
         raise NotImplementedError
 
 

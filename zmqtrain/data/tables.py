@@ -45,7 +45,6 @@ class _InMemory:
         return len(self._arrays)
 
     def take(self, indices: Array) -> Batch:
-        """Return these rows."""
         return self._arrays.take(indices)
 
 
@@ -172,12 +171,6 @@ class Parquet:
         return files_of(self.paths)
 
     def take(self, indices: Array) -> Batch:
-        """Return these rows.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-            DataError: a file cannot be read, or a column is missing, has gaps or holds no numbers.
-        """
         indices = np.asarray(indices)
         groups = np.searchsorted(self._starts, indices, side="right") - 1
         batch = tuple(np.empty((len(indices), *a.shape[1:]), a.dtype) for a in self._like)
@@ -270,11 +263,7 @@ class HuggingFace:
         return len(self.dataset)
 
     def take(self, indices: Array) -> Batch:
-        """Return these rows; the columns and the transform that were set stay in force.
-
-        Raises:
-            DataError: a column is missing, has gaps or holds no numbers.
-        """
+        """Return these rows; the columns and the transform that were set stay in force."""
         rows = np.asarray(indices).tolist()
         if self.dataset.format["type"] == "custom":
             found = self.dataset[rows]

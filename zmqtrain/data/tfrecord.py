@@ -74,12 +74,6 @@ class TFRecord:
         return files_of(self.paths)
 
     def take(self, indices: Array) -> Batch:
-        """Return these records, parsed.
-
-        Raises:
-            ConfigError: google-crc32c is not installed.
-            DataError: a record is damaged, or ``parse`` raises; the text names file and record.
-        """
         return stacked(map(self._example, np.asarray(indices).tolist()))
 
     @cached_property

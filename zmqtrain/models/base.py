@@ -147,7 +147,12 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Array) -> Batch:
-        """Return the examples with these numbers (int64, shape (n,)) as one batch of n rows."""
+        """Return the examples with these numbers (int64, shape (n,)) as one batch of n rows.
+
+        Raises:
+            DataError: some of them cannot be read, or not as they are; the text names the place.
+            ConfigError: a library that reads them is not installed, or memory does not suffice.
+        """
         ...
 
 
