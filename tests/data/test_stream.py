@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,22 +104,26 @@ def test_steady_workers_read_their_own_parts_each_example_once_and_skip_nothing(
         assert source.opened == {worker: 1, worker + 2: 1}
 
 
-def test_batch_that_is_leased_again_is_read_beside_what_comes_next() -> None:
-    source = Source((10**6,))
-    stream = source.stream()
-    for number in (*range(10), 2, 10, 3, 11, 4):
-        assert batch_of(stream, number, parts=1)[1].tolist() == [*range(4 * number, 4 * number + 4)]
-    assert source.opened[0] == OPEN
-    assert source.read[0] == 12 * 4 + 5 * 4  # the second one from the beginning
-
-
-def test_oldest_place_is_given_up_for_an_earlier_one() -> None:
-    source = Source((10**6,))
-    stream = source.stream()
-    for number in (9, 5, 1, 10, 2):
-        batch_of(stream, number, parts=1)
-    assert source.opened[0] == 3
-    assert source.read[0] == (11 + 6 + 3) * 4
+@pytest.mark.parametrize(
+    ("length", "seeks", "numbers", "read", "opened"),
+    [
+        # The second iterator begins at the beginning and serves all batches that are leased again.
+        (10**6, False, [*range(10), 2, 10, 3, 11, 4], 12 * 4 + 5 * 4, OPEN),
+        (10**6, False, [9, 5, 1, 10, 2], (11 + 6 + 3) * 4, 3),  # the oldest place is given up
+        (10**9, True, [0, 2, 4], 20, 1),  # a small gap is read rather than opened anew
+        (10**9, True, [0, 2, 4, 7], 24, 2),
+        (7, False, [10**6], 7 + 4 * 10**6 % 7 + 4, 3),  # one pass tells the length of those before
+    ],
+)
+def test_no_more_is_read_and_opened_than_needed(
+    length: int, seeks: bool, numbers: list[int], read: int, opened: int
+) -> None:
+    source = Source((length,))
+    stream = source.stream(seeks=seeks)
+    for number in numbers:
+        places = [place % length for place in range(4 * number, 4 * number + 4)]
+        assert batch_of(stream, number, parts=1)[1].tolist() == places
+    assert (source.read[0], source.opened[0]) == (read, opened)
 
 
 def test_reader_that_can_seek_leaves_out_what_was_consumed() -> None:
@@ -147,22 +150,6 @@ def test_resumed_job_does_not_go_on_from_the_examples_that_were_described() -> N
     source.read.clear()
     assert batch_of(stream, 2001, parts=2)[1].tolist() == [place % 7 for place in range(4000, 4004)]
     assert source.read[1] <= 4000 % 7 + 4
-
-
-def test_small_gap_is_read_rather_than_opened_anew() -> None:
-    source = Source((10**9,))
-    stream = source.stream(seeks=True)
-    for number in (0, 2, 4):
-        batch_of(stream, number, parts=1)
-    assert (source.read[0], source.opened[0]) == (20, 1)
-    batch_of(stream, 7, parts=1)
-    assert (source.read[0], source.opened[0]) == (24, 2)
-
-
-def test_passes_that_lie_before_are_read_once_at_most() -> None:
-    source = Source((7,))
-    batch_of(source.stream(), 10**6, parts=1)
-    assert source.read[0] <= 3 * 7
 
 
 def test_endless_parts_go_on() -> None:
@@ -209,23 +196,6 @@ def test_copies_and_threads_read_the_same() -> None:
         batches = threads.map(lambda number: stream.take(plan.indices(number)), numbers)
         for number, batch in zip(numbers, batches, strict=True):
             assert list(zip(*batch, strict=True)) == expected(LENGTHS, number, 2)
-
-
-def test_one_thread_at_a_time_reads_a_part() -> None:
-    readers, most_readers = [0], [0]
-
-    def read(part: int) -> Iterator[int]:
-        for number in itertools.count():
-            readers[0] += 1
-            time.sleep(0)  # lets another thread run
-            most_readers[0] = max(most_readers[0], readers[0])
-            readers[0] -= 1
-            yield number
-
-    stream, plan = Stream([0], read), StreamPlan(1, 4, 0)
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda number: stream.take(plan.indices(number)), range(100)))
-    assert most_readers == [1]
 
 
 def test_process_that_was_forked_does_not_share_open_files(tmp_path: Path) -> None:
