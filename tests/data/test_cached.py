@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from zmqtrain.data import CSV, ArrayDataset, Cached
+from zmqtrain.data import ArrayDataset, Cached
 from zmqtrain.errors import ConfigError, DataError
 
 
@@ -62,28 +61,10 @@ def test_directory_of_other_data_is_refused(tmp_path: Path) -> None:
         Cached(examples(8), tmp_path).take(np.array([0]))
 
 
-@pytest.mark.parametrize("kind", ["arrays", "mapped", "csv"])
-def test_directory_of_data_that_have_changed_in_their_middle_is_refused(
-    kind: str, tmp_path: Path
-) -> None:
-    def dataset(middle: int) -> Any:
-        values = [0, middle, 2]
-        if kind == "arrays":
-            return (np.array(values),)
-        path = tmp_path / f"x.{kind}"
-        if kind == "mapped":
-            np.save(path.with_suffix(".npy"), values)
-            os.utime(path.with_suffix(".npy"), (middle, middle))
-            return (str(path.with_suffix(".npy")),)
-        path.write_text("\n".join(["x", *map(str, values)]))
-        os.utime(path, (middle, middle))
-        return CSV(path, "x")
-
-    for _ in range(2):
-        found = Cached(dataset(1), tmp_path / "cache").take(np.array([1]))[0]
-        assert found.tolist() == [1]
+def test_directory_of_arrays_that_have_changed_in_their_middle_is_refused(tmp_path: Path) -> None:
+    Cached((np.array([0, 1, 2]),), tmp_path).take(np.array([1]))
     with pytest.raises(DataError, match="remove that directory"):
-        Cached(dataset(7), tmp_path / "cache").take(np.array([1]))
+        Cached((np.array([0, 7, 2]),), tmp_path).take(np.array([1]))
 
 
 def test_half_written_directory_is_written_again(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from zmqtrain.data import (
 )
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import Subset
+from zmqtrain.errors import DataError
 from zmqtrain.models import MLP, Dataset
 from zmqtrain.optim import SGD
 
@@ -176,6 +177,16 @@ def test_copies_and_forked_processes_read_the_same(make: Callable[[], Dataset]) 
     copied = copy.deepcopy(dataset)
     for other in (copied, pickle.loads(pickle.dumps(dataset)), Parallel(copied, 1)):
         assert_rows(other.take(indices), indices)
+
+
+@pytest.mark.parametrize("name", ["memory maps", "csv", "parquet", "TFRecord"])
+def test_cache_of_files_that_were_written_anew_is_refused(name: str, tmp_path: Path) -> None:
+    def cached() -> Cached:
+        return Cached(SOURCES[name](tmp_path), tmp_path / "cache")
+
+    cached().take(np.arange(3))
+    with pytest.raises(DataError, match="remove that directory"):
+        cached().take(np.arange(3))
 
 
 def test_threads_read_at_once(make: Callable[[], Dataset]) -> None:

@@ -65,6 +65,7 @@ def test_hidden_folders_and_files_are_no_examples(folder: Path) -> None:
         (folder / name).touch()
     dataset = ImageFolder(folder, size=4)
     assert (dataset.classes, len(dataset)) == (["ant", "cat", "dog"], 4)
+    assert [path.name for path in dataset.source_files] == ["x.bmp", "a.png", "b.png", "z.PNG"]
 
 
 def test_evaluation_images_of_other_classes_are_refused(

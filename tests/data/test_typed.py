@@ -119,26 +119,20 @@ def test_cache_has_what_its_data_set_has_or_refuses_it(
 
 
 @pytest.mark.parametrize("directory", [None, "cache"])
-def test_examples_of_another_shape_are_not_stretched_in_a_cache(
+def test_examples_that_do_not_fit_the_first_are_not_stretched_or_cut_in_a_cache(
     directory: str | None, tmp_path: Path
 ) -> None:
-    class Growing(Rows):
-        def take(self, indices: Any) -> Any:
-            return (np.ones((len(indices), 3 if 0 in indices and len(indices) == 1 else 1)),)
-
-    cached = Cached(Growing(X), None if directory is None else tmp_path / directory)
-    with pytest.raises(DataError, match=r"examples of the shape \(1,\), and \(3,\) in the first"):
-        for rows in ([0], [1, 2]):
-            cached.take(np.array(rows))
-
-
-def test_texts_that_are_longer_than_the_first_are_not_cut_in_a_cache() -> None:
+    shapes, texts = [np.ones(3), np.ones(1), np.ones(1)], ["ab", "abcd", "abcd"]
+    for number, (values, text) in enumerate(
+        [(shapes, r"of the shape \(1,\), and \(3,\) in the first"), (texts, "holds abcd")]
+    ):
+        where = None if directory is None else tmp_path / f"{directory}{number}"
+        cached = Cached(TorchDataset(Items(values)), where)
+        with pytest.raises(DataError, match=text):
+            for rows in ([0], [1, 2]):
+                cached.take(np.array(rows))
     cached = Cached((np.arange(2), np.array(["ab", "abcd"])))
     np.testing.assert_array_equal(cached.take(np.array([0, 1]))[1], ["ab", "abcd"])
-    cached = Cached(Rows(np.arange(2), ["ab", "abcd"]))
-    assert cached.take(np.array([0]))[1].tolist() == ["ab"]
-    with pytest.raises(DataError, match="holds abcd"):
-        cached.take(np.array([1]))
 
 
 @pytest.mark.parametrize(
