@@ -399,6 +399,7 @@ def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, ho
         ({"sample_weight": [1.0] * 16 + [math.nan]}, DataError, "holds NaN or infinity"),
         ({"sample_weight": [1.0] * 16 + [1e39]}, DataError, "1e.39, which is infinite"),
         ({"sample_weight": [2**24 + 1] * 17}, DataError, "16777217 .* give weights as floats"),
+        ({"class_weight": [1.0, 2.0]}, ConfigError, "class_weight"),
         ({"train": None, "x": X}, ConfigError, r"data come first, as in fit\(features, labels\)"),
         ({"train": None}, ConfigError, "fit got no examples"),
         ({"steps_per_epoch": 4}, ConfigError, "pass over the examples: leave it out"),

@@ -155,22 +155,22 @@ class Typed(Wrapper):
                 f"take() of {self!r} returned {len(batch)} arrays, and {len(first)} for the first "
                 "batch; expected the same number for all examples"
             )
-        return tuple(
-            self._like(array, like, f"array {place} of {self!r}")
-            for place, (array, like) in enumerate(zip(batch, first, strict=True))
-        )
+        pairs = enumerate(zip(batch, first, strict=True))
+        return tuple(self._like(place, array, like) for place, (array, like) in pairs)
 
-    def _like(self, array: Array, first: Array, what: str) -> Array:
+    def _like(self, place: int, array: Array, first: Array) -> Array:
         """Return ``array`` in the dtype of ``first``, the same array of the first batch."""
-        is_other = array.shape[1:] != first.shape[1:] and self._has_one_shape
-        if array.ndim != first.ndim or is_other:
+        form, has_form = "number of dimensions", array.ndim == first.ndim
+        if self._has_one_shape:
+            form, has_form = "shape", array.shape[1:] == first.shape[1:]
+        if has_form and array.dtype == first.dtype:
+            return array
+        what = f"array {place} of {self!r}"
+        if not has_form:
             raise DataError(
                 f"{what} has examples of the shape {array.shape[1:]}, and {first.shape[1:]} in the "
-                f"first batch; expected one {'shape' if is_other else 'number of dimensions'}: "
-                "crop, resize or pad them"
+                f"first batch; expected one {form}: crop, resize or pad them"
             )
-        if array.dtype == first.dtype:
-            return array
         advice = f"the first batch has {first.dtype}; {ONE_DTYPE}"
         if not (isinstance(array, np.ndarray) and isinstance(first, np.ndarray)):
             raise DataError(f"{what} holds {array.dtype}; {advice}")

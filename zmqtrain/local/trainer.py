@@ -172,7 +172,7 @@ class Trainer:
             logdir=self.logdir,
             epochs=epochs,
             callbacks=[*callbacks, *shown],
-            class_weight=None if class_weight is None else dict(class_weight),
+            class_weight=dict(class_weight) if isinstance(class_weight, Mapping) else class_weight,
             **options,
         )
         job = process.job_of_script(job)
