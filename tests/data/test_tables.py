@@ -44,15 +44,21 @@ def test_names_say_which_arrays_a_batch_has(inputs: Any, target: Any, expected: 
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "target", "message"),
     [
-        ("wait", r"the table has no column 'wait'; it has age, .*; did you mean weight\?"),
-        ("ragged", "column 'ragged' of the table has lists of 1 to 2 values; expected one length"),
+        ("wait", None, r"the table has no column 'wait'; it has age, .*; did you mean weight\?"),
+        ("ragged", None, "column 'ragged' of the table has lists of 1 to 2 values; expected one"),
+        (None, list(COLUMNS), "has no columns left for the inputs; it has age, "),
+        ([], "age", "has no columns left for the inputs; it has age, "),
+        ("age", [], "has no columns left for the target; it has age, "),
+        (0, None, "columns are given as 0; expected the name"),
+        (["age", 1], None, r"columns are given as \['age', 1\]; expected the name"),
+        ({"age": 1}, None, "columns are given as {'age': 1}; expected the name"),
     ],
 )
-def test_column_that_makes_no_array_is_refused(inputs: str, message: str) -> None:
+def test_columns_that_make_no_arrays_are_refused(inputs: Any, target: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        len(Table(TABLE, inputs))
+        len(Table(TABLE, inputs, target))
 
 
 @pytest.mark.parametrize(

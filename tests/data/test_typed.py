@@ -135,33 +135,31 @@ def test_examples_that_do_not_fit_the_first_are_not_stretched_or_cut_in_a_cache(
     np.testing.assert_array_equal(cached.take(np.array([0, 1]))[1], ["ab", "abcd"])
 
 
+NO_INT64 = r"holds {} .*, which int64 cannot hold"
+
+
 @pytest.mark.parametrize(
-    ("values", "text"),
+    ("first", "second", "text"),
     [
-        (
-            [[0.0], 1.0],
-            r"array 0 of Rows\(\) has examples of the shape \(\), and \(1,\) in the first",
-        ),
-        ([2, 2**63], "holds 9223372036854775808 .uint64., which int64 cannot hold"),
-        ([np.float32(0.5), 0.1], "holds 0.1 .float64., which float32 cannot hold"),
-        ([1, "x"], "which int64 cannot hold"),
+        ([0.0], 1.0, r"array 0 of Rows\(\) has examples of the shape \(\), and \(1,\) in the"),
+        (2, 2**63, NO_INT64.format(2**63)),
+        (1, "x", NO_INT64.format("x")),
+        (np.float32(0.5), 0.1, "holds 0.1 .float64., which float32 cannot hold"),
+        (1, np.int8(2), ""),
+        (0.5, np.float32(0.25), ""),
+        (0.5, True, ""),
+        (3, True, ""),
     ],
 )
-def test_later_batch_that_does_not_fit_the_first_is_refused(values: Any, text: str) -> None:
-    dataset = Typed(Rows(values))
-    dataset.take(np.array([0]))
-    with pytest.raises(DataError, match=text):
-        dataset.take(np.array([1]))
-
-
-@pytest.mark.parametrize(
-    "values", [[1, np.int8(2)], [0.5, np.float32(0.25)], [0.5, True], [3, True]]
-)
-def test_later_batch_whose_values_fit_is_converted(values: Any) -> None:
-    dataset = Typed(Rows(values))
-    first, second = (dataset.take(np.array([row]))[0] for row in (0, 1))
-    assert second.dtype == first.dtype
-    assert second.tolist() == [values[1]]
+def test_later_batch_is_converted_if_its_values_fit(first: Any, second: Any, text: str) -> None:
+    dataset = Typed(Rows([first, second]))
+    (before,) = dataset.take(np.array([0]))
+    if text:
+        with pytest.raises(DataError, match=text):
+            dataset.take(np.array([1]))
+    else:
+        (after,) = dataset.take(np.array([1]))
+        assert (after.dtype, after.tolist()) == (before.dtype, [second])
 
 
 def test_number_of_arrays_is_that_of_the_first_batch() -> None:
