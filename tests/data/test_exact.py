@@ -100,7 +100,7 @@ def test_numbers_and_texts_are_not_joined() -> None:
 def test_batches_of_other_shapes_are_not_concatenated() -> None:
     with pytest.raises(DataError, match=r"array 0 of it has rows of the shapes \[\[1\], \[2\]\]"):
         concatenated([(np.zeros((3, 1)),), (np.zeros((3, 2)),)], "it")
-    with pytest.raises(DataError, match=r"it has \[1, 2\] arrays"):
+    with pytest.raises(DataError, match=r"there are \[1, 2\] arrays in it"):
         concatenated([(np.zeros(3),), (np.zeros(3), np.zeros(3))], "it")
 
 

@@ -285,7 +285,7 @@ def test_batch_of_another_kind_is_not_called_a_failure_of_collate(batch: Any, ki
         ([(1, {"a": 1})] * 2, r"holds \{'a': 1\}; .* in the model's training_step"),
         ([(None,)], "holds None; .* in the model's training_step"),
         ([np.zeros(2), np.zeros(3)], r"the shapes \[\[2\], \[3\]\]; expected one shape"),
-        ([(1,), (1, 2)], r"the examples has \[1, 2\] arrays; expected the same number"),
+        ([(1,), (1, 2)], r"there are \[1, 2\] arrays in the examples; expected the same"),
     ],
 )
 def test_examples_that_make_no_batch_are_refused_with_the_way_out(examples: Any, text: str) -> None:

@@ -149,7 +149,9 @@ def joined(
 def combined(parts: Sequence[Batch], what: str, join: Callable[[Sequence[Array]], Array]) -> Batch:
     """Return batches one behind another (``join`` is np.concatenate), or examples (np.stack)."""
     if len(counts := {len(part) for part in parts}) > 1:
-        raise DataError(f"{what} has {sorted(counts)} arrays; expected the same number each time")
+        raise DataError(
+            f"there are {sorted(counts)} arrays in {what}; expected the same number each time"
+        )
     batch = []
     for place, column in enumerate(zip(*parts, strict=True)):
         is_stacked = join is np.stack
