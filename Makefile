@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which share compiled modules
+
 .PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak prometheus image pods kubernetes clean
 
 help:  ## say what can be made

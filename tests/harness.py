@@ -41,10 +41,14 @@ PORTS, MOST_PORTS = range(20_000, 32_000), 8  # of which each test that asks get
 BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # processes that run tests
 OWN = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # which one this is
 _turns = itertools.count(random.SystemRandom().randrange(len(PORTS)))  # whatever seed a test sets
+NOT_INHERITED = (
+    *("ZMQTRAIN_", "HONCHO_", "TF_CONFIG", "PORT"),
+    "PYTHONDONTWRITEBYTECODE",  # or each process would compile the whole package
+)
 INHERITED = {
     name: value
     for name, value in os.environ.items()  # once: pytest changes it while threads start processes
-    if not name.startswith(("ZMQTRAIN_", "HONCHO_", "TF_CONFIG", "PORT"))
+    if not name.startswith(NOT_INHERITED)
 }
 
 Found = TypeVar("Found")

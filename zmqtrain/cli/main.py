@@ -8,7 +8,6 @@ from importlib import import_module
 
 import click
 
-from zmqtrain import __version__
 from zmqtrain.config.invoke import invoke
 from zmqtrain.errors import did_you_mean
 from zmqtrain.hosting.signals import interrupts_kept
@@ -53,7 +52,7 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"max_content_width": 100})
-@click.version_option(__version__, prog_name="zmqtrain", message="%(prog)s %(version)s")
+@click.version_option(package_name="zmqtrain", prog_name="zmqtrain", message="%(prog)s %(version)s")
 def cli() -> None:
     """Train across processes and hosts, with parameter servers or without, and steer running jobs.
 
