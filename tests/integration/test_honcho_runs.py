@@ -33,25 +33,6 @@ def exit_codes(output: str) -> dict[str, int]:
     return stopped
 
 
-def test_procfile_trains_with_as_many_ps_and_workers_as_honcho_is_told(stage: Stage) -> None:
-    port, _ = stage.free_ports(2)
-    honcho = start_honcho(stage, port, stage.job(gated=True, steps=100), "-c", "ps=2,worker=4")
-    stage.until_status(
-        f"127.0.0.1:{port}",
-        lambda s: sum(task.task.startswith("worker") and task.step > 0 for task in s.tasks) == 4,
-        "steps of every worker",  # one that comes after the end is stopped by honcho
-    )
-    stage.open_gate()
-    assert honcho.exit_code() == 0, str(honcho)
-    summary = lines_of("chief.1", honcho.output)[-6:]
-    assert summary[1] == "policy hogwild, 2 ps, 4 workers"
-    assert summary[2].startswith("global step 100, ")
-    assert summary[5].startswith("final loss ")
-    codes = exit_codes(honcho.output)
-    tasks = {"chief.1", "ps.1", "ps.2", "worker.1", "worker.2", "worker.3", "worker.4"}
-    assert codes == dict.fromkeys(tasks, 0), str(honcho)
-
-
 def test_sigterm_of_honcho_leaves_a_checkpoint_and_needs_no_sigkill(stage: Stage) -> None:
     logdir = {"ZMQTRAIN_LOGDIR": str(stage.logdir)}
     job = stage.job(gated=True, steps=10**6)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
@@ -29,23 +28,6 @@ def check(summary: dict[str, Any], policy: str, ps: int, steps: int, gradients: 
     assert pushes["duplicate"] == pushes["refused"] == 0
     assert summary["examples"] == pushes["applied"] * BATCH
     assert len(summary["parameters_sha256"]) == 64
-
-
-@pytest.mark.parametrize(
-    ("policy", "ps", "bound"),
-    [
-        ("hogwild", 2, None),
-        ("bounded-staleness:2", 1, 6),  # in 3 steps of the slower, the other may do 6
-    ],
-)
-def test_digits_are_learned_in_exactly_the_steps_asked_for(
-    stage: Stage, policy: str, ps: int, bound: int | None
-) -> None:
-    summary = stage.train(stage.job(steps=500), "--policy", policy, "--ps", ps).summary()
-    check(summary, policy, ps, 500, 1)
-    if bound is not None:
-        assert summary["staleness"]["max"] <= bound
-    assert summary["pushes"]["dropped"] == 0
 
 
 def test_sync_replicas_gives_the_same_parameters_however_it_is_run(stage: Stage) -> None:

@@ -75,7 +75,7 @@ def pid_of(status: Status, task: str) -> int:
 def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage) -> None:
     job = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir), save_secs=1)
     (stage.directory / "Procfile").write_text(PROCFILE.read_text())
-    (port,) = stage.free_ports(1)
+    port, _ = stage.free_ports(2)
     env = {
         "ZMQTRAIN_JOB": job,
         "ZMQTRAIN_BASE_PORT": str(port),
@@ -83,7 +83,7 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage
         "ZMQTRAIN_HEARTBEAT_S": "0.2",
         "ZMQTRAIN_LEASE_S": "1",
     }
-    honcho = stage.start("honcho", "honcho", "start", "-c", "worker=2", env=env)
+    honcho = stage.start("honcho", "honcho", "start", "-c", "ps=2,worker=2", env=env)
     leader = f"127.0.0.1:{port}"
 
     def until(condition: Callable[[Status], object], what: str) -> Status:
@@ -92,17 +92,18 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage
     stage.until(lambda: list(stage.logdir.glob("checkpoints/step-*/manifest.json")), "a checkpoint")
     killed: dict[str, int] = {}
     for task in ("worker 1", "chief 0", "ps 0"):
-        status = until(lambda s: len(s.tasks) == 4, "everyone")
+        status = until(lambda s: len(s.tasks) == 5, "everyone")
         killed[task] = pid_of(status, task)
         os.kill(killed[task], signal.SIGKILL)
         status = until(
-            lambda s, task=task: len(s.tasks) == 4 and pid_of(s, task) != killed[task],
+            lambda s, task=task: len(s.tasks) == 5 and pid_of(s, task) != killed[task],
             f"the next life of {task}",
         )
         until(lambda s, step=status.step: s.step > step, f"steps after the death of {task}")
     stage.open_gate()
 
     assert honcho.exit_code() == 0, str(honcho)
+    assert "policy hogwild, 2 ps, 2 workers" in honcho.output
     assert f"global step {STEPS}," in honcho.output
     assert honcho.output.count("was killed by signal 9 (SIGKILL) after ") == 3
     assert "9 of 10 restarts within 600 s are left" in honcho.output
@@ -120,17 +121,6 @@ def test_worker_that_comes_back_after_the_end_of_its_job_leaves_with_it(stage: S
     assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
     (stage.directory / "over").touch()
     assert late.exit_code() == 0, str(late)
-
-
-def test_worker_does_not_leave_for_the_end_of_a_job_before(stage: Stage) -> None:
-    """The next job has the same addresses."""
-    cluster = stage.cluster(stage.job(steps=20))
-    for _ in range(2):
-        worker = supervise(stage, *cluster.command("worker", 0))
-        worker.until_line("metrics at ")
-        tasks = [worker, cluster.start("ps"), cluster.start("chief")]
-        assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
-        assert worker.lines("leaving after [1-9]"), str(worker)
 
 
 def test_worker_of_an_engine_leaves_a_job_that_has_its_last_checkpoint(stage: Stage) -> None:
