@@ -51,7 +51,6 @@ def raising(model, parameters, batch, out):
 Model.loss_and_gradients = raising
 job = Job(**fields)
 """,
-    "diverges.py": SOUND + "job = Job(**fields | {'optimizer': SGD(1e9), 'max_nonfinite': 2})\n",
     "rule_raises.py": SOUND
     + """
 @dataclass(frozen=True)
@@ -95,7 +94,6 @@ class Mistake:
 USAGE, CHECKPOINT = ExitCode.USAGE, ExitCode.CHECKPOINT
 
 MISTAKES = [
-    Mistake("ps", "--job lost.py", USAGE, "job file lost.py does not exist (looked in "),
     Mistake("run", "raises.py", USAGE, "raises.py, line LAST: KeyError: 'modle'"),
     Mistake(
         "ps",
@@ -120,12 +118,6 @@ MISTAKES = [
         "tcp://127.0.0.1:FREE has not answered the join yet; start it or, if the workers shall",
     ),
     Mistake(
-        "worker",
-        "--job sound.py --ps 0 --workers 203.0.113.1:2222 --insecure",
-        USAGE,
-        "has 203.0.113.1:2222 for worker 0, which this is, but 203.0.113.1 is no address of this",
-    ),
-    Mistake(
         "ps",
         "--job sound.py",
         ExitCode.PEER_LOST,
@@ -136,13 +128,6 @@ MISTAKES = [
         "model_raises.py --logdir logdir",
         USAGE,
         "loss_and_gradients() of <model_raises.Model> failed",
-    ),
-    Mistake(
-        "run",
-        "diverges.py --logdir logdir",
-        ExitCode.DIVERGED,
-        "3 gradients held NaN or infinity, the job allows 2: lower the learning rate, set "
-        "clip_norm, or raise max_nonfinite",
     ),
 ]
 BUG = Mistake("run", "rule_raises.py", ExitCode.CRASH, "AttributeError: no such slot")

@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "kernels": ("--rule sgd --megabytes 0.01", {"bench", "rule", "megabytes"}),
     "train": (f"--job digits {SMALL}", {"steps_per_second", "accuracy", "loss"}),
     "memory": (
-        "--exchange ps,board --lane shm --rule sgd --megabytes 1 --workers 1 --steps 10",
+        "--exchange board --lane shm --rule sgd --megabytes 1 --workers 1 --steps 10",
         {"rss_mb", "formula_mb", "over_mb", "pushes"},
     ),
     "profile": (f"--policy hogwild --lane tcp --compression int8 {SMALL}", set(PROFILE)),
@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         {"model", "side", "workers", "devices", "steps_per_second", "examples_per_second"},
     ),
     "models": (
-        "--model gpt --batches 10",
+        "--model cnn --batches 10",
         {"framework", "model", "side", "workers", "policy", "examples_per_second"}
         | {"steps_per_second", "loss", "accuracy", "rss_mb"},
     ),

@@ -93,7 +93,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     type(rule).__name__: {
         "optimizer": rule, "model": Normed(), "l2": 0.01, "clip_norm": 0.1, "moving_average": 0.9,
     }
-    for rule in (SGD(0.1), Momentum(0.1), Adam(0.01), Ftrl(0.1))
+    for rule in (Adam(0.01), Ftrl(0.1))
 }  # fmt: skip
 EVERYTHING["groups"] = {"groups": {"*/bias": {"learning_rate": 0.1}}}
 EVERYTHING["overlap"] = {"overlap": True, "model": Normed()}
@@ -123,21 +123,27 @@ def test_board_and_cut_shards_give_the_bits_of_one_ps(fields: dict[str, Any]) ->
     assert outcome(2, ps=0, **cut) == by_messages
 
 
-@pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("fields", EVERYTHING.values(), ids=EVERYTHING)
-def test_bits_do_not_depend_on_who_holds_which_rows(fields: dict[str, Any], workers: int) -> None:
+def test_bits_do_not_depend_on_who_holds_which_rows(fields: dict[str, Any]) -> None:
     cut = fields | {"partition_nbytes": CUT}
-    expected = outcome(workers, **fields)
-    assert outcome(workers, ps=0, exchange="board", **cut) == expected
-    assert outcome(workers, ps=0, exchange="direct", **cut) == expected
-    assert outcome(workers, ps=0, exchange="to-one", **cut) == expected
-    assert outcome(workers, ps=0, exchange="direct", placement="greedy", **cut) == expected
-    assert outcome(workers, ps=3, **cut) == expected
+    greedy = {"exchange": "direct", "placement": "greedy"}
+    expected = outcome(3, **fields)
+    assert outcome(3, ps=3, **cut) == expected
+    for held in (
+        {"exchange": "board"},
+        {"exchange": "direct"},
+        {"exchange": "direct", "copies": 2},
+        {"exchange": "to-one"},
+        {"exchange": "to-one", "copies": 3},
+        {"exchange": "one-shot"},
+        greedy,
+        greedy | {"copies": 2},
+    ):
+        assert outcome(3, ps=0, **held, **cut) == expected, held
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_member_with_an_empty_batch_at_the_end_of_a_pass_changes_no_bit(workers: int) -> None:
-    passes, batches = 3, 11  # of which the last has 2 rows
+def test_member_with_an_empty_batch_at_the_end_of_a_pass_changes_no_bit() -> None:
+    workers, passes, batches = 4, 3, 11  # of which the last has 2 rows
     fields = {"epochs": passes, "batch_size": 9, "partition_nbytes": CUT}
     assert batches % workers and batches == -(-ROWS // 9)
     expected = outcome(workers, **fields)
@@ -152,18 +158,6 @@ def test_one_owner_gives_a_rule_that_looks_at_whole_variables_the_bits_of_one_ps
     expected = outcome(2, **lamb)
     assert outcome(2, ps=0, exchange="to-one", **lamb) == expected
     assert outcome(2, ps=0, exchange="direct", **lamb) != expected
-
-
-@pytest.mark.parametrize("fields", EVERYTHING.values(), ids=EVERYTHING)
-def test_copies_do_not_change_a_bit(fields: dict[str, Any]) -> None:
-    cut = fields | {"partition_nbytes": CUT}
-    expected = outcome(3, **fields)
-    for copies in (2, 3):
-        assert outcome(3, ps=0, exchange="direct", copies=copies, **cut) == expected
-        assert outcome(3, ps=0, exchange="to-one", copies=copies, **cut) == expected
-    greedy = {"exchange": "direct", "placement": "greedy"}
-    assert outcome(3, ps=0, copies=2, **greedy, **cut) == expected
-    assert outcome(3, ps=0, exchange="one-shot", **cut) == expected
 
 
 @pytest.mark.parametrize("fields", [{"exchange": "to-one", "copies": 2}, {"exchange": "one-shot"}])
@@ -186,7 +180,7 @@ def test_variables_are_cut_where_these_tests_mean_it() -> None:
     assert len(cuts) > len(job.variables())
 
 
-@pytest.mark.parametrize("workers", [1, 3, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_board_gives_the_bits_of_messages_to_any_number_of_workers(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,9 +42,8 @@ def test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends_and_saves_t
     assert len(check_counts(Path(path))) == int(path.rpartition("-")[2]) > step
 
 
-@pytest.mark.parametrize("first", ["ps 0", "ps 1"])
 def test_ps_and_chief_that_are_told_to_leave_together_leave_with_one_checkpoint(
-    stage: Stage, first: str
+    stage: Stage,
 ) -> None:
     job = stage.job("counting_job", gated=True, steps=10**6, logdir=str(stage.logdir))
     cluster = stage.cluster(job, ps=2, workers=1)
@@ -56,11 +55,11 @@ def test_ps_and_chief_that_are_told_to_leave_together_leave_with_one_checkpoint(
     worker = cluster.start("worker", 0)
     step = cluster.until_status(lambda s: s.step > 4, "some steps").step
 
-    told[first].signal(signal.SIGTERM)
-    told[first].until_line("leaving after")
-    for name, task in told.items():
-        if name != first:
-            task.signal(signal.SIGTERM)
+    first, *others = told.values()
+    first.signal(signal.SIGTERM)
+    first.until_line("leaving after")
+    for task in others:
+        task.signal(signal.SIGTERM)
     assert [task.exit_code() for task in told.values()] == [ExitCode.TERMINATED] * 3, stage.report
     assert not [task for task in told.values() if task.lines("leaving without")], stage.report
     (path,) = (stage.logdir / "checkpoints").glob("step-*")

@@ -143,7 +143,7 @@ SHORT = ("--join-timeout-s", "6", "--grace-s", "1")
 
 @pytest.mark.parametrize(
     ("role", "ending"),
-    [("worker", "killed"), ("ps", "killed"), ("ps", "stopped")],
+    [("worker", "killed"), ("ps", "stopped")],
 )
 def test_task_that_nobody_supervises_leaves_with_its_job_if_a_life_was_killed(
     stage: Stage, role: str, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -161,19 +161,17 @@ def test_task_that_nobody_supervises_leaves_with_its_job_if_a_life_was_killed(
 
 
 def test_next_job_at_the_same_addresses_is_no_end_to_a_task_that_was_killed(
-    stage: Stage,
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gated = stage.cluster(stage.job(gated=True, steps=400), workers=2)
-    tasks = [gated.start("ps"), gated.start("chief"), gated.start("worker", 0)]
-    killed = gated.start("worker", 1)
-    gated.until_status(lambda status: len(status.tasks) == 4 and status.step > 0, "steps")
+    cluster = stage.cluster(stage.job(steps=20))
+    killed = cluster.start("worker")
+    killed.until_line("metrics at")
     killed.signal(signal.SIGKILL)
     killed.exit_code()
-    stage.open_gate()
-    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
+    note_end(stage, monkeypatch, cluster.leader)
     # It comes first, and finds that a job has ended since it was killed.
-    late = gated.start("worker", 1)
+    late = cluster.start("worker")
     late.until_line("metrics at")
-    tasks = [gated.start("ps"), gated.start("chief"), gated.start("worker", 0)]
-    assert [task.exit_code() for task in (late, *tasks)] == [0] * 4, stage.report
+    tasks = [cluster.start("ps"), cluster.start("chief")]
+    assert [task.exit_code() for task in (late, *tasks)] == [0] * 3, stage.report
     assert not late.lines("the job has ended meanwhile"), late

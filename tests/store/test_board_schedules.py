@@ -23,7 +23,7 @@ from zmqtrain.store.segment_layout import VERSION, PartLayout, SegmentLayout
 BEGAN = 5
 PARTS, BLOCKS = 3, 2
 MAX_TURNS = 20_000
-SCHEDULES = 160
+SCHEDULES = 80
 
 
 class Actor:

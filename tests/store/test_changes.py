@@ -124,11 +124,10 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
     [
         ("apply", UPDATE, SIZE),
         ("accumulate", UPDATE, SIZE // 3),
-        ("reduce", UPDATE, SIZE // 3),
         ("reduce", LAYERED, SIZE // 3),
         ("reduce", GROUPED, SIZE // 3),
     ],
-    ids=["apply", "accumulate", "reduce", "reduce by LAMB", "reduce in groups"],
+    ids=["apply", "accumulate", "reduce by LAMB", "reduce in groups"],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(
     kind: str, update: Update, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
