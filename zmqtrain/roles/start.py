@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from zmqtrain.errors import host_error
@@ -9,6 +10,7 @@ from zmqtrain.errors import host_error
 
 def start(role: str | None) -> int:
     """Run the task of this process; return its exit code. ``role``: None if options name it."""
+    gc.disable()  # all that is imported stays: looking for garbage in it takes an eighth of a start
     try:
         from zmqtrain.config.cluster import Role
         from zmqtrain.roles.launch import launch
@@ -18,4 +20,6 @@ def start(role: str | None) -> int:
             raise
         sys.stderr.write(f"error: {limit}\n")
         return limit.exit_code
+    finally:
+        gc.enable()
     return launch(None if role is None else Role(role))
