@@ -353,18 +353,17 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     assert not left, "\n".join([*left, stage.report])
 
 
-def check_counts(checkpoint: Path, examples_of: Callable[[int], Any] | None = None) -> list[int]:
+def check_counts(checkpoint: Path) -> list[int]:
     """Check that a counting job has learned once from each batch that its ledger calls counted.
 
     Each of its updates must have been made of as many gradients as its rate takes it for. Returns
-    those batches. ``examples_of``: which examples are in a batch; as of a shuffled data set unless
-    given.
+    those batches.
     """
     manifest = read_manifest(checkpoint)
     ledger = manifest.ledger
     counted = ledger.counted()
     counts = read_parameters(checkpoint, manifest)["counts"]
     plan = BatchPlan(len(counts), ledger.examples // len(counted), seed=0)
-    learned = np.concatenate([(examples_of or plan.indices)(batch) for batch in counted])
+    learned = np.concatenate([plan.indices(batch) for batch in counted])
     np.testing.assert_array_equal(counts, np.bincount(learned, minlength=len(counts)))
     return counted

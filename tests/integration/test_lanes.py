@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
-import pytest
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
@@ -24,11 +18,6 @@ from zmqtrain.store.manifest import read_manifest
 STEPS = 20
 PS = 2
 LONG = 1000  # steps that take longer than what is done meanwhile, until the gate is open
-CAN_UNSHARE = (
-    os.geteuid() == 0
-    and shutil.which("unshare") is not None
-    and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
-)
 
 
 def workers(status: Status) -> list[TaskStatus]:
@@ -109,20 +98,6 @@ def test_lane_that_a_ps_does_not_offer_ends_the_worker_that_insists(stage: Stage
     assert "Traceback" not in worker.log
     ps.signal(signal.SIGKILL)
     ps.exit_code()
-
-
-@pytest.mark.skipif(not CAN_UNSHARE, reason="only root may have a file system of its own")
-def test_worker_that_cannot_reach_the_segment_trains_over_tcp(stage: Stage) -> None:
-    cluster = stage.cluster(stage.job("level_job", steps=STEPS))
-    stage.segments.mkdir(mode=0o700)
-    hidden = f"mount -t tmpfs -o mode=700 none {stage.segments}"
-    command = shlex.join(cluster.command("ps"))
-    ps = stage.start("ps", "unshare", "-m", "sh", "-c", f"{hidden} && exec {command}")
-    tasks = [ps, cluster.start("chief"), worker := cluster.start("worker")]
-    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
-    assert ps.lines(f"listening at .* in {re.escape(str(stage.segments))}/ps-0-")
-    assert worker.lines("tensors travel to ps 0 by tcp: .*No such file or directory"), str(worker)
-    assert f"pushes {STEPS} applied" in tasks[1].output
 
 
 def test_worker_taken_for_dead_disturbs_nobody_when_it_goes_on(stage: Stage) -> None:

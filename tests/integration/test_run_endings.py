@@ -16,10 +16,10 @@ pytestmark = pytest.mark.integration
 
 def started(stage: Any, *flags: str | int) -> tuple[Any, list[psutil.Process]]:
     """Start a run that does not end by itself; return it, and all processes below it."""
-    run = stage.train(stage.job(gated=True, logdir=str(stage.logdir)), *flags)
+    run = stage.train(stage.job(gated=True, logdir=str(stage.logdir)), "--workers", 1, *flags)
     stage.until_status(
         stage.run_address(),
-        lambda s: s.step > 0 and len([task for task in s.tasks if task.state != "joining"]) == 4,
+        lambda s: s.step > 0 and len([task for task in s.tasks if task.state != "joining"]) == 3,
         "steps of everyone",
     )
     return run, psutil.Process(run.pid).children(recursive=True)
@@ -62,7 +62,7 @@ def test_second_interrupt_ends_a_run_at_once(stage: Any) -> None:
 
 def test_second_interrupt_does_not_wait_for_an_evaluation(stage: Any) -> None:
     begun = stage.directory / "begun"
-    run = stage.train(stage.job("unending_job", begun=str(begun)))
+    run = stage.train(stage.job("unending_job", begun=str(begun)), "--workers", 1)
     stage.until(begun.exists, "the evaluation")
 
     def ends_when_asked_again() -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -41,8 +42,9 @@ def evaluated(trace: Trace) -> list[int]:
     return [int(found[1]) for line in lines if (found := re.search("step ([0-9]+):", line))]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    ("place", "policy"), list(zip(PLACES.values(), POLICIES, strict=True)), ids=PLACES
+)
 def test_every_policy_is_evaluated_at_exactly_these_steps(
     place: dict[str, Any], policy: str
 ) -> None:
@@ -107,7 +109,7 @@ def test_job_that_goes_back_is_evaluated_at_these_steps_again() -> None:
     "kind", [{}, {"hosted": True}, {"board": True}], ids=["ps", "none", "board"]
 )
 def test_evaluations_are_of_their_steps_whatever_is_drawn(kind: dict[str, bool]) -> None:
-    drawn = [replace(draw(seed, **kind), evaluates=(1, 2, 5)[seed % 3]) for seed in range(8)]
+    drawn = [replace(draw(seed, **kind), evaluates=(1, 2, 5)[seed % 3]) for seed in range(4)]
     reports = [simulate(schedule) for schedule in drawn]
     assert not [str(report) for report in reports if report.broken]
 
@@ -130,9 +132,10 @@ SHARED: dict[str, Rule] = {
 
 
 @pytest.mark.parametrize(
-    "place", [{"ps": 2}, {"ps": 0, "lane": "shm"}, ON_A_BOARD], ids=["ps", "none", "board"]
+    ("rule", "place"),
+    list(zip(SHARED.values(), cycle([{"ps": 2}, {"ps": 0, "lane": "shm"}, ON_A_BOARD]))),
+    ids=SHARED,
 )
-@pytest.mark.parametrize("rule", SHARED.values(), ids=SHARED)
 def test_evaluation_that_is_shared_is_right_and_ends_whatever_happens(
     rule: Rule, place: dict[str, Any]
 ) -> None:
@@ -144,5 +147,5 @@ def test_evaluation_that_is_shared_is_right_and_ends_whatever_happens(
     ids=["ps", "none", "board", "hosts"],
 )  # fmt: skip
 def test_shared_evaluations_are_right_whatever_is_drawn(kind: dict[str, bool]) -> None:
-    reports = [simulate(draw(seed, epochs=True, **kind)) for seed in range(8)]
+    reports = [simulate(draw(seed, epochs=True, **kind)) for seed in range(4)]
     assert not [str(report) for report in reports if report.broken]
