@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from tests.harness import Process, Stage, status_of
 from tests.hosts.conftest import Hosts, SpreadJob
 from zmqtrain.protocol.status import Status
@@ -29,6 +31,7 @@ def test_job_over_three_hosts_trains_to_its_end_over_tcp(
     assert "global step 300," in job.tasks["chief 0"].output
 
 
+@pytest.mark.hosts
 def test_job_without_ps_over_three_hosts_goes_on_after_a_worker_was_killed(
     stage: Stage, hosts: Hosts
 ) -> None:

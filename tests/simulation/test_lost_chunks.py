@@ -6,6 +6,8 @@ simulation compares every calm run under sync-replicas with a loop without any c
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from simulation import fakes
@@ -27,6 +29,7 @@ def test_push_of_which_chunks_are_lost_is_sent_again(
     assert report.matched > (max(lost),)
 
 
+@cache
 def chunks_sent(receiver: str, ps: int, *lost: int) -> int:
     """Return how many chunks are sent to a task; those of the numbers ``lost`` do not arrive."""
     from_last_ps = {"sender": f"ps {ps - 1}", "receiver": receiver}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kills import dying_at
@@ -284,69 +282,6 @@ def test_slice_whose_finisher_is_killed_too_is_finished_by_the_next(tmp_path: Pa
         if not died:
             return
         line += 7
-
-
-@dataclass
-class Member:
-    """A member that computes, waits and updates in small moves, in any order with others."""
-
-    seat: Seat
-    shard: Shard
-    pushes: dict[int, int]  # member -> step of the gradient that it pushes at the end
-
-    def live(self) -> Iterator[None]:
-        while True:
-            yield
-            if not make_ready(self.shard, self.seat):
-                break
-            yield
-            while (late := self.seat.missing(MADE)) >= 0:
-                yield
-                if self.seat.is_over(late):
-                    self.pushes[self.seat.place] = self.seat.steps
-                    return
-                yield
-            yield
-            self.seat.update()
-            while self.seat.missing(DONE) >= 0:
-                yield
-            self.seat.end_step()
-        self.pushes[self.seat.place] = self.seat.steps
-
-
-@settings(max_examples=60)
-@given(members=st.integers(1, 4), seed=st.integers(0, 2**32), dying=st.integers(0, 2))
-def test_members_in_any_order_that_die_anywhere_agree_on_every_step(
-    members: int, seed: int, dying: int
-) -> None:
-    chosen = random.Random(seed)
-    update = Update(SGD(0.1), fused=False)
-    shard = begin(update=update)
-    board = opened(shard, members)
-    pushes: dict[int, int] = {}
-    alive = {place: Member(seat(shard, place), shard, pushes).live() for place in range(members)}
-    dead: set[int] = set()
-    for turn in range(400):
-        if turn == 300:
-            for place in range(members):
-                board.take(place)
-        if alive and len(dead) < dying and chosen.random() < 0.01:
-            dead.add(chosen.choice(sorted(alive)))
-        for place in dead:
-            alive.pop(place, None)
-            board.take(place)
-            if board.lacks(place):
-                board.finish(place, shard, is_dead=True)
-        if alive:
-            place = chosen.choice(sorted(alive))
-            if next(alive[place], "over") == "over":
-                del alive[place]
-    assert not alive
-    assert board.is_over
-    assert set(pushes) == set(range(members)) - dead
-    assert set(pushes.values()) <= {board.made}
-    board.close()
-    assert contents(shard) == expected(members, shard.version - BEGAN, update)
 
 
 def test_roster_that_begins_while_a_member_looks_gives_it_no_seat_of_both() -> None:
