@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -36,13 +37,16 @@ def test_worker_killed_anywhere_in_its_code_costs_no_push(lane: str) -> None:
 
 @pytest.mark.parametrize("name", ["worker 0", "worker 1"])
 def test_member_of_a_board_killed_anywhere_costs_no_step(name: str) -> None:
-    for lines in range(1, 700, 70):
+    for lines in range(1, 700, 117):
         report = held(calm(**ON_A_BOARD, faults=(kill(name, lines=lines),)))
         assert report.killed == (name,)
 
 
-@pytest.mark.parametrize("fields", [ON_A_BOARD, DIRECT], ids=["board", "direct"])
-@pytest.mark.parametrize("lines", [0, 100, 250, 400])
+@pytest.mark.parametrize(
+    ("fields", "lines"),
+    [(ON_A_BOARD, 0), (DIRECT, 100), (ON_A_BOARD, 250), (DIRECT, 400)],
+    ids=["board", "direct", "board, later", "direct, later"],
+)
 def test_one_death_restarts_nobody_else_and_no_survivor_computes_a_batch_again(
     fields: dict[str, Any], lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,31 +82,26 @@ def test_host_that_is_lost_takes_a_job_without_ps_back_to_its_checkpoint(lasts_s
     assert bool(trace.of("ended: PeerLostError")) == (lasts_s > 1)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+TOGETHER = {
+    "two workers": (kill("worker 0"), kill("worker 1")),
+    "all workers": (kill("worker 0"), kill("worker 1"), kill("worker 2")),
+    "all workers for a long time": (
+        kill("worker 0", 0.4, 4.0),
+        kill("worker 1", 0.5, 4.0),
+        kill("worker 2", 0.6, 4.0),
+    ),
+    "one worker twice in a row": (kill("worker 1", lasts_s=0.1), kill("worker 1", 0.65, lines=40)),
+    "the leader and a worker": (kill("ps 0", lines=50), kill("worker 1")),
+    "another shard and a worker": (kill("ps 1"), kill("worker 1", lines=50)),
+    "all shards": (kill("ps 0"), kill("ps 1", lines=50)),
+    "everyone": tuple(map(kill, ("ps 0", "ps 1", "chief 0", "worker 0", "worker 1", "worker 2"))),
+}
+
+
 @pytest.mark.parametrize(
-    "kills",
-    [
-        (kill("worker 0"), kill("worker 1")),
-        (kill("worker 0"), kill("worker 1"), kill("worker 2")),
-        (kill("worker 0", 0.4, 4.0), kill("worker 1", 0.5, 4.0), kill("worker 2", 0.6, 4.0)),
-        (kill("worker 1", lasts_s=0.1), kill("worker 1", 0.65, lines=40)),
-        (kill("ps 0", lines=50), kill("worker 1")),
-        (kill("ps 1"), kill("worker 1", lines=50)),
-        (kill("ps 0"), kill("ps 1", lines=50)),
-        tuple(map(kill, ("ps 0", "ps 1", "chief 0", "worker 0", "worker 1", "worker 2"))),
-    ],
-    ids=[
-        "two workers",
-        "all workers",
-        "all workers for a long time",
-        "one worker twice in a row",
-        "the leader and a worker",
-        "another shard and a worker",
-        "all shards",
-        "everyone",
-    ],
+    ("kills", "policy"), list(zip(TOGETHER.values(), cycle(POLICIES))), ids=TOGETHER
 )
-def test_deaths_that_come_together_cost_no_push(policy: str, kills: tuple[Fault, ...]) -> None:
+def test_deaths_that_come_together_cost_no_push(kills: tuple[Fault, ...], policy: str) -> None:
     report = held(calm(policy=policy, faults=kills))
     assert sorted(report.killed) == sorted(fault.names[0] for fault in kills)
 
