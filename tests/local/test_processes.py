@@ -80,15 +80,3 @@ def test_files_beside_the_job_may_be_called_as_modules_of_others(stage: Stage) -
     # As the console script is started: not with the current directory on Python's path.
     flags = ("-P", "-m", "zmqtrain", "run", stage.job(steps=20), "--json")
     stage.start("run", sys.executable, *flags).summary()
-
-
-def test_run_is_stopped_from_outside_with_a_checkpoint(stage: Stage) -> None:
-    run = stage.train(stage.job(gated=True, logdir=str(stage.logdir)))
-    address = stage.run_address()
-    stage.until_status(address, lambda s: s.step > 0, "steps")
-    stop = stage.start("stop", sys.executable, "-m", "zmqtrain", "stop", "--ps", address)
-    assert stop.exit_code() == ExitCode.OK, str(stop)
-    assert stop.output == "stopped by zmqtrain stop\n"
-    assert run.exit_code() == ExitCode.INTERRUPTED, str(run)
-    assert run.json()["ended"] == "stopped by zmqtrain stop"
-    assert run.json()["checkpoint"]
