@@ -18,7 +18,8 @@ from torch.nn import functional as F  # noqa: E402
 import zmqtrain  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel  # noqa: E402
-from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.data import Arrays  # noqa: E402
+from zmqtrain.errors import ConfigError, ZmqTrainError  # noqa: E402
 from zmqtrain.optim import SGD  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -106,6 +107,133 @@ def test_step_that_writes_later_to_shared_parameters_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=r"a step of .* writes to the parameter 'weight'"):
         zmqtrain.run(job(partial(Acting, act), batch_size=4, steps=40), **form)
+
+
+class Sharing(nn.Module):
+    """Has parameters or buffers that share memory in some way."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 4)
+        flat = torch.rand(60)
+        match how:
+            case "data":
+                self.other = nn.Parameter(self.first.weight.data)
+            case "transposed":
+                self.other = nn.Parameter(torch.empty(6, 6))
+                self.other.data = self.first.weight.data.t()
+            case "part":
+                self.other = nn.Parameter(self.first.weight.data[:1])
+            case "buffer":
+                self.register_buffer("other", self.first.weight.data)
+            case "buffers":
+                self.register_buffer("one", flat)
+                self.register_buffer("other", flat[:6])
+            case "flat":
+                self.first.weight = nn.Parameter(flat[:36].view(6, 6))
+                self.second.weight = nn.Parameter(flat[36:].view(4, 6))
+            case "columns":
+                both = flat.view(6, 10)
+                self.first.weight = nn.Parameter(both[:, :6])
+                self.second.weight = nn.Parameter(both[:, 6:].t())
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("how", ["data", "transposed", "part", "buffer", "buffers"])
+def test_tensors_that_share_memory_are_named(how: str) -> None:
+    with pytest.raises(ConfigError, match=r"'other' .*of TorchModel\(Sharing\) share memory"):
+        zmqtrain.run(job(partial(Sharing, how)))
+
+
+@pytest.mark.parametrize("how", ["flat", "columns"])
+def test_parameters_that_are_parts_of_one_tensor_train_as_in_torch(how: str) -> None:
+    found = zmqtrain.run(job(partial(Sharing, how))).parameters
+    for name, value in by_torch(partial(Sharing, how)).items():
+        np.testing.assert_allclose(found[name], value, 1e-6, 1e-6)
+
+
+def reset_statistics(net: Any) -> None:
+    net[0].reset_running_stats()
+
+
+def clamp_all(net: Any) -> None:
+    for parameter in net.parameters():
+        parameter.data.clamp_(-0.1, 0.1)
+
+
+def normalised() -> Any:
+    return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("act", [reset_statistics, clamp_all])
+def test_change_after_a_step_of_an_own_loop_counts_as_in_torchs(act: Act) -> None:
+    def weight(net: Any) -> float:
+        return float(net[1].weight.detach().square().sum())
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = normalised()
+    optimizer, expected, found = torch.optim.SGD(net.parameters(), 0.1), [], []
+    for _ in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(net(torch.tensor(X)), torch.tensor(Y)).backward()
+        optimizer.step()
+        expected.append(weight(net))
+        act(net)
+    with zmqtrain.attach(job(normalised, steps=6)) as session:
+        for x, y in session.batches():
+            loss = F.cross_entropy(session.module(x), y)
+            loss.backward()
+            session.step(loss)
+            found.append(weight(session.module))
+            act(session.module)
+    assert found == pytest.approx(expected, 1e-5)
+    for name, value in net.state_dict().items():
+        np.testing.assert_allclose(session.module.state_dict()[name], value, 1e-5, 1e-6)
+
+
+def test_parameters_replaced_before_an_own_loop_are_named() -> None:
+    with zmqtrain.attach(job(line)) as session:
+        session.module.load_state_dict(line().state_dict(), assign=True)
+        with pytest.raises(ConfigError, match=r"replaced, added or removed .* bias, weight"):
+            next(iter(session.batches()))
+
+
+class Merging(nn.Linear):
+    """Merges its low ranks into its frozen weight while it is in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.requires_grad_(False)
+        self.low, self.is_merged = nn.Parameter(torch.ones(4, 1)), False
+
+    def train(self, mode: bool = True) -> Any:
+        if self.is_merged is mode:
+            self.weight.data += (-1 if mode else 1) * self.low.data
+            self.is_merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + (
+            0 if self.is_merged else x.sum(1, keepdim=True) * self.low[:, 0]
+        )
+
+
+@pytest.mark.parametrize("form", [{}, {"ps": 1}])
+def test_evaluation_that_changes_parameters_is_named(form: dict[str, Any]) -> None:
+    with pytest.raises(ZmqTrainError, match=r"eval\(\) of .* changes parameters"):
+        zmqtrain.run(job(Merging, data=Arrays((X, Y), (X, Y))), **form)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(reduction="sum"), partial(F.cross_entropy, reduction="sum")]
+)
+def test_loss_that_adds_up_is_for_one_worker(loss: Any) -> None:
+    assert zmqtrain.run(job(line, loss)).exit_code == 0
+    with pytest.raises(ConfigError, match=r"adds up .* 2 workers, .* 2 times too small"):
+        zmqtrain.run(job(line, loss), workers=2)
 
 
 def replace_weight(net: Any) -> None:
@@ -272,6 +400,23 @@ def test_comparing_parts_leaves_state_and_random_numbers_of_a_training_step() ->
     for name, value in by_loss.parameters.items():
         np.testing.assert_array_equal(by_step.parameters[name], value)
     assert by_step.parameters["0.num_batches_tracked"] == 6
+
+
+def test_random_loss_that_adds_up_is_refused_in_parts() -> None:
+    def step(net: Any, batch: Any) -> Any:
+        return F.cross_entropy(net(batch[0] + torch.randn(6)), batch[1], reduction="sum")
+
+    with pytest.raises(ConfigError, match="no mean over examples"):
+        zmqtrain.run(job(line, None, training_step=step, micro_batches=2))
+
+
+def test_comparing_parts_leaves_batches_that_a_step_writes_to() -> None:
+    def step(net: Any, batch: Any) -> Any:
+        return F.cross_entropy(net(batch[0].mul_(-1)), batch[1])
+
+    parts = zmqtrain.run(job(line, None, training_step=step, micro_batches=2)).parameters
+    whole = zmqtrain.run(job(line, None, training_step=step)).parameters
+    np.testing.assert_allclose(parts["weight"], whole["weight"], 1e-6, 1e-6)
 
 
 def test_random_loss_in_parts_is_trained_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

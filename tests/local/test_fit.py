@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import math
+import re
 import signal
 from pathlib import Path
 from typing import Any

@@ -44,6 +44,22 @@ def test_loss_of_a_line_is_the_mean_squared_error_of_what_it_predicts() -> None:
     assert measures["mean_squared_error"] == pytest.approx(measures["loss"])
 
 
+class Negating:
+    """Writes to its inputs, as a module of torch whose first layer is in place."""
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        batch[0][...] *= -1
+        return {"loss": 1.0}
+
+    def predict(self, parameters: Any, batch: Any) -> Any:
+        return batch[0]
+
+
+def test_metrics_are_of_the_inputs_that_the_data_gave() -> None:
+    measures = evaluate(Negating(), {}, ArrayDataset(X, X), metrics=[MeanSquaredError()])
+    assert measures["mean_squared_error"] == 0.0
+
+
 class Silent:
     """A model of today: it cannot predict."""
 

@@ -50,6 +50,18 @@ def test_write_to_a_parameter_that_is_shared_is_the_models_mistake(form: dict[st
         zmqtrain.run(JOB, **form)
 
 
+class Replacing(Halving):
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        parameters["w"] = parameters["w"] * 0.5
+        return super().loss_and_gradients(parameters, batch, out)
+
+
+@pytest.mark.parametrize("form", [{}, {"ps": 1}])
+def test_array_that_replaces_a_parameter_is_refused(form: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="does not support item assignment"):
+        zmqtrain.run(JOB.model_copy(update={"model": Replacing()}), **form)
+
+
 def by_address(array: Any) -> Any:
     """Return an array over the same memory that may be written to, as frameworks do."""
     interface = array.__array_interface__

@@ -141,6 +141,12 @@ class KerasModel:
             )
         return len(self._ready.inputs)
 
+    @property
+    def loss_adds_up(self) -> bool:
+        """Whether a loss is a sum over its batch instead of a mean."""
+        losses = keras.tree.flatten(self._ready.model.loss)
+        return any(getattr(loss, "reduction", "") == "sum" for loss in losses)
+
     def parameters(self, seed: int) -> Weights:
         """Return the variables that are trained.
 

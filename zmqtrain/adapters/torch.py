@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -39,7 +40,7 @@ from zmqtrain.adapters.torch_memory import (
     tensor_over,
 )
 from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
-from zmqtrain.adapters.torch_structure import Structure, buffers_of
+from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +117,20 @@ class TorchModel:
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
 
+    @property
+    def loss_adds_up(self) -> bool:
+        """Whether the loss is known to be a sum over its batch instead of a mean."""
+        given = self.loss.keywords if isinstance(self.loss, partial) else {}
+        return bool(given.get("reduction", getattr(self.loss, "reduction", "")) == "sum")
+
     def _forget(self) -> None:
         self._module: Any = None
         self._initial_seed: int | None = None  # while the module has its initial values
         self._bound = BoundVariables(self)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
-        self._structure: Structure | None = None  # once the module is in steps
+        self._structure: Structure | None = None  # of the module
         self._is_double = False
+        self._is_rest_checked = False
 
     def __repr__(self) -> str:
         options = [f", autocast={self._autocast}"] if self._autocast else []
@@ -196,6 +204,10 @@ class TorchModel:
                 self._report(out, part, outputs, measures)
         return self.finish(total)
 
+    def show(self, parameters: Parameters, out: Gradients) -> None:
+        """Have the module hold these values."""
+        self._bind(parameters, out)
+
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
@@ -209,9 +221,8 @@ class TorchModel:
             ConfigError: a gradient is sparse, a parameter was changed that the step may only read,
                 or a parameter or buffer has appeared in the step.
         """
+        self._check_structure()
         self._bound.complete()
-        if self._structure is not None:
-            self._structure.check()
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -346,14 +357,33 @@ class TorchModel:
         """Yield the batch as tensors, with the module in eval mode and no gradients."""
         self._bind(parameters, None)
         modes = [(module, module.training) for module in self._module.modules()]
-        self._module.eval()
+        self._rest([module for module, _ in modes])
         try:
             tensors = self._as_tensors(batch)
             with torch.no_grad(), self._autocasting(tensors):
                 yield tensors
         finally:
+            self._module.train()
             for module, is_training in modes:
                 module.training = is_training
+
+    def _rest(self, modules: Sequence[Any]) -> None:
+        """Set the module to eval mode; at first, check what an ``eval()`` of its own does.
+
+        Raises:
+            ConfigError: it changes parameters.
+        """
+        usual = torch.nn.Module.train, torch.nn.Module.eval
+        is_own = any((type(module).train, type(module).eval) != usual for module in modules)
+        before = self._bound.digests() if is_own and not self._is_rest_checked else []
+        self._module.eval()
+        if before and self._bound.digests() != before:
+            self._module.train()  # which takes the change back
+            raise ConfigError(
+                f"eval() of {self!r} changes parameters, which other tasks use too; expected a "
+                "module that only reads them, such as LoRA layers with merge_weights=False"
+            )
+        self._is_rest_checked = True
 
     def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
         tensors = map(tensor_over, batch if self._is_double else map(_single, batch))
@@ -380,8 +410,10 @@ class TorchModel:
             if module in _BUILT:  # build returns one that another instance trains
                 module = copy.deepcopy(module)
             _BUILT.add(module)
+            check_apart(module, self)
             self._module, self._initial_seed = module, seed
             self._train(module)
+            self._structure = Structure(module, self)
             if self._compile:
                 module.compile(**({} if self._compile is True else self._compile))
         return module
@@ -405,6 +437,7 @@ class TorchModel:
         """
         if self._bound.rebind(parameters, out):
             module, self._initial_seed = self.module, None
+            self._check_structure()
             first = tensor_over(next(iter(parameters.values())))
             self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
             module.to(first.device)
@@ -415,8 +448,11 @@ class TorchModel:
                 if name in parameters:
                     path, _, attribute = name.rpartition(".")
                     self._bound.add_state(name, module.get_submodule(path), attribute)
-            self._structure = self._structure or Structure(module, self)
         self._bound.load()
+
+    def _check_structure(self) -> None:
+        assert self._structure is not None
+        self._structure.check()
 
 
 def _single(array: Any) -> Any:

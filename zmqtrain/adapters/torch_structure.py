@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import operator
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, pairwise
 from typing import Any
+
+import torch
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.units import shortened
@@ -33,9 +36,9 @@ class Structure:
         names = now.keys() | self._parameters.keys()
         if changed := sorted(n for n in names if now.get(n) is not self._parameters.get(n)):
             raise ConfigError(
-                f"a step of {self._owner!r} has replaced, added or removed parameters: "
-                f"{shortened(changed)}; expected those of build(): the job's optimizer changes "
-                "their values, and nothing else does"
+                f"a step of {self._owner!r}, or code before it, has replaced, added or removed "
+                f"parameters: {shortened(changed)}; expected those of build(): the job's optimizer "
+                "changes their values, and nothing else does"
             )
         if late := [name for name, _ in buffers_of(self._module) if name not in self._buffers]:
             raise ConfigError(
@@ -55,6 +58,51 @@ class Structure:
 
     def _now(self) -> Any:
         return chain.from_iterable(map(dict.values, self._parameters_of_parts))
+
+
+def check_apart(module: Any, owner: object) -> None:
+    """Check that each parameter and buffer has memory of its own.
+
+    Raises:
+        ConfigError: two share some, which they would not do in the worker's memory.
+    """
+    by_storage: dict[int, list[tuple[str, Any]]] = {}
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
+            storage = tensor.untyped_storage().data_ptr()
+            by_storage.setdefault(storage, []).append((name, tensor.detach()))
+    for group in by_storage.values():
+        names, tensors = zip(*group, strict=True)
+        if (both := _overlapping(tensors)) is not None:
+            raise ConfigError(
+                f"{names[both[0]]!r} and {names[both[1]]!r} of {owner!r} share memory, so that an "
+                "update of one changes the other; expected memory for each: to tie weights, use "
+                "one Parameter in both places, or compute one from the other in forward; else "
+                "clone() it in build()"
+            )
+
+
+def _overlapping(tensors: Sequence[Any]) -> tuple[int, int] | None:
+    """Return the places of two tensors of one storage that have bytes in common, if there are."""
+    ends = sorted(_bounds(tensor) for tensor in tensors)
+    if all(end <= start for (_, end), (start, _) in pairwise(ends)):
+        return None
+    owners = torch.full((tensors[0].untyped_storage().nbytes(),), -1, dtype=torch.int16)
+    for place, tensor in enumerate(tensors):
+        size, start = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
+        strides = [stride * size for stride in tensor.stride()]
+        cells = owners.as_strided([*tensor.shape, size], [*strides, 1], start)
+        if (found := int(cells.max())) >= 0:
+            return found, place
+        cells.fill_(place)
+    return None
+
+
+def _bounds(tensor: Any) -> tuple[int, int]:
+    """Return where the elements of a tensor begin and end in its storage, in bytes."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.storage_offset() * tensor.element_size()
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def buffers_of(module: Any) -> list[tuple[str, Any]]:

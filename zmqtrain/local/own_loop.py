@@ -23,7 +23,7 @@ from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process, script
-from zmqtrain.training.own_loop import LoopEndedError, Meeting
+from zmqtrain.training.own_loop import Lease, LoopEndedError, Meeting
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
 """How a run ends whose loop is not at fault: orphaned if the loop ended before the job."""
@@ -73,6 +73,7 @@ class Session:
         self.steps = 0
         self._job, self._meeting, self._task = job, meeting, task
         self._batch: int | None = None  # that has to be stepped
+        self._lease: Lease | None = None  # of the next batch, once one was stepped
         self._stop = Stop()
         self._thread = threading.Thread(target=self._run, name="zmqtrain worker", daemon=True)
         self._error: BaseException | None = None
@@ -113,15 +114,19 @@ class Session:
                 "`with zmqtrain.attach(job) as session:`"
             )
         self._check_stepped()
-        while (lease := self._meeting.next()) is not None:
+        self._lease = self._lease or self._meeting.next()
+        while (lease := self._lease) is not None:
             self._batch = lease.number
-            yield self._meeting.begin(lease.parameters, lease.batch, lease.out)
+            yield self._meeting.begin(lease)
             self._check_stepped()
         self._thread.join()
         self._raise()
 
     def step(self, loss: Any, *results: Any) -> None:
-        """Hand over the gradient of the last batch; ``loss`` is its mean.
+        """Hand over the gradient of the last batch, and wait for the updated parameters.
+
+        ``loss`` is the mean over the batch. As after a step of an optimizer, the module then holds
+        the new values; the loop may change them where one worker trains alone.
 
         In PyTorch, after ``backward()``. In JAX ``results`` are the gradients and, if the model has
         state, its new state.
@@ -134,6 +139,7 @@ class Session:
         self._meeting.stepped(self._meeting.finish(loss, *results))
         self._batch = None
         self.steps += 1
+        self._lease = self._meeting.next()
 
     def _check_stepped(self) -> None:
         if self._batch is not None:

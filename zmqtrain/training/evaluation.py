@@ -110,7 +110,9 @@ def measure(
         if is_cancelled():
             return None
         with user_code("metrics()", model):
-            measures = model.metrics(parameters, batch)
+            # A model may write to its inputs, which its predictions need, too.
+            given = tuple(array.copy() for array in batch) if metrics else batch
+            measures = model.metrics(parameters, given)
         count = len(batch[0])
         sums.add_measures({n: value * count for n, value in _numbers(model, measures).items()})
         if metrics:

@@ -78,13 +78,22 @@ class Meeting:
         return loss
 
     def next(self) -> Lease | None:
-        """Wait for the next batch of the trainer; None if there will be no more."""
+        """Wait for the next batch of the trainer; None if there will be no more.
+
+        The loop may then look at the module, and change what it trains alone.
+        """
         lease = self._leases.get()
         if lease is None:
             self._leases.put(None)  # for whoever asks again
-        elif hasattr(self._model, "seed_batch"):
-            self._model.seed_batch(lease.seed, lease.number)
+        elif hasattr(self._model, "show"):
+            self._model.show(lease.parameters, lease.out)
         return lease
+
+    def begin(self, lease: Lease) -> Any:
+        """Begin the step of a batch; return what the loop is given."""
+        if hasattr(self._model, "seed_batch"):
+            self._model.seed_batch(lease.seed, lease.number)
+        return self._model.begin(lease.parameters, lease.batch, lease.out)
 
     def stepped(self, loss: float) -> None:
         """End the step of the last batch: its gradient is in its memory."""

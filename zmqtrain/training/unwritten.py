@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,11 @@ class Unwritten:
     ) -> None:
         """``variables``: those of all steps; the model may write to the writable ones."""
         self._model, self._variables, self._frozen = model, variables, frozen
-        self._parameters = {**variables, **frozen}
+        self._parameters = MappingProxyType({**variables, **frozen})
         self._occasions, self._is_first = Occasions(), True
         self._before: dict[str, int] = {}
 
-    def begin(self) -> dict[str, Any]:
+    def begin(self) -> Mapping[str, Any]:
         """Begin a step; return the parameters that the model gets."""
         self._before = {}
         if not self._occasions.is_next():
@@ -40,7 +41,7 @@ class Unwritten:
         watched = {**copies, **self._frozen} if self._is_first else copies
         self._is_first = False
         self._before = {name: _digest(value) for name, value in watched.items()}
-        return self._parameters | copies if copies else self._parameters
+        return MappingProxyType({**self._parameters, **copies}) if copies else self._parameters
 
     def check(self, parameters: Mapping[str, Any]) -> None:
         """End the step, which had these parameters.
