@@ -48,7 +48,7 @@ from zmqtrain.fingerprint import (
     short,
 )
 from zmqtrain.metrics import Metric, checked
-from zmqtrain.models.base import Data, Dataset, Model
+from zmqtrain.models.base import Data, Dataset, Model, as_model
 from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import AVERAGED, DTYPES, Variable, variables_of
 from zmqtrain.store.manifest import Manifest
@@ -337,7 +337,7 @@ class Job(BaseModel):
     @classmethod
     def _are_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
         # What the model raises here is about the model, not about the metrics.
-        of_model = () if value else getattr(info.data.get("model"), "summed_metrics", ())
+        of_model = () if value else as_model(info.data.get("model")).summed_metrics
         with _as_mistake():
             return checked(value or of_model)
 
@@ -551,7 +551,7 @@ class Job(BaseModel):
         Of a model that can do without its values (``empty``) nothing is known here.
         """
         if self._constants is None:
-            is_known = not callable(getattr(self.model, "empty", None))
+            is_known = as_model(self.model).empty("state") is None
             state = self._arrays("state") if is_known else {}
             self._constants = {n: v for n, v in state.items() if not _is_finite(v)}
         return self._constants
@@ -597,8 +597,6 @@ class Job(BaseModel):
 
     def _arrays(self, method: str, empty: bool = False) -> dict[str, Any]:
         """Return copies of what an optional method of the model returns."""
-        if not callable(getattr(self.model, method, None)):
-            return {}
         arrays = self._named_arrays(method, "NumPy arrays", empty)
         for name, value in arrays.items():
             if not isinstance(value, np.ndarray | np.generic) or value.dtype.name not in DTYPES:
@@ -614,10 +612,10 @@ class Job(BaseModel):
     def _named_arrays(self, method: str, expected: str, empty: bool) -> dict[str, Any]:
         """Return what a method of the model returns, with the values of ``initial``."""
         with user_code(f"{method}()", self.model):
-            if empty and callable(getattr(self.model, "empty", None)):
-                values = self.model.empty(method)
-            else:
-                values = getattr(self.model, method)(self.seed)
+            model = as_model(self.model)
+            values = model.empty(method) if empty else None
+            if values is None:
+                values = getattr(model, method)(self.seed)
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise ConfigError(
                 f"{method}() of {self.model!r} returned {values!r:.80}; expected a dict of names "

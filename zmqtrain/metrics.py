@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Array, Batch
+from zmqtrain.models.base import Array, Batch, as_model
 from zmqtrain.models.checks import check_sizes, labels_at
 from zmqtrain.user_code import user_code
 
@@ -332,7 +332,7 @@ def sums_of(
     """
     if not getattr(metric, "takes_whole_batch", False):
         batch = batch[: labels_at(model, batch, metric, is_weighted) + 1]
-    if getattr(model, "has_classes_second", False) and getattr(metric, "axis", 0) is None:
+    if as_model(model).has_classes_second and getattr(metric, "axis", 0) is None:
         shapes = np.shape(outputs), np.shape(batch[-1])
         if len(_fitting_axes(*shapes)) > 1:
             raise ConfigError(

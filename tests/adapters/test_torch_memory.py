@@ -227,15 +227,6 @@ def test_evaluation_that_changes_parameters_is_named(form: dict[str, Any]) -> No
         zmqtrain.run(job(Merging, data=Arrays((X, Y), (X, Y))), **form)
 
 
-@pytest.mark.parametrize(
-    "loss", [nn.CrossEntropyLoss(reduction="sum"), partial(F.cross_entropy, reduction="sum")]
-)
-def test_loss_that_adds_up_is_for_one_worker(loss: Any) -> None:
-    assert zmqtrain.run(job(line, loss)).exit_code == 0
-    with pytest.raises(ConfigError, match=r"adds up .* 2 workers, .* 2 times too small"):
-        zmqtrain.run(job(line, loss), workers=2)
-
-
 def replace_weight(net: Any) -> None:
     net.weight = nn.Parameter(net.weight * 0.5)
 

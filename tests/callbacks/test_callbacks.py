@@ -33,6 +33,7 @@ from zmqtrain.callbacks import (
 )
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.models.base import as_model
 from zmqtrain.observe.metrics import Phases
 
 
@@ -342,7 +343,9 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     model = view()
     worker = SimpleNamespace(task="worker 7", role="worker")
     model.status = SimpleNamespace(staleness={"mean": 1.25}, tasks=[worker])  # type: ignore[assignment]
-    model.source = SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
+    model.source = as_model(
+        SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
+    )
     batch = (np.ones(2, np.float32),)
 
     def measured() -> Iterator[dict[str, float]]:

@@ -74,7 +74,8 @@ def values(job: Job, membership: Membership) -> dict[str, Any]:
 async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
     """Train to the end; return all variables before every step."""
     membership = await exchange.join()
-    runner = ModelRunner(job, membership, Host(), ThreadTeam(1), exchange.written)
+    runner = ModelRunner(job, Host(), ThreadTeam(1), exchange.written)
+    runner.bind(membership)
     batches, done, stop = list(membership.batches), 0, False
     found = []
     while not stop:
@@ -157,7 +158,8 @@ async def test_exact_state_that_is_being_assigned_is_not_read_in_place(consisten
     job = make_job(Looks(), consistent_reads=consistent)
     async with KINDS["1 ps, in place"](job) as exchange:
         membership = await exchange.join()
-        runner = ModelRunner(job, membership, Host(), ThreadTeam(1), exchange.written)
+        runner = ModelRunner(job, Host(), ThreadTeam(1), exchange.written)
+        runner.bind(membership)
         (layout,), (flat,) = membership.layouts, membership.parameters
         flat.flags.writeable = True
         flat[layout.averaged :] = 255  # as a ps would in the middle of an update

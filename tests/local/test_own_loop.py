@@ -122,10 +122,29 @@ def test_error_of_the_data_reaches_the_loop() -> None:
         train(session)
 
 
-def test_model_without_an_adapter_is_refused() -> None:
-    model = LinearRegression(3)
-    with pytest.raises(ConfigError, match="adapter"):
-        zmqtrain.attach(Job(model=model, data=DATA, optimizer=Adam(0.1)))
+class Plain:
+    """A model of three methods and no base class."""
+
+    def __init__(self) -> None:
+        line = LinearRegression(3)
+        self.parameters, self.metrics = line.parameters, line.metrics
+        self.loss_and_gradients = line.loss_and_gradients
+
+
+def test_model_of_three_methods_is_trained_in_an_own_loop() -> None:
+    options: dict[str, Any] = {
+        "data": DATA,
+        "optimizer": Adam(0.1),
+        "steps": STEPS,
+        "batch_size": 7,
+    }
+    model = Plain()
+    with zmqtrain.attach(Job(model=model, **options)) as session:
+        for batch in session.batches():
+            session.step(model.loss_and_gradients(*batch))
+    expected = zmqtrain.run(Job(model=LinearRegression(3), **options))
+    assert session.summary is not None
+    assert session.summary.parameters_sha256 == expected.parameters_sha256
 
 
 def test_batches_end_at_once_when_the_job_has_ended() -> None:

@@ -323,6 +323,18 @@ def test_plan_lists_the_tasks_that_are_started() -> None:
     assert tasks_of(plan_for(job(), WORKERS)) == ["worker 0", "worker 1"]
 
 
+class Summed(MLP):
+    loss_adds_up = True
+
+
+def test_loss_that_adds_up_is_for_one_worker_or_policies_without_a_mean() -> None:
+    model = Summed(2, 2, 2)
+    assert plan_for(job(model=model), replace(LOCAL, workers=1)).workers == 1
+    assert plan_for(job(model=model), TWO_PS).job.policy == "hogwild"
+    with pytest.raises(ConfigError, match=r"adds up .* 2 workers, .* 2 times too small"):
+        plan_for(job(model=model), LOCAL)
+
+
 @pytest.mark.parametrize(
     ("cluster", "task", "hosts"),
     [

@@ -91,7 +91,8 @@ class Bench:
         self.told: list[tuple[list[str], bool]] = []
         parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
         membership = Membership(layouts, parameters, self.gradients, ())
-        self.runner = ModelRunner(job, membership, device or Host(), ThreadTeam(1), self._written)
+        self.runner = ModelRunner(job, device or Host(), ThreadTeam(1), self._written)
+        self.runner.bind(membership)
 
     @property
     def is_complete(self) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_takes, name_of, numbers_of, weights_of
 from zmqtrain.errors import ConfigError, not_installed
-from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import is_of
 
@@ -47,7 +47,7 @@ class _Outline(NamedTuple):
     frozen: list[str]
 
 
-class JaxModel:
+class JaxModel(BaseModel):
     """A pytree of parameters, and how their loss is computed.
 
     The functions must be pure: ``jax.jit`` compiles them, once for all copies of the model.

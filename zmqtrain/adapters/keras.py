@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, weights_of
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
-from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.optim import Rule
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import user_code
@@ -66,13 +66,15 @@ Weights = dict[str, NDArray[Any]]
 _BUILT: WeakSet[Any] = WeakSet()  # models that are in use
 
 
-class KerasModel:
+class KerasModel(BaseModel):
     """A Keras model, compiled or not.
 
     Each copy has its own variables. Dropout's seeds are state: on one worker they are those of
     Keras's own training. On torch, layers without a seed draw from torch's generator, which depends
     on the job's seed and the batch's number.
     """
+
+    suffixes = (".h5", ".keras")
 
     def __init__(self, build: Callable[[], Any], loss: Any = None, metrics: Any = None) -> None:
         """``build()`` returns the model with all its variables; the job's seed decides their
@@ -119,6 +121,10 @@ class KerasModel:
         and those of outputs with a mask; the others are among :meth:`metrics`."""
         network = self._ready
         return [SummedMetric(one, network) for one in network.measures if network.is_summed(one)]
+
+    @property
+    def compiled_metrics(self) -> list[Any]:
+        return list(self._ready.model.metrics)
 
     @property
     def directions(self) -> dict[str, bool]:

@@ -12,7 +12,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
 from zmqtrain.data.exact import rounded
 from zmqtrain.errors import ConfigError, not_installed
-from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.units import shortened
 from zmqtrain.user_code import described
 
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 _BUILT: WeakSet[Any] = WeakSet()  # modules that instances train
 
 
-class TorchModel:
+class TorchModel(BaseModel):
     """A module, and how its loss is computed.
 
     Dropout and other random numbers of torch depend on the job's seed and the batch's number, so
@@ -116,12 +115,6 @@ class TorchModel:
         self.labels_at = 1 if labels_at is None and _takes_one_target(loss) else labels_at
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
-
-    @property
-    def loss_adds_up(self) -> bool:
-        """Whether the loss is known to be a sum over its batch instead of a mean."""
-        given = self.loss.keywords if isinstance(self.loss, partial) else {}
-        return bool(given.get("reduction", getattr(self.loss, "reduction", "")) == "sum")
 
     def _forget(self) -> None:
         self._module: Any = None

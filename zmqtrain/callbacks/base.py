@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from zmqtrain.errors import ConfigError, did_you_mean
-from zmqtrain.models.base import Batch
+from zmqtrain.models.base import Batch, as_model
 from zmqtrain.protocol.status import Status
-from zmqtrain.store.weights import FOREIGN, named_arrays, save
+from zmqtrain.store.weights import named_arrays, save
 from zmqtrain.user_code import user_code
 
 Logs: TypeAlias = dict[str, Any]
@@ -97,7 +97,7 @@ class ModelView:
 
     def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
         """``metrics``: of the job."""
-        self.source = model
+        self.source = as_model(model)
         self._metrics = metrics
         self._copy: Any = None  # a model of Keras with these weights
         self.stop_training = False
@@ -113,13 +113,13 @@ class ModelView:
     def __getattr__(self, name: str) -> Any:
         """Return what a copy of a model of Keras with these weights has, to look at."""
         is_hidden = name.startswith(("_", "jax_")) or name in CHANGING
-        if is_hidden or not hasattr(self.source, "with_weights"):
+        if self._copy is None and not is_hidden:
+            self._copy = self.source.with_weights(self.weights)
+        if is_hidden or self._copy is None:
             raise AttributeError(
                 f"callbacks cannot use {name!r} of a model that zmqtrain trains; they have weights "
                 "and set_weights(), gradients(), optimizer.learning_rate and stop_training"
             )
-        if self._copy is None:
-            self._copy = self.source.with_weights(self.weights)
         return getattr(self._copy, name)
 
     def get_weights(self) -> list[Any]:
@@ -155,7 +155,7 @@ class ModelView:
             ConfigError: the model raises.
         """
         trained = self.source.parameters(0)
-        state = self.source.state(0) if hasattr(self.source, "state") else {}
+        state = self.source.state(0)
         out = {name: np.zeros_like(self.weights[name]) for name in [*trained, *state]}
         with user_code("loss_and_gradients()", self.source):
             self.source.loss_and_gradients(self.weights, batch, out)
@@ -168,7 +168,7 @@ class ModelView:
         Raises:
             CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
         """
-        if Path(filepath).suffix in FOREIGN and hasattr(self.source, "save"):
+        if Path(filepath).suffix in self.source.suffixes:
             self.source.save(filepath, self.weights, overwrite=overwrite)
         else:
             save(filepath, self.weights, overwrite=overwrite)
@@ -186,14 +186,14 @@ class ModelView:
     @property
     def directions(self) -> dict[str, bool]:
         """Whether measures should be large, by name: of those whose metric says it."""
-        own: dict[str, bool] = getattr(self.source, "directions", {})
         given = {m.name: getattr(m, "larger_is_better", None) for m in self._metrics}
-        return own | {name: is_max for name, is_max in given.items() if is_max is not None}
+        known = {name: is_max for name, is_max in given.items() if is_max is not None}
+        return {**self.source.directions, **known}
 
     @property
     def metrics(self) -> list[Any]:
         """The metrics of a compiled model of Keras; its callbacks ask them what is better."""
-        return list(getattr(getattr(self.source, "module", None), "metrics", ()))
+        return list(self.source.compiled_metrics)
 
 
 class Callback:

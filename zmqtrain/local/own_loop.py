@@ -68,7 +68,7 @@ class Session:
     def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
         with generators_kept():
             job.variables()  # before that, the model knows no seed
-        self.module = getattr(meeting, "module", None)
+        self.module = meeting.module
         self.summary: Summary | None = None
         self.steps = 0
         self._job, self._meeting, self._task = job, meeting, task
@@ -117,7 +117,7 @@ class Session:
         self._lease = self._lease or self._meeting.next()
         while (lease := self._lease) is not None:
             self._batch = lease.number
-            yield self._meeting.begin(lease)
+            yield self._meeting.start(lease)
             self._check_stepped()
         self._thread.join()
         self._raise()

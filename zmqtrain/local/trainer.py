@@ -20,7 +20,7 @@ from zmqtrain.errors import ConfigError, DataError, no_option
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
-from zmqtrain.models.base import Data, Dataset, Model, Parameters
+from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process
@@ -83,13 +83,14 @@ class Trainer:
             ConfigError: something is wrong; the text says what.
         """
         self.model = model
-        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        own = as_model(model)
+        self.optimizer = own.optimizer if optimizer is None else optimizer
         if self.optimizer is None:
             raise ConfigError(
                 f"Trainer got no optimizer, and {model!r} brings none; expected an update rule of "
                 "zmqtrain.optim"
             )
-        self.metrics = checked(metrics or getattr(model, "summed_metrics", ()))
+        self.metrics = checked(metrics or own.summed_metrics)
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None
@@ -272,12 +273,7 @@ class Trainer:
             ConfigError: the model knows no names.
         """
         if isinstance(examples, Mapping):
-            if not hasattr(self.model, "arrays_of"):
-                raise ConfigError(
-                    f"examples are arrays by name, and {self.model!r} knows no names; expected a "
-                    "tuple of arrays, such as (features, labels)"
-                )
-            return tuple(self.model.arrays_of(examples))
+            return tuple(as_model(self.model).arrays_of(examples))
         if isinstance(examples, tuple | list) and any(map(_is_nested, examples)):
             parts = [self._ordered(part) for part in examples]
             nested = [part if isinstance(part, tuple | list) else (part,) for part in parts]
@@ -294,8 +290,8 @@ class Trainer:
 
 def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
     """Return the values of all variables with which a model begins."""
-    kinds = [getattr(model, name, None) for name in ("parameters", "state", "frozen")]
-    return {name: value for kind in kinds if kind for name, value in kind(seed).items()}
+    own = as_model(model)
+    return own.parameters(seed) | own.state(seed) | own.frozen(seed)
 
 
 def _check_call(

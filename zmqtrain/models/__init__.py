@@ -2,6 +2,7 @@
 
 from zmqtrain.models.base import (
     Array,
+    BaseModel,
     Batch,
     Data,
     Dataset,
@@ -17,6 +18,7 @@ from zmqtrain.models.mlp import MLP
 
 __all__ = [
     "Array",
+    "BaseModel",
     "Batch",
     "Data",
     "Dataset",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Array, Batch, Gradients, Model, Parameters
+from zmqtrain.models.base import Array, Batch, Gradients, Model, Parameters, as_model
 from zmqtrain.units import counted
 from zmqtrain.user_code import user_code
 
@@ -132,7 +132,7 @@ def labels_at(model: object, batch: Batch, for_what: object, is_weighted: bool =
     Raises:
         ConfigError: the model does not say it, or says what no batch of it can have.
     """
-    at = getattr(model, "labels_at", None)
+    at = as_model(model).labels_at
     if at is None and is_weighted:
         at = len(batch) - 2
     if at is None and len(batch) > 2:

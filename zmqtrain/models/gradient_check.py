@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Batch, Gradients, Model, Parameters
+from zmqtrain.models.base import Batch, Gradients, Model, Parameters, Wrapped
 from zmqtrain.models.checks import checked_loss
 from zmqtrain.units import shortened
 
@@ -97,27 +97,19 @@ def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> It
         )
 
 
-class _OfParameters:
+class _OfParameters(Wrapped):
     """A model as a function of what is trained: every step begins with the same state."""
 
     def __init__(self, model: Model, state: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
-        self._model, self._state, self._frozen = model, state, frozen
-
-    def __repr__(self) -> str:
-        return repr(self._model)
-
-    def parameters(self, seed: int) -> Arrays:
-        return self._model.parameters(seed)
+        super().__init__(model)
+        self._state, self._frozen = state, frozen
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         values = {**parameters, **self._state, **self._frozen}
         buffers = {**out, **{name: value.copy() for name, value in self._state.items()}}
-        loss = self._model.loss_and_gradients(values, batch, buffers)
+        loss = super().loss_and_gradients(values, batch, buffers)
         out.update({name: buffers[name] for name in buffers.keys() - self._state.keys()})
         return loss
-
-    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        return self._model.metrics({**parameters, **self._state, **self._frozen}, batch)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.backend import array_module, quiet
-from zmqtrain.models.base import Array, Batch, Gradients, Parameters, measured
+from zmqtrain.models.base import Array, BaseModel, Batch, Gradients, Parameters, measured
 from zmqtrain.models.checks import check_sizes, examples_of, features_of
 
 
 @dataclass(frozen=True, slots=True)
-class LinearRegression:
+class LinearRegression(BaseModel):
     """outputs = features @ weights + bias, fitted to the mean squared error.
 
     Parameters, zero at first: ``weights`` (features, outputs), ``bias`` (outputs,). A batch is
@@ -24,7 +23,7 @@ class LinearRegression:
 
     features: int = 1
     outputs: int = 1
-    labels_at: ClassVar[int] = 1
+    labels_at = 1
 
     def __post_init__(self) -> None:
         check_sizes("LinearRegression", features=self.features, outputs=self.outputs)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from zmqtrain.models.backend import Scratch, array_module, quiet
 from zmqtrain.models.base import (
     Array,
+    BaseModel,
     Batch,
     Gradients,
     Parameters,
@@ -23,7 +23,7 @@ from zmqtrain.models.checks import check_sizes, features_of, labelled
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(BaseModel):
     """A classifier of fully connected layers: ReLU after each hidden one, softmax at the end.
 
     ``hidden`` is the width of the hidden layer, or a list of widths; () is softmax regression.
@@ -38,7 +38,7 @@ class MLP:
     features: int
     hidden: int | Sequence[int]
     classes: int
-    labels_at: ClassVar[int] = 1
+    labels_at = 1
 
     def __post_init__(self) -> None:
         check_sizes("MLP", features=self.features, classes=self.classes)

@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from zmqtrain import policies
 from zmqtrain.config.cluster import IPC, Cluster, Role, Task, connect_endpoint
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
+from zmqtrain.models.base import as_model
 from zmqtrain.planning import strategy
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
+from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.transport.keys import Owner
@@ -188,6 +192,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
     site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
+    _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
     may_do_without_ps = bool(cluster.members) and not on_workers
@@ -203,6 +208,21 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
         worker_addresses=listed,
         remedy=WITHOUT_PS if may_do_without_ps else "",
     )
+
+
+def _check_loss(job: Job, workers: int) -> None:
+    """Check that a mean over workers is the gradient of the loss over all of their batches.
+
+    Raises:
+        ConfigError: the loss is known to add up over its batch.
+    """
+    is_mean = isinstance(policies.make_policy(job.policy), Lockstep)
+    if workers > 1 and is_mean and as_model(job.model).loss_adds_up:
+        raise ConfigError(
+            f"the loss of {job.model!r} adds up over its batch, and a step takes the mean over "
+            f"{workers} workers, so that it would be {workers} times too small; expected the mean "
+            "over a batch: leave out reduction='sum'"
+        )
 
 
 WITHOUT_PS = (

@@ -20,6 +20,7 @@ from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular
+from zmqtrain.models.base import as_model
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.durable import replace_file, writing
 from zmqtrain.store.layout import variables_of
@@ -34,9 +35,6 @@ _UNREADABLE = (
     *(BadZipFile, zlib.error, SafetensorError),
 )
 """What reading a file of arrays raises if the file is missing, damaged or too large."""
-
-FOREIGN = (".h5", ".keras")
-"""Endings of files that a model reads and writes by its framework."""
 
 
 def load(
@@ -130,8 +128,8 @@ def named_arrays(value: Any, model: Any = None) -> dict[str, NDArray[Any]]:
         ConfigError: the file cannot be read.
     """
     if isinstance(value, str | Path):
-        is_own = Path(value).suffix in FOREIGN and hasattr(model, "read_weights")
-        return model.read_weights(value) if is_own else read(value)
+        own = as_model(model)
+        return dict(own.read_weights(value) if Path(value).suffix in own.suffixes else read(value))
     if not isinstance(value, Mapping | None):
         raise TypeError("expected a dict of arrays, or a .safetensors or .npz file")
     try:
@@ -149,7 +147,7 @@ def by_first_name(given: Mapping[str, Any], model: Any) -> dict[str, Any]:
         ConfigError: two names of one variable have different values.
     """
     found = dict(given)
-    for name, first in (model.aliases() if found and hasattr(model, "aliases") else {}).items():
+    for name, first in (as_model(model).aliases() if found else {}).items():
         if name not in found:
             continue
         value = found.pop(name)

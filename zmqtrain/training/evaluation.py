@@ -15,7 +15,7 @@ from zmqtrain.data.exact import concatenated
 from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Measures, Metric, Totals, added, check_sums
-from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
+from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters, as_model
 from zmqtrain.user_code import user_code
 
 ROWS = 1024  # examples at a time, at most
@@ -161,13 +161,8 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
     Raises:
         ConfigError: the model cannot predict, raises, or returns no row for each example.
     """
-    if not callable(getattr(model, "predict", None)):
-        raise ConfigError(
-            f"{model!r} has no method predict(parameters, batch), which metrics and predictions "
-            "need; give it one that returns a row for each example"
-        )
     with user_code("predict()", model):
-        outputs = model.predict(parameters, batch)  # type: ignore[attr-defined]
+        outputs = as_model(model).predict(parameters, batch)
     for array in outputs if isinstance(outputs, tuple) else (outputs,):
         if np.shape(array)[:1] != (len(batch[0]),):
             raise ConfigError(

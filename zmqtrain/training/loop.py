@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from zmqtrain.compute.device import Host, make_device
+from zmqtrain.compute.device import make_device
 from zmqtrain.compute.offload import Offload
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data.prefetch import Prefetcher
@@ -27,6 +27,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.exchange import Exchange, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import Meeting
+from zmqtrain.training.runner import Runner
 from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code
 
@@ -77,12 +78,14 @@ class TrainingLoop:
         self._plan = job.plan_of(dataset)
         self._prefetcher = Prefetcher(dataset, self._plan)
         self._team = ThreadTeam(threads)
-        self._device = Host() if job.devices else make_device(job.device, "--device")
-        self._towers = Towers(job, self._team) if job.devices else None
+        self._runner: Runner = (
+            Towers(job, self._team)
+            if job.devices
+            else ModelRunner(job, make_device(job.device, "--device"), self._team, exchange.written)
+        )
         # A loop of the user's own may take any time between two steps.
         self._computing = Offload("compute", in_place=not isinstance(job.model, Meeting))
         self._batches: deque[int] = deque()  # that this worker has to compute
-        self._runner: ModelRunner | Towers
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
         self.is_computing = False  # a step, or about to
@@ -110,8 +113,7 @@ class TrainingLoop:
         """End the threads, after their current work."""
         self._prefetcher.close()
         self._computing.close()
-        if self._towers is not None:
-            self._towers.close()
+        self._runner.close()
 
     async def _train(self) -> None:
         """Join, and make steps until the job needs no more."""
@@ -119,13 +121,7 @@ class TrainingLoop:
         self._prefetcher.forget(self._batches)
         self._batches.clear()
         membership = await self._exchange.join()
-        if self._towers is not None:
-            self._towers.bind(membership)
-            self._runner = self._towers
-        else:
-            self._runner = ModelRunner(
-                self._job, membership, self._device, self._team, self._exchange.written
-            )
+        self._runner.bind(membership)
         self.has_joined = True
         self._metrics.role_state.set("training")
         self._add_batches(membership.batches)
@@ -160,7 +156,7 @@ class TrainingLoop:
         began_at = time.perf_counter()
         batch = self._take(number)
         examples = len(batch[0])
-        batch = self._device.batch(batch)
+        batch = self._runner.place(batch)
         taken_at = time.perf_counter()
         self._runner.load_parameters()
         read_at = time.perf_counter()

@@ -13,7 +13,7 @@ from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Buffers, Gradients
+from zmqtrain.models.base import Batch, Buffers, Gradients, as_model
 from zmqtrain.models.checks import checked_loss
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.store.finite import all_finite
@@ -28,21 +28,22 @@ UNWRITTEN = np.uint32(0x7FC05A5A)
 
 
 class ModelRunner:
-    """One job's model on one device, over the memory of one membership."""
+    """One job's model on one device, over the memory of one membership at a time."""
 
     def __init__(
         self,
         job: Job,
-        membership: Membership,
         device: Device,
         team: ThreadTeam,
         on_written: Callable[[Sequence[str]], None],
     ) -> None:
         """``on_written`` gets the names of complete gradients, if the job's ``overlap`` is on."""
-        self._job, self._membership = job, membership
+        self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
-        self._seed_batch = getattr(job.model, "seed_batch", None)
+
+    def bind(self, membership: Membership) -> None:
+        job, device, self._membership = self._job, self._device, membership
         variables, twins = job.variables(), device.twins
         self._trained = [v.name for v in variables if v.kind == "trained"]
         self._state = [v.name for v in variables if v.kind == "state"]
@@ -72,6 +73,12 @@ class ModelRunner:
                 self._written if job.overlap else None,
                 self._measured.add if job.epochs else None,
             )
+
+    def close(self) -> None:
+        """Do nothing: the model has no threads of its own."""
+
+    def place(self, batch: Batch) -> Batch:
+        return self._device.batch(batch)
 
     @property
     def sums(self) -> dict[str, float]:
@@ -105,8 +112,7 @@ class ModelRunner:
 
     def compute_on_device(self, batch: Batch, number: int) -> tuple[float, bool]:
         """Do the same, but leave the gradient where the device has it, in :attr:`gradients`."""
-        if self._seed_batch is not None:
-            self._seed_batch(self._job.seed, number)
+        self._model.seed_batch(self._job.seed, number)
         self._measured.begin()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
@@ -116,7 +122,7 @@ class ModelRunner:
             given, trained = enumerate(batch), ((n, parameters[n]) for n in self._trained)
             return f"The batch is {_shapes(given)}; parameters are {_shapes(trained)}"
 
-        loss = checked_loss(self._job.model, parameters, batch, self._out, shapes)
+        loss = checked_loss(self._model, parameters, batch, self._out, shapes)
         self._unwritten.check(parameters)
         self._check_gradients()
         self._check_constants()

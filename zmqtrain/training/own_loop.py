@@ -6,8 +6,8 @@ import copy
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
-from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.models.base import Batch, Gradients, Parameters, Wrapped, as_model
 
 
 class LoopEndedError(ZmqTrainError):
@@ -26,42 +26,29 @@ class Lease(NamedTuple):
     number: int
 
 
-class Meeting:
+class Meeting(Wrapped):
     """A model whose gradients another thread computes; all else is the model's own.
 
     The trainer's thread calls ``loss_and_gradients``, which waits for the other one.
     """
 
     def __init__(self, model: Any) -> None:
-        """
-        Raises:
-            ConfigError: the model cannot be used in a loop of the user's own.
-        """
-        if not (hasattr(model, "begin") and hasattr(model, "finish")):
-            raise ConfigError(
-                f"{model!r} cannot be trained in a loop of your own; expected the model of an "
-                "adapter, such as zmqtrain.adapters.torch.TorchModel; or use zmqtrain.run"
-            )
-        self._model = model
-        self._evaluated = copy.deepcopy(model)  # the loop may use the other one at the same time
+        super().__init__(as_model(model))
+        self._evaluated = as_model(copy.deepcopy(model))  # the loop may use the other one then
         self._seed = 0, 0
         self._out: Gradients = {}  # the trainer's, and as the loop gets it
         self._plain: Gradients = {}
         self._leases: SimpleQueue[Lease | None] = SimpleQueue()
         self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
 
-    def __repr__(self) -> str:
-        return repr(self._model)  # all tasks have the same fingerprint
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Meeting:
         return self  # there is one loop, and it has a copy for evaluations
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._evaluated if name == "predict" else self._model, name)
-
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        measures: dict[str, float] = self._evaluated.metrics(parameters, batch)
-        return measures
+        return self._evaluated.metrics(parameters, batch)
+
+    def predict(self, parameters: Parameters, batch: Batch) -> Any:
+        return self._evaluated.predict(parameters, batch)
 
     def seed_batch(self, seed: int, batch: int) -> None:
         self._seed = seed, batch
@@ -85,14 +72,13 @@ class Meeting:
         lease = self._leases.get()
         if lease is None:
             self._leases.put(None)  # for whoever asks again
-        elif hasattr(self._model, "show"):
+        else:
             self._model.show(lease.parameters, lease.out)
         return lease
 
-    def begin(self, lease: Lease) -> Any:
+    def start(self, lease: Lease) -> Any:
         """Begin the step of a batch; return what the loop is given."""
-        if hasattr(self._model, "seed_batch"):
-            self._model.seed_batch(lease.seed, lease.number)
+        self._model.seed_batch(lease.seed, lease.number)
         return self._model.begin(lease.parameters, lease.batch, lease.out)
 
     def stepped(self, loss: float) -> None:

@@ -67,6 +67,9 @@ class Towers:
         """Use the memory of this membership from now on; the first tower's gradient lies there."""
         self._membership, self._runners = membership, []
 
+    def place(self, batch: Batch) -> Batch:
+        return batch  # each tower places its part
+
     def load_parameters(self) -> None:
         """Do nothing: each tower loads them in its thread, when it computes."""
 
@@ -82,8 +85,9 @@ class Towers:
             # One after another: frameworks build a model with generators of the whole process.
             thread.submit(job.initial_parameters, empty=True).result()
             memory = replace(membership, gradients=own, is_own=False)
-            making = thread.submit(ModelRunner, job, memory, device, self._team, _nothing)
-            self._runners.append(making.result())
+            runner = ModelRunner(job, device, self._team, _nothing)
+            thread.submit(runner.bind, memory).result()
+            self._runners.append(runner)
         if self._nccl is not None:
             return
         for layout, *flats in zip(membership.layouts, *gradients, strict=True):
@@ -131,7 +135,7 @@ class Towers:
     def _compute(self, tower: int, batch: Batch, number: int) -> tuple[float, bool]:
         """Compute one part, in its tower's thread."""
         runner, name = self._runners[tower], self._job.devices[tower]
-        batch = self._devices[tower].batch(batch)
+        batch = runner.place(batch)
         runner.load_parameters()
         try:
             if self._nccl is not None:
