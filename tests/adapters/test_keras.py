@@ -386,6 +386,15 @@ def test_metric_whose_variables_are_no_sums_is_refused() -> None:
         zmqtrain.Trainer(KerasModel(partial(measuring, Largest))).evaluate(X, Y)
 
 
+def test_loss_that_adds_up_is_for_one_worker() -> None:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    options: dict[str, Any] = {"batch_size": 4, "steps": 2, "policy": "sync-replicas"}
+    model = KerasModel(partial(net, loss=loss))
+    job = Job(model=model, data=Arrays(BATCH), optimizer=SGD(0.1), **options)
+    with pytest.raises(ConfigError, match="adds up"):
+        zmqtrain.run(job, workers=2)
+
+
 def test_class_weights_for_several_outputs_are_refused() -> None:
     trainer = zmqtrain.Trainer(KerasModel(partial(named, False)))
     targets = [(X[:, :1] > 0).astype("f4"), X[:, 1:3]]

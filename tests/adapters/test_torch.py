@@ -97,14 +97,6 @@ def test_parameters_and_gradients_are_views_of_the_workers_memory() -> None:
             assert parameter.grad.data_ptr() == step.out[name].ctypes.data
 
 
-def test_second_step_does_not_add_to_the_first() -> None:
-    step = Step()
-    step()
-    first = step.gradients()
-    step()
-    same(step.gradients(), first)
-
-
 def test_gradient_that_autograd_has_replaced_is_copied() -> None:
     def forgetful(module: Any, batch: Any) -> Any:
         module.zero_grad(set_to_none=True)
@@ -114,12 +106,6 @@ def test_gradient_that_autograd_has_replaced_is_copied() -> None:
     for _ in range(2):
         assert plain() == replaced()
         same(replaced.gradients(), plain.gradients())
-
-
-def test_parts_of_a_batch_give_its_gradient() -> None:
-    whole, parts = Step(), Step(micro_batches=5)
-    assert parts() == pytest.approx(whole())
-    same(parts.gradients(), whole.gradients(), 1e-6)
 
 
 def test_job_with_overlap_hears_of_each_gradient_once_it_is_complete() -> None:

@@ -30,7 +30,7 @@ from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.task import ENVIRON, TaskConfig, load_task, role_of_process
-from zmqtrain.data.arrays import Arrays
+from zmqtrain.data import Arrays
 from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import Subset, checked
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError

@@ -186,7 +186,7 @@ class BaseModel(ABC):
             "need; give it one that returns a row for each example"
         )
 
-    def show(self, parameters: Parameters, out: Gradients) -> None:
+    def hold(self, parameters: Parameters, out: Gradients) -> None:
         """Have :attr:`module` hold the parameters of the next step."""
         return
 

@@ -73,7 +73,7 @@ class Meeting(Wrapped):
         if lease is None:
             self._leases.put(None)  # for whoever asks again
         else:
-            self._model.show(lease.parameters, lease.out)
+            self._model.hold(lease.parameters, lease.out)
         return lease
 
     def start(self, lease: Lease) -> Any:
