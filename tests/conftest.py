@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.golden import RENEW, Snapshot
 from tests.harness import stage
 
 __all__ = ["stage"]
@@ -31,3 +32,12 @@ def same_logging() -> Iterator[None]:
 def _loggers() -> list[logging.Logger]:
     known = logging.root.manager.loggerDict.values()
     return [logging.root, *(each for each in known if isinstance(each, logging.Logger))]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(RENEW, action="store_true", help="write tests/snapshots as the texts are now")
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    return Snapshot(request)

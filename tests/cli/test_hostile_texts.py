@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from zmqtrain.chief.progress import line
+from zmqtrain.cli.job_view import JobView, Watched
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
-from zmqtrain.cli.top_view import Watched, top_view
+from zmqtrain.cli.top_view import top_view
 from zmqtrain.cli.why import why_view
 from zmqtrain.errors import RefusedError
 from zmqtrain.protocol.status import Status
@@ -49,8 +50,8 @@ def seen_at_top(status: Status) -> RenderableType:
 
 
 VIEWS: dict[str, Callable[[Status], RenderableType]] = {
-    "status": lambda status: status_view(status, HOSTILE),
-    "why": lambda status: why_view(status, show_all=True),
+    "status": lambda status: status_view(JobView.of(status), HOSTILE),
+    "why": lambda status: why_view(JobView.of(status), show_all=True),
     "top": seen_at_top,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -19,6 +19,9 @@ from zmqtrain.texts import printable, printable_lines
 PIPED_WIDTH = 250  # columns; a reader of a pipe wants a row on one line
 NOTHING = "-"
 MOST_IN_A_CELL = 2000  # characters
+FEWEST_COLUMNS = 3  # of a table of tasks, however narrow the terminal is
+NUMBERS = ("step", "steps/s", "behind", "loss", "silent", "restarts")  # columns of such a table
+STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 
 
 def show(view: RenderableType) -> None:
@@ -88,12 +91,22 @@ class FirstThatFits:
         yield view
 
 
-def narrowing_table(
-    headings: Sequence[str], rows: Sequence[Sequence[object]], fewest: int, right: Sequence[str]
-) -> FirstThatFits:
-    """Return a table whose last columns a narrow terminal hides, all but the ``fewest`` first."""
-    counts = range(len(headings), fewest - 1, -1)
-    return FirstThatFits([table(*headings[:count], rows=rows, right=right) for count in counts])
+def task_table(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> FirstThatFits:
+    """Return a table of tasks whose last columns a narrow terminal hides.
+
+    ``rows``: the text of each task by column.
+    """
+    cells = [
+        [
+            cell(row[column], STATE_STYLES.get(str(row[column]), ""))
+            if column == "state"
+            else row[column]
+            for column in columns
+        ]
+        for row in rows
+    ]
+    counts = range(len(columns), FEWEST_COLUMNS - 1, -1)
+    return FirstThatFits([table(*columns[:count], rows=cells, right=NUMBERS) for count in counts])
 
 
 def narrowing_line(parts: Sequence[str], fewest: int = 1) -> FirstThatFits:

@@ -17,8 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.cli.job_view import Watched
 from zmqtrain.cli.output import show_json
-from zmqtrain.cli.top_view import Watched, top_view
+from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.live import Live
 
 from zmqtrain.chief.progress import line
+from zmqtrain.cli.job_view import Watched
 from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import status_json
-from zmqtrain.cli.top_view import Watched, top_view
+from zmqtrain.cli.top_view import top_view
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.protocol.status import Status
 

@@ -10,13 +10,13 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from zmqtrain.cli.job_view import SHORT_S, JobView, wait_row
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
-from zmqtrain.cli.status_words import SHORT_S, absences, absent, long_waits
 from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.errors import PeerLostError
-from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.protocol.status import Wait
 from zmqtrain.units import counted, duration
 
 if TYPE_CHECKING:
@@ -45,29 +45,29 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
       zmqtrain why digits-x7k2              # a submitted job
     """
     reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
-    status, unreachable, waits = None, job.unreachable, list[Wait]()
+    view, unreachable, waits = None, job.unreachable, list[Wait]()
     if unreachable is None:
         try:
-            status = job.status()
+            view = JobView.of(job.status())
         except PeerLostError as error:
             unreachable, waits = error, reported_waits(job.chief_metrics)
     if unreachable is not None and not (reasons or waits or job.outcome):
         raise unreachable
     if as_json:
-        told: dict[str, object]
-        told = why_json(status) if status is not None else {"waits": [*map(asdict, waits)]}
-        if unreachable:
-            told |= {"unreachable": str(unreachable), "outcome": job.outcome}
-        show_json(told | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
+        told: dict[str, object] = {"waits": [*map(asdict, waits)]}
+        told |= {} if view is None else view.why_json()
+        told |= {"unreachable": str(unreachable), "outcome": job.outcome} if unreachable else {}
+        told |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
+        show_json(told)
         return
     for text, whats in _grouped(reasons).items():
         show(cell(f"{_list_of(whats)}: {text}"))
-    if status is None:
-        show(cell(job.outcome or unreachable))
-        if waits:
-            show(_table(waits))
-    else:
-        show(why_view(status, show_all=show_all))
+    if view is not None:
+        show(why_view(view, show_all=show_all))
+        return
+    show(cell(job.outcome or unreachable))
+    if waits:
+        show(_table(waits))
 
 
 def _grouped(reasons: Sequence[Reason]) -> dict[str, list[str]]:
@@ -83,50 +83,19 @@ def _list_of(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def why_view(status: Status, *, show_all: bool = False) -> RenderableType:
+def why_view(view: JobView, *, show_all: bool = False) -> RenderableType:
     """Return the waits, the longest first, and the absent tasks for a person."""
-    shown = long_waits(status, 0.0 if show_all else SHORT_S)
-    parts: list[RenderableType] = [*map(cell, _news(status))]
-    parts += [cell(text, "bold") for text in absences(status)]
+    shown = view.waits(0.0 if show_all else SHORT_S)
+    parts: list[RenderableType] = [cell(text) for text in view.changes()]
+    parts += [cell(text, "bold") for text in view.absences()]
     parts.append(_table(shown) if shown else Text("no task waits"))
-    if hidden := len(status.waits) - len(shown):
-        limit = duration(SHORT_S)
-        parts.append(
-            cell(f"{counted(hidden, 'wait')} shorter than {limit} hidden; use --all", "dim")
-        )
+    if hidden := len(view.status.waits) - len(shown):
+        waits = counted(hidden, "wait")
+        parts.append(cell(f"{waits} shorter than {duration(SHORT_S)} hidden; use --all", "dim"))
     return Group(*parts)
-
-
-def why_json(status: Status) -> dict[str, object]:
-    """Return the waits, the absent tasks, and pending changes of the job for a script."""
-    return {
-        "waits": [asdict(wait) for wait in status.waits],
-        "absent": [asdict(task) for task in absent(status)],
-        "stop": status.stop,
-        "failure": status.failure,
-        "switching": status.switching,
-    }
-
-
-def _news(status: Status) -> list[str]:
-    news = []
-    if status.failure:
-        news.append(f"the job ends in failure: {status.failure}")
-    if status.stop:
-        news.append(f"the job needs no more gradients: {status.stop}")
-    if status.initialised and not any(task.role == "worker" for task in status.tasks):
-        news.append("no worker has joined: start some, or see in their logs why they ended")
-    if status.switching:
-        news.append(f"the policy changes to {status.switching} once no worker computes")
-    return news
 
 
 def _table(waits: Sequence[Wait]) -> RenderableType:
     headings = ("who", "waits for", "since", "until", "because")
     folded = ["waits for", "because"]
-    return table(*headings, rows=map(_row, waits), right=["since"], folded=folded)
-
-
-def _row(wait: Wait) -> tuple[str, ...]:
-    until = "while it lives" if wait.until_s is None else f"in {duration(wait.until_s)}"
-    return wait.owner, wait.peer, duration(wait.since_s), until, wait.reason
+    return table(*headings, rows=map(wait_row, waits), right=["since"], folded=folded)

@@ -1,0 +1,347 @@
+"""What a job does, in words and figures, as `status`, `why`, `top` and `run` show it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from zmqtrain.cli.output import NOTHING
+from zmqtrain.config.cluster import Role
+from zmqtrain.protocol.status import Status, TaskStatus, Wait
+from zmqtrain.units import counted, data_size, duration, rate
+
+WINDOW = 6  # statuses over which speeds are measured
+SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
+STALL_S, STALL_STEPS = 5.0, 10.0  # without a step: seconds, and usual steps; both count as a stall
+ABSENT = ("silent", "left")
+MISSED_S = 2.5  # of silence: two heartbeats, which are sent every second by default
+SHOWN_LEASES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task: its text in each column, and the seconds that it spent in each phase of a step."""
+
+    task: TaskStatus
+    texts: dict[str, object]
+    spent_s: tuple[float, ...]
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """A key that sorts tasks which others may wait for first."""
+        return self.task.state not in ABSENT, -(self.task.behind or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its status shows it.
+
+    Speeds are measured since ``earlier``, ``seconds`` before; 0: no other status is known.
+    """
+
+    status: Status
+    earlier: Status
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, status: Status) -> JobView:
+        """Return the view of a single status."""
+        return cls(status, status)
+
+    @property
+    def _trained(self) -> str:
+        """ "18 s"; or "18 s since step 400" if the ps that tells it has begun at that step."""
+        status = self.status
+        began = status.step - round(status.steps_per_second * status.seconds)
+        since = f" since step {began}" if status.seconds and began > 1 else ""
+        return f"{duration(status.seconds)}{since}"
+
+    @property
+    def state(self) -> str:
+        """Whether the job waits, trains, or has ended, and how."""
+        status = self.status
+        if status.failure:
+            return f"failed: {status.failure}"
+        if status.stop:
+            return f"done: {status.stop}"
+        if not status.initialised:
+            return "waiting for the chief to begin the job"
+        parts = [f"training for {self._trained}"]
+        if self.is_stalled:
+            parts.append(f"no step for {duration(status.idle_s)}")
+        if status.save_wanted:
+            parts.append("checkpoint requested")
+        if status.stop_wanted:
+            parts.append("stop requested")
+        failure = status.save_failure
+        return ", ".join(parts) + (f"; the last checkpoint failed: {failure}" if failure else "")
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the last step is long ago, compared with the usual time of a step."""
+        speed = self.status.steps_per_second
+        return self.status.idle_s > max(STALL_S, STALL_STEPS / speed if speed else 0.0)
+
+    @property
+    def loss(self) -> str:
+        return _loss(self.status.loss)
+
+    @property
+    def remaining(self) -> str:
+        """The text ", about 18 s left", or "" if that is not known."""
+        status = self.status
+        is_known = status.steps_per_second and status.step < status.steps and not status.failure
+        if not is_known or self.is_stalled:
+            return ""
+        return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
+
+    @property
+    def group(self) -> str:
+        """The number and the members of the group of workers, such as "2 (worker 1, worker 2)"."""
+        members = ", ".join(f"worker {worker}" for worker in self.status.group_members)
+        return f"{self.status.group} ({members})"
+
+    def figures(self) -> dict[str, str]:
+        """Return the job's figures by name."""
+        status = self.status
+        change = f", changes to {status.switching} at the next barrier" if status.switching else ""
+        staleness = "mean {mean:.2f}, p50 {p50:.0f}, p99 {p99:.0f}, max {max:.0f} versions"
+        figures = {
+            "state": self.state,
+            "step": self._progress(),
+            "strategy": f"{status.strategy}, exchange {status.exchange}",
+            "policy": status.policy + change,
+            "loss": f"{self.loss} at the last push",
+            "examples": str(status.examples),
+            "pushes": ", ".join(f"{count} {what}" for what, count in status.pushes.items()),
+            "staleness": staleness.format(**status.staleness),
+            "group": self.group if status.group else "",
+            "rosters": str(status.rosters or ""),
+        }
+        return {name: text for name, text in figures.items() if text}
+
+    def speeds(self) -> list[str]:
+        """Return the speed since the earlier status; that of the whole run if it is not known."""
+        now, before = self.status, self.earlier
+        if not self.seconds or now.step < before.step:
+            return [f"{rate(now.steps_per_second)} steps/s"]
+        return [
+            f"{rate((now.step - before.step) / self.seconds)} steps/s",
+            f"{rate((now.examples - before.examples) / self.seconds)} examples/s",
+        ]
+
+    def headline(self) -> list[str]:
+        """Return the most important figures, in a few words each."""
+        status = self.status
+        change = f" -> {status.switching}" if status.switching else ""
+        return [
+            *self.speeds(),
+            f"loss {self.loss}",
+            f"{status.policy}{change}",
+            "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
+            "{dropped} dropped".format(**status.pushes),
+            *([f"group {status.group}"] if status.group > 1 else []),
+            *([counted(status.rosters, "roster")] if status.rosters else []),
+        ]
+
+    def tasks(self) -> list[TaskRow]:
+        """Return a row for each task."""
+        before = {task.task: task for task in self.earlier.tasks}
+        return [
+            TaskRow(task, self._texts(task, known), spent_s(task, known))
+            for task in self.status.tasks
+            for known in [before.get(task.task)]
+        ]
+
+    def waits(self, shortest_s: float = SHORT_S) -> list[Wait]:
+        """Return the waits that have lasted this long, the longest first.
+
+        Before the job begins, every wait matters.
+        """
+        waits = sorted(self.status.waits, key=lambda wait: -wait.since_s)
+        return [each for each in waits if each.since_s >= shortest_s or not self.status.initialised]
+
+    def absent(self) -> list[TaskStatus]:
+        """Return the tasks that left or missed two heartbeats, the longest absence first."""
+        tasks = self.status.tasks
+        found = [task for task in tasks if task.state in ABSENT or task.silent_s >= MISSED_S]
+        return sorted(found, key=lambda task: -task.silent_s)
+
+    def absences(self) -> list[str]:
+        """Return a sentence for each absent task: since when, and how many tasks wait for it."""
+        return [self._absence(task) for task in self.absent()]
+
+    def changes(self) -> list[str]:
+        """Return a sentence for each thing that ends the job or is about to change it."""
+        status, found = self.status, []
+        if status.failure:
+            found.append(f"the job ends in failure: {status.failure}")
+        if status.stop:
+            found.append(f"the job needs no more gradients: {status.stop}")
+        if status.initialised and not any(task.role == Role.WORKER for task in status.tasks):
+            found.append("no worker has joined: start some, or see in their logs why they ended")
+        if status.switching:
+            found.append(f"the policy changes to {status.switching} once no worker computes")
+        return found
+
+    def news(self, before: Status) -> list[str]:
+        """Return a sentence for each thing that happened since another status."""
+        status = self.status
+        known = {task.task: task for task in before.tasks}
+        found = [_news_of(task, known.get(task.task)) for task in status.tasks]
+        if status.step < before.step:
+            found.append(f"the job went back from step {before.step} to {status.step}")
+        if status.group > before.group:
+            found.append(f"group {self.group} goes on")
+        if status.policy != before.policy:
+            found.append(f"the policy is {status.policy}; it was {before.policy}")
+        return [*filter(None, found)]
+
+    def why_json(self) -> dict[str, object]:
+        """Return the waits, the absent tasks, and pending changes of the job for a script."""
+        return {
+            "waits": [asdict(wait) for wait in self.status.waits],
+            "absent": [asdict(task) for task in self.absent()],
+            "stop": self.status.stop,
+            "failure": self.status.failure,
+            "switching": self.status.switching,
+        }
+
+    def _progress(self) -> str:
+        step, steps = self.status.step, self.status.steps
+        text = f"{step} of {steps} ({100 * step / steps:.1f} %)" if steps else str(step)
+        if self.status.steps_per_second > 0 and not self.is_stalled:
+            text += f", {rate(self.status.steps_per_second)} steps/s"
+        return text + self.remaining
+
+    def _texts(self, task: TaskStatus, earlier: TaskStatus | None) -> dict[str, object]:
+        is_chief, has_loss = task.role == Role.CHIEF, task.role == Role.WORKER and task.step
+        return {
+            "task": task.task,
+            "state": task.state,
+            "step": NOTHING if is_chief else task.step,
+            "steps/s": self._speed(task, earlier),
+            "behind": NOTHING if task.behind is None else task.behind,
+            "loss": _loss(task.loss) if has_loss else NOTHING,
+            "holds": _holding(task),
+            "silent": duration(task.silent_s),
+            "joined": _joined(task),
+            "lane": _lane(task),
+            "process": task.process,
+            "metrics": task.metrics or NOTHING,
+            "restarts": task.restarts,
+        }
+
+    def _speed(self, task: TaskStatus, earlier: TaskStatus | None) -> str:
+        if earlier is None or earlier.step > task.step or not self.seconds:
+            return NOTHING
+        return (
+            NOTHING if task.role == Role.CHIEF else rate((task.step - earlier.step) / self.seconds)
+        )
+
+    def _absence(self, task: TaskStatus) -> str:
+        for_s, waits = duration(task.silent_s), self.status.waits
+        text = f"left {for_s} ago" if task.state == "left" else f"has been silent for {for_s}"
+        waiting = {wait.owner for wait in waits if task.task in wait.peer.split(", ")}
+        if waiting:
+            text += f"; {len(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it"
+        if self.status.group and task.role == Role.PS:  # the others can go on without its host
+            limits = [wait.until_s for wait in waits if wait.peer == task.task]
+            left_s = [limit for limit in limits if limit is not None]
+            when = f"in {duration(max(left_s))} " if left_s else ""
+            text += f"; {when}the other workers go on without it, if they are enough"
+        return f"{task.task} ({task.process}) {text}"
+
+
+class Watched:
+    """The last statuses of a job; times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Status]] = deque(maxlen=WINDOW)
+        self.away_s = 0.0  # how old the last one is, while ps 0 does not answer
+
+    def take(self, status: Status | None, at: float) -> list[str]:
+        """Add a status, None if ps 0 did not answer; return the news since the last one."""
+        if status is None:
+            was_away, self.away_s = self.away_s > 0, at - self._seen[-1][0]
+            return [] if was_away else ["ps 0 does not answer"]
+        news = ["ps 0 answers again"] if self.away_s else []
+        self.away_s = 0.0
+        if self._seen:
+            news += JobView.of(status).news(self._seen[-1][1])
+        self._seen.append((at, status))
+        return news
+
+    @property
+    def view(self) -> JobView:
+        """The last status, with speeds since the oldest one that is still known."""
+        (began, earlier), (at, status) = self._seen[0], self._seen[-1]
+        return JobView(status, earlier, at - began)
+
+    @property
+    def end(self) -> str:
+        """How the job ended, once no further status comes."""
+        is_known = self.view.status.stop or self.view.status.failure
+        return self.view.state if is_known else "the job has ended"
+
+
+def spent_s(task: TaskStatus, earlier: TaskStatus | None) -> tuple[float, ...]:
+    """Return the seconds that a worker spent in each phase since an earlier status.
+
+    Since the worker started, if no step has ended in between.
+    """
+    now = task.phases_s
+    if earlier is None or len(earlier.phases_s) != len(now):
+        return now
+    since = tuple(b - a for a, b in zip(earlier.phases_s, now, strict=True))
+    return since if sum(since) > 0 and min(since) >= 0 else now
+
+
+def wait_row(wait: Wait) -> Sequence[str]:
+    """Return the owner of a wait, its peer, since and until when it waits, and why."""
+    until = "while it lives" if wait.until_s is None else f"in {duration(wait.until_s)}"
+    return wait.owner, wait.peer, duration(wait.since_s), until, wait.reason
+
+
+def _news_of(task: TaskStatus, earlier: TaskStatus | None) -> str:
+    if earlier is None:
+        return f"{task.task} joined"
+    if task.state == "left" != earlier.state:
+        return f"{task.task} left"
+    if task.restarts > earlier.restarts:
+        return f"{task.task} was started again"
+    if task.role == Role.CHIEF and task.step > earlier.step:
+        return f"a checkpoint of step {task.step} was saved"
+    return ""
+
+
+def _loss(loss: float) -> str:
+    return NOTHING if math.isnan(loss) else f"{loss:.4f}"
+
+
+def _holding(task: TaskStatus) -> str:
+    if task.nbytes:
+        return data_size(task.nbytes)
+    if task.role == Role.CHIEF and task.step:
+        return f"saved {task.step}"
+    if not task.leases:
+        return NOTHING
+    shown = ", ".join(map(str, task.leases[:SHOWN_LEASES]))
+    further = len(task.leases) - SHOWN_LEASES
+    return shown + (f", +{further}" if further > 0 else "")
+
+
+def _joined(task: TaskStatus) -> str:
+    """Return when this life of a task began; its incarnation is that time in milliseconds."""
+    if not task.incarnation:  # ps 0 has none: all others join it
+        return NOTHING
+    return datetime.fromtimestamp(task.incarnation / 1000).strftime("%a %H:%M")
+
+
+def _lane(task: TaskStatus) -> str:
+    """Return a worker's lane to every ps, or the list of lanes if they differ."""
+    first, *others = task.lanes.split(",")
+    return (task.lanes if {*others} - {first} else first) or NOTHING
