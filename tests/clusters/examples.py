@@ -7,7 +7,8 @@ from pathlib import Path
 
 from zmqtrain.clusters import kubernetes, slurm
 from zmqtrain.clusters.kubectl import Kubernetes
-from zmqtrain.clusters.plan import Plan, Submission, plan_of
+from zmqtrain.clusters.plan import Plan, plan_of
+from zmqtrain.clusters.submission import Submission
 from zmqtrain.config.job_file import load_job
 
 ROOT = Path(__file__).parents[2]

@@ -24,8 +24,9 @@ from zmqtrain.clusters.kubernetes import (
     manifests,
     volume_of,
 )
-from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, Submission, port_of
+from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, port_of
 from zmqtrain.clusters.slurm import render as render_scripts
+from zmqtrain.clusters.submission import Submission
 from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import FieldType, fields_of, mistyped
 from zmqtrain.config.task import TaskConfig, load_task

@@ -15,11 +15,10 @@ from zmqtrain.clusters.plan import (
     MAX_NAME,
     PERMANENT,
     PROCESS_NBYTES,
-    Submission,
     name_for,
-    nbytes_of,
     plan_of,
 )
+from zmqtrain.clusters.submission import Submission, nbytes_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide

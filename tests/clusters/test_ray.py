@@ -22,9 +22,8 @@ from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import ray as ray_engine
-from zmqtrain.clusters.engine import RUNNING
 from zmqtrain.clusters.ray_actors import WAITS, TaskActor
-from zmqtrain.clusters.submitted import Submitted, submitted_jobs
+from zmqtrain.clusters.submitted import RUNNING, Submitted, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ExitCode
 from zmqtrain.local.run_directories import run_directories

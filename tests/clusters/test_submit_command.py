@@ -21,7 +21,7 @@ from tests.clusters.examples import JOB, ROOT
 from zmqtrain.cli import keys as keys_command
 from zmqtrain.cli import remote, submit
 from zmqtrain.cli.main import main
-from zmqtrain.clusters import engine
+from zmqtrain.clusters import programs
 from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
@@ -317,6 +317,8 @@ def test_controller_that_was_just_installed_is_waited_for(kubectl: Kubectl) -> N
         (["--env", "NAME"], [], "NAME=VALUE"),
         (["--env", "A B=1"], [], "NAME=VALUE"),
         (["--partition", "main\nid"], [], "sinfo"),
+        (["--partition", "main"], [], "--on slurm"),
+        (["--hosts", "a:2"], [], "--on ssh"),
         (["--keys", "/nowhere"], [], "zmqtrain keys new"),
         (["--keys", "keys"], [], "zmqtrain keys add worker 1"),
     ],
@@ -722,7 +724,7 @@ def test_port_forward_that_says_nothing_is_given_up(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
-    monkeypatch.setattr(engine, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(programs, "TIMEOUT_S", 0.2)
     kubectl.answers(said("", "port-forward"), given({"items": [pod("ps", 0)]}, "pods"))
     assert main(["status", "digits"]) == ExitCode.PEER_LOST
     assert "port-forward" in capsys.readouterr().err

@@ -17,10 +17,17 @@ from typing import Any
 import click
 
 from zmqtrain.cli.output import cell, show, show_json, table
-from zmqtrain.clusters.engine import Engine, is_over
+from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
-from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
-from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
+from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, name_for, plan_of
+from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submitted import (
+    Submitted,
+    directory_of,
+    is_over,
+    submitted_job,
+    submitted_jobs,
+)
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
@@ -78,6 +85,7 @@ def submit_command(
       zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
     """
     asked = Submission(**values_of(Submission, flags))
+    asked.refuse_options_of_other_engines()
     overrides = values_of(Job, flags)
     name = asked.name or name_for(
         reference, [secrets.choice(LETTERS) for _ in range(SUFFIX_LENGTH)]

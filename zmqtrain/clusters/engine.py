@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shlex
-import subprocess
-import tempfile
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
-from zmqtrain.clusters.plan import PERMANENT, Plan, Submission
-from zmqtrain.clusters.submitted import Submitted
+from zmqtrain.clusters.plan import PERMANENT, Plan
+from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, is_over
 from zmqtrain.config.cluster import Task
 from zmqtrain.errors import (
-    ConfigError,
     ExitCode,
     NotRunningError,
     PeerLostError,
-    ZmqTrainError,
 )
-
-TIMEOUT_S = 60.0
-POLL_S = 0.05
-
-
-class Mistake(NamedTuple):
-    """What a program says, the error that it means, and what to do; \\1 is the first group."""
-
-    pattern: str
-    error: type[ZmqTrainError]
-    advice: str
-
 
 Advice = Sequence[tuple[str, str]]
 """What an engine says of a task that does not run (a pattern), and what it means, or what to do."""
@@ -165,18 +146,6 @@ class Engine(ABC):
         """Remove all that the engine has of the job."""
 
 
-RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
-ENDED, GONE = "ended", "gone"
-"""How a job is of which the engine has nothing: as always after the end, or only by accident."""
-
-OVER = (COMPLETED, ENDED, GONE)
-
-
-def is_over(state: str) -> bool:
-    """Say whether a job in this state has ended, and not failed."""
-    return state.partition(":")[0] in OVER
-
-
 def summary(job: Submitted, states: Mapping[Task, str]) -> str:
     """Return how a job is, given how each of its tasks is: in a word, or its exit code."""
     end = states.get(job.concluding, "")
@@ -215,112 +184,3 @@ def ended(job: Submitted, task: Task, code: str) -> Reason:
 def log_of(name: str, task: Task) -> str:
     """Return the command that shows a task's log."""
     return f"zmqtrain logs {name} {task.role}={task.index}"
-
-
-def call(
-    words: Sequence[str],
-    mistakes: Sequence[Mistake],
-    *,
-    stdin: str | None = None,
-    timeout_s: float = TIMEOUT_S,
-) -> str:
-    """Run a program of the engine; return what it writes to stdout.
-
-    Raises:
-        ConfigError: the program is missing.
-        PeerLostError: it does not end in time.
-        ZmqTrainError: it failed; ``mistakes`` says as which error, and the text quotes it.
-    """
-    try:
-        done = subprocess.run(
-            words,
-            input=stdin or "",  # nobody can answer what it might ask for
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except OSError:
-        raise missing(words[0]) from None
-    except subprocess.TimeoutExpired:
-        raise silent(words, timeout_s) from None
-    if done.returncode:
-        raise meant(done.stderr or done.stdout, mistakes, words[0])
-    return done.stdout
-
-
-def shown(words: Sequence[str]) -> None:
-    """Run a program that writes to this process's stdout and stderr, until Ctrl-C or its end.
-
-    Raises:
-        PeerLostError: it failed; it has said why.
-    """
-    with contextlib.suppress(KeyboardInterrupt):
-        if code := subprocess.run(words, check=False).returncode:
-            raise PeerLostError(f"{words[0]} ended with exit code {code}")
-
-
-@contextlib.contextmanager
-def serving(
-    words: Sequence[str], pattern: str, mistakes: Sequence[Mistake], *, stdin: str = ""
-) -> Iterator[re.Match[str]]:
-    """Run a program of the engine as long as the block runs, once its output has a pattern.
-
-    Its stdin stays open behind the text.
-
-    Raises:
-        ConfigError: the program is missing.
-        PeerLostError: it does not write the pattern in time.
-        ZmqTrainError: it failed, see :func:`call`.
-    """
-    # Files, for nobody reads on: a pipe would be full in the end, and the program wait.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        try:
-            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=errors)
-        except OSError:
-            raise missing(words[0]) from None
-        with process:
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(stdin.encode())  # type: ignore[union-attr]
-                    process.stdin.flush()  # type: ignore[union-attr]
-                until = time.monotonic() + TIMEOUT_S
-                while (found := re.search(pattern, _begin_of(output))) is None:
-                    if process.poll() is not None:
-                        raise meant(_begin_of(errors), mistakes, words[0])
-                    if time.monotonic() > until:
-                        raise silent(words, TIMEOUT_S)
-                    time.sleep(POLL_S)
-                yield found
-            finally:
-                process.kill()
-
-
-def _begin_of(file: IO[bytes]) -> str:
-    """Return the first text in a file to which another process writes."""
-    return os.pread(file.fileno(), 1 << 16, 0).decode(errors="replace")
-
-
-def silent(words: Sequence[str], timeout_s: float) -> PeerLostError:
-    """Return the error of a program that does not answer."""
-    return PeerLostError(
-        f"{words[0]} has not answered within {timeout_s:g} s; try it by hand: {shlex.join(words)}"
-    )
-
-
-def missing(program: str) -> ConfigError:
-    """Return the error of a program that is not there."""
-    return ConfigError(
-        f"{program} is not on PATH; expected the engine's own program, with which you are logged "
-        "in; install it, or call this where it is"
-    )
-
-
-def meant(text: str, mistakes: Sequence[Mistake], program: str) -> ZmqTrainError:
-    """Return the error that a program's text means."""
-    quoted = " ".join(text.split()) or "it gave no reason"
-    for pattern, kind, advice in mistakes:
-        if found := re.search(pattern, quoted):
-            return kind(f"{found.expand(advice)} ({program}: {quoted[:400]})")
-    return ConfigError(f"{program} failed: {quoted[:400]}")

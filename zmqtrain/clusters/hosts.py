@@ -9,17 +9,67 @@ stdin: a command line would show them.
 
 from __future__ import annotations
 
+import re
 import shlex
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from zmqtrain.clusters.plan import GRACE_S, Host, Plan, keys_of, port_of
+from pydantic import BaseModel, BeforeValidator, Field
+
+from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of, port_of
 from zmqtrain.clusters.submitted import TAKEN, Submitted
+from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task, is_of_this_host
 from zmqtrain.config.options import flag_of, names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY
 from zmqtrain.wire.messages import PROTOCOL_VERSION
+
+_HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """``login``: how ssh calls it; ``slots``: its most workers; ``address``: what peers call it."""
+
+    login: str
+    slots: int = 1
+    address: str = ""
+
+
+def hosts_of(text: Any) -> Any:
+    """Return the hosts that a text such as ``a:2,me@b:4`` names.
+
+    Raises:
+        ValueError: it names none, or one twice.
+    """
+    if not isinstance(text, str):
+        return text
+    found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
+    hosts = tuple(Host(part[1], int(part[2] or 1)) for part in found if part)
+    if len({host.login for host in hosts}) < len(found):
+        raise ValueError(
+            "expected different hosts, each with its most workers, such as a:2,me@b:4; for another "
+            "port or key of ssh, give the host a name in your ssh configuration"
+        )
+    return hosts
+
+
+class SshOptions(BaseModel):
+    """Options of a submission to hosts with a shell."""
+
+    hosts: Annotated[tuple[Host, ...], BeforeValidator(hosts_of)] = Field(
+        (),
+        description="ssh: the hosts, each with its most workers, such as a:2,me@b:4; there are as "
+        "many workers, unless --workers says otherwise",
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="ssh: Python with zmqtrain on the hosts (default: the path of this one)",
+    )
 
 
 def placed(hosts: Sequence[Host], ps: int, workers: int) -> dict[Task, Host]:
@@ -127,79 +177,18 @@ def problem(facts: str, digest: str, cpu: int = 1) -> str:
 
 
 def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str]) -> str:
-    job = plan.job.partition(":")[0]
-    workers = [task.index for task in tasks if task.role is Role.WORKER]
-    return f"""\
-# {plan.name} on {host.login}
-set -u
-umask 077
-own="$HOME/.local/state/zmqtrain-hosts/"{plan.name}/{host.login}
-python={shlex.quote(plan.python)}
-working={shlex.quote(plan.working)}
-{FUNCTIONS}
-start() {{ # the number of workers
-  mkdir -p "$own/keys" && cd "$working" && secrets && registry || exit
-  for index in {" ".join(map(str, workers))}; do
-    [ "$index" -lt "$1" ] || leave "worker-$index"
-  done
-{"".join(_launches(plan, role, tasks, listening) for role in Role)}}}
-case "$1" in
-  check) check {shlex.quote(job)} ;;
-  start) start "$2" ;;
-  keys) [ ! -d "$own" ] || "$2" ;;
-  state) state ;;
-  meet) runs "$2" || absent; echo met; cat >/dev/null ;;
-  log) [ -e "$own/$2.log" ] || absent; exec tail -n +1 ${{3:-}} "$own/$2.log" ;;
-  end) leave $(tasks); rm -rf "$own" ;;
-esac
-"""
-
-
-FUNCTIONS = f"""\
-runs() {{ [ -e "$own/$1.lock" ] && ! flock --nonblock --shared "$own/$1.lock" true; }}
-tasks() {{ cd "$own" 2>/dev/null && ls | sed -n 's/[.]lock$//p'; }}
-absent() {{ echo "it does not run there" >&2; exit 1; }}
-state() {{
-  for task in $(tasks); do
-    if runs "$task"; then echo "$task running"; else
-      echo "$task $(cat "$own/$task.code" 2>/dev/null || echo lost)"
-    fi
-  done
-}}
-leave() {{ # tasks, in order; they are killed if that takes too long
-  for task in "$@"; do runs "$task" && kill -s TERM -- "-$(cat "$own/$task.pid")"; done
-  tries={GRACE_S * 5}
-  for task in "$@"; do
-    while runs "$task"; do
-      tries=$((tries - 1))
-      [ "$tries" -gt 0 ] || kill -s KILL -- "-$(cat "$own/$task.pid")"
-      sleep 0.2
-    done
-    rm -f "$own/$task.lock" "$own/$task.pid" "$own/$task.code"
-  done
-}}
-launch() {{ # a task, and its command; nothing if it runs
-  (
-    own="$own/$1"
-    shift
-    exec 9>>"$own.lock"
-    flock --timeout 1 9 || exit 0
-    rm -f "$own.code"
-    setsid sh -c 'trap : TERM; own=$1; shift; "$@"; echo $? >"$own.code"' sh "$own" "$@" \\
-      </dev/null >>"$own.log" 2>&1 &
-    echo $! >"$own.pid"
-  )
-}}
-check() {{ # the job's file
-  [ ! -e "$own" ] || echo "taken $own"
-  command -v flock >/dev/null && command -v setsid >/dev/null || echo tools
-  echo "cpus $(getconf _NPROCESSORS_ONLN)"
-  cd "$working" 2>/dev/null || echo "directory $working"
-  [ ! -f "$1" ] || sha256sum <"$1" | sed 's/^/job /; s/ *-$//'
-  "$python" -c 'import zmqtrain.roles.task; from zmqtrain.wire import messages
-print("protocol", messages.PROTOCOL_VERSION)' 2>&1 ||
-    true # what it says is a fact, too
-}}"""
+    workers = (str(task.index) for task in tasks if task.role is Role.WORKER)
+    return filled(
+        "host.sh",
+        name=plan.name,
+        login=host.login,
+        python=shlex.quote(plan.python),
+        working=shlex.quote(plan.working),
+        tries=GRACE_S * 5,
+        workers=" ".join(workers),
+        launches="".join(_launches(plan, role, tasks, listening) for role in Role),
+        job=shlex.quote(plan.job.partition(":")[0]),
+    )
 
 
 def _launches(plan: Plan, role: Role, tasks: Sequence[Task], listening: Sequence[str]) -> str:

@@ -10,19 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from zmqtrain.clusters.engine import (
-    COMPLETED,
-    FAILED,
     Advice,
     Engine,
-    Mistake,
     Reason,
-    call,
     log_of,
-    meant,
     not_running,
     not_scaled,
-    serving,
-    shown,
     tally,
 )
 from zmqtrain.clusters.kubernetes import (
@@ -36,8 +29,10 @@ from zmqtrain.clusters.kubernetes import (
     secrets,
     volume_of,
 )
-from zmqtrain.clusters.plan import Plan, Submission
-from zmqtrain.clusters.submitted import TAKEN, Submitted
+from zmqtrain.clusters.plan import Plan
+from zmqtrain.clusters.programs import Mistake, Programs, shown
+from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
@@ -48,67 +43,72 @@ WEBHOOK_S = 60.0
 SHARED_MODE = "ReadWriteMany"
 
 _LATER = r"failed calling webhook|no endpoints available"
-MISTAKES = (
-    Mistake(
-        r'no matches for kind "(\w+)"',
-        ConfigError,
-        "the cluster knows no \\1; expected its controller; install it, or give --as jobs, "
-        "which needs none",
-    ),
-    Mistake(
-        r'"([\w.-]+)" already exists|(\(AlreadyExists\))',
-        ConfigError,
-        TAKEN,
-    ),
-    Mistake(
-        r"exceeded quota: ([\w.-]+)",
-        OccupiedError,
-        "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less",
-    ),
-    Mistake(
-        r'[Ff]orbidden.*cannot (\w+) resource "([\w./]+)"',
-        RefusedError,
-        "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
-        "the cluster, or give another --namespace",
-    ),
-    Mistake(
-        r"\(Unauthorized\)|must be logged in|provide credentials",
-        RefusedError,
-        "kubectl is not logged in; expected a login that is valid; log in again",
-    ),
-    Mistake(
-        r'namespaces? "([\w-]+)" not found',
-        ConfigError,
-        "there is no namespace \\1; expected one that exists; correct --namespace",
-    ),
-    Mistake(
-        r'persistentvolumeclaims? "([\w.-]+)" not found',
-        ConfigError,
-        "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or correct "
-        "--logdir",
-    ),
-    Mistake(
-        r"context .*does not exist|cannot locate context|context was not found|current-context",
-        ConfigError,
-        "kubectl has no such context; expected one of kubectl config get-contexts; give --context",
-    ),
-    Mistake(
-        r"pod is not running", PeerLostError, "the task's pod has just ended; try again in a minute"
-    ),
-    Mistake(
-        r"was refused - did you|connection refused|Unable to connect|no such host|i/o timeout",
-        PeerLostError,
-        "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
-    ),
-    Mistake(
-        _LATER,
-        PeerLostError,
-        "the job's controller does not answer yet; is it running? try again in a minute",
-    ),
-    Mistake(
-        r"field is immutable", ConfigError, "this kind of job cannot change its size under way"
-    ),
-    Mistake(r"\(NotFound\)", PeerLostError, "the job is no longer there"),
+PROGRAMS = Programs(
+    (
+        Mistake(
+            r'no matches for kind "(\w+)"',
+            ConfigError,
+            "the cluster knows no \\1; expected its controller; install it, or give --as jobs, "
+            "which needs none",
+        ),
+        Mistake(
+            r'"([\w.-]+)" already exists|(\(AlreadyExists\))',
+            ConfigError,
+            TAKEN,
+        ),
+        Mistake(
+            r"exceeded quota: ([\w.-]+)",
+            OccupiedError,
+            "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less",
+        ),
+        Mistake(
+            r'[Ff]orbidden.*cannot (\w+) resource "([\w./]+)"',
+            RefusedError,
+            "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
+            "the cluster, or give another --namespace",
+        ),
+        Mistake(
+            r"\(Unauthorized\)|must be logged in|provide credentials",
+            RefusedError,
+            "kubectl is not logged in; expected a login that is valid; log in again",
+        ),
+        Mistake(
+            r'namespaces? "([\w-]+)" not found',
+            ConfigError,
+            "there is no namespace \\1; expected one that exists; correct --namespace",
+        ),
+        Mistake(
+            r'persistentvolumeclaims? "([\w.-]+)" not found',
+            ConfigError,
+            "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or correct "
+            "--logdir",
+        ),
+        Mistake(
+            r"context .*does not exist|cannot locate context|context was not found|current-context",
+            ConfigError,
+            "kubectl has no such context; expected one of kubectl config get-contexts; give "
+            "--context",
+        ),
+        Mistake(
+            r"pod is not running",
+            PeerLostError,
+            "the task's pod has just ended; try again in a minute",
+        ),
+        Mistake(
+            r"was refused - did you|connection refused|Unable to connect|no such host|i/o timeout",
+            PeerLostError,
+            "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
+        ),
+        Mistake(
+            _LATER,
+            PeerLostError,
+            "the job's controller does not answer yet; is it running? try again in a minute",
+        ),
+        Mistake(
+            r"field is immutable", ConfigError, "this kind of job cannot change its size under way"
+        ),
+        Mistake(r"\(NotFound\)", PeerLostError, "the job is no longer there"),
+    )
 )
 
 
@@ -177,7 +177,7 @@ class Kubernetes(Engine):
     def located(self, job: Submitted) -> Iterator[str]:
         pod = self._pod(job.name, job.leader)
         words = self._words("port-forward", f"pod/{pod}", f":{PORT}")
-        with serving(words, r"Forwarding from (127\.0\.0\.1:\d+)", MISTAKES) as found:
+        with PROGRAMS.serving(words, r"Forwarding from (127\.0\.0\.1:\d+)") as found:
             yield found[1]
 
     def scale(self, job: Submitted, workers: int) -> None:
@@ -289,8 +289,8 @@ class Kubernetes(Engine):
     def _json(self, *words: str) -> Any:
         return json.loads(self._call(*words, "-o", "json"))
 
-    def _call(self, *words: str, stdin: str | None = None) -> str:
-        return call(self._words(*words), MISTAKES, stdin=stdin)
+    def _call(self, *words: str, stdin: str = "") -> str:
+        return PROGRAMS.call(self._words(*words), stdin=stdin)
 
     def _words(self, *words: str) -> list[str]:
         return [KUBECTL, "--context", self.context, "--namespace", self.namespace, *words]
@@ -304,9 +304,9 @@ def _current(context: str | None, namespace: str | None) -> tuple[str, str]:
     """
     chosen = ["--context", context] if context else []
     view = [KUBECTL, *chosen, "config", "view", "--minify", "-o", "json"]
-    (found, *_) = json.loads(call(view, MISTAKES)).get("contexts") or [{}]
+    (found, *_) = json.loads(PROGRAMS.call(view)).get("contexts") or [{}]
     if not found:
-        raise meant("current-context is not set", MISTAKES, KUBECTL)
+        raise PROGRAMS.error("current-context is not set", KUBECTL)
     return str(found["name"]), namespace or str(found["context"].get("namespace", "default"))
 
 

@@ -1,6 +1,6 @@
 """What a job needs of an engine that starts its tasks, whichever engine that is. Pure.
 
-A :class:`Submission` is what the user asks for; a :class:`Plan` adds what follows from the job.
+A Submission is what the user asks for; a :class:`Plan` adds what follows from the job.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role, Task
-from zmqtrain.config.options import Metavar, names_of, text_of, variable_of
+from zmqtrain.config.cluster import Cluster, Role, Task
+from zmqtrain.config.options import names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
-from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.planning import plan as planning
@@ -27,6 +24,9 @@ from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.server.shard_memory import copies_nbytes
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_name
+
+if TYPE_CHECKING:
+    from zmqtrain.clusters.submission import Submission
 
 MAX_NAME = 40
 """With the role, two numbers and what engines add, it has to fit into the 63 letters of DNS."""
@@ -42,8 +42,8 @@ PROCESS_NBYTES = 1 << 30
 SPARE_NBYTES = 16 * MIB
 """Room in /dev/shm beside the segment: a pod that needs a byte more is evicted."""
 
-CHIEF_CPU, LEAST_CPU = 0.1, 0.001
-"""CPUs of the chief, which mostly waits, and the fewest that a task may ask for."""
+CHIEF_CPU = 0.1
+"""CPUs of the chief, which mostly waits."""
 
 GRACE_S = 60
 """From SIGTERM to SIGKILL; a ps has a snapshot taken meanwhile."""
@@ -61,195 +61,6 @@ where it was."""
 
 FIRST_PORT, PORTS, JOBS = 20000, 32, 375
 """Two jobs on a host do not meet: each has so many ports, below those that Linux gives out."""
-
-_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
-_CPUS = re.compile(r"(\d+(?:\.\d+)?) *(m?)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(i?)B?", re.IGNORECASE)
-
-
-def _valid_name(name: str) -> str:
-    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"expected at most {MAX_NAME} lower-case letters, digits and hyphens, a letter first"
-        )
-    return name
-
-
-def _valid_partition(name: str) -> str:
-    if not re.fullmatch(r"[\w.,@+-]+", name):  # it goes into a line of a script
-        raise ValueError("expected names of partitions as sinfo shows them, separated by commas")
-    return name
-
-
-def _valid_word(text: str) -> str:
-    if not re.fullmatch(r"[\w.,:@+-]+", text):
-        raise ValueError("expected a value that sbatch takes, without spaces")
-    return text
-
-
-SlurmName = Annotated[str, AfterValidator(_valid_word)] | None
-
-
-def nbytes_of(text: Any) -> Any:
-    """Return the bytes that a text such as 8Gi, 512Mi or 2G means.
-
-    Raises:
-        ValueError: it is no size.
-    """
-    if not isinstance(text, str):
-        return text
-    if not (found := _SIZE.fullmatch(text.strip())):
-        raise ValueError("expected a size such as 8Gi or 512Mi")
-    number, unit, binary = found.groups()
-    power = " KMGT".index(unit.upper() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
-
-
-def cpus_of(text: Any) -> Any:
-    """Return the CPUs that a text such as 2, 0.5 or 500m means.
-
-    Raises:
-        ValueError: it is no number of CPUs.
-    """
-    if not isinstance(text, str):
-        return text
-    if not (found := _CPUS.fullmatch(text.strip())):
-        raise ValueError("expected a number of CPUs such as 2, 0.5 or 500m")
-    return float(found[1]) / (1000 if found[2] else 1)
-
-
-Size = Annotated[int | None, BeforeValidator(nbytes_of), Metavar("SIZE")]
-Cpus = Annotated[float, BeforeValidator(cpus_of), Metavar("CPUS")]
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """``login``: how ssh calls it; ``slots``: its most workers; ``address``: what peers call it."""
-
-    login: str
-    slots: int = 1
-    address: str = ""
-
-
-def hosts_of(text: Any) -> Any:
-    """Return the hosts that a text such as ``a:2,me@b:4`` names.
-
-    Raises:
-        ValueError: it names none, or one twice.
-    """
-    if not isinstance(text, str):
-        return text
-    found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
-    hosts = tuple(Host(part[1], int(part[2] or 1)) for part in found if part)
-    if len({host.login for host in hosts}) < len(found):
-        raise ValueError(
-            "expected different hosts, each with its most workers, such as a:2,me@b:4; for another "
-            "port or key of ssh, give the host a name in your ssh configuration"
-        )
-    return hosts
-
-
-class Submission(BaseModel):
-    """How a job is submitted: where to, its size, and what its tasks get."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    on: Literal["kubernetes", "slurm", "ssh", "ray"] = Field(
-        description="the engine that starts the tasks"
-    )
-    kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
-        "jobset",
-        title="as",
-        alias="as",
-        description="Kubernetes: what the job becomes; jobset needs the JobSet controller, jobs "
-        "none, tfjob the Training Operator, trainjob Kubeflow Trainer 2",
-    )
-    name: Annotated[str, AfterValidator(_valid_name)] | None = Field(
-        None, description="name of the job there (default: from the job's file, with a random end)"
-    )
-    ps: int = Field(
-        1, ge=0, le=4096, description="how many parameter servers; 0: each worker hosts a part"
-    )
-    workers: int = Field(2, ge=1, le=MAX_TASKS, description="how many workers")
-    max_workers: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_TASKS,
-        description="how many workers zmqtrain scale may start; keys and memory are made for these "
-        "(default: as many as workers)",
-    )
-    cpu: Cpus = Field(
-        1.0,
-        ge=LEAST_CPU,
-        le=MAX_THREADS,
-        description=f"CPUs of each worker, such as 2, 0.5 or 500m; the chief asks for {CHIEF_CPU} "
-        "(default: 1)",
-    )
-    ps_cpu: Cpus = Field(
-        1.0, ge=LEAST_CPU, le=MAX_THREADS, description="CPUs of each ps (default: 1)"
-    )
-    memory: Size = Field(
-        None, gt=0, description="memory of each worker and of the chief, such as 8Gi"
-    )
-    ps_memory: Size = Field(
-        None,
-        gt=0,
-        description="memory for the parameters of each ps (default: by the job's placement, for "
-        "which the job is loaded here)",
-    )
-    gpu: int = Field(0, ge=0, le=64, description="GPUs of each worker")
-    image: str | None = Field(
-        None, min_length=1, description="Kubernetes: image with zmqtrain and the job"
-    )
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None,
-        description="Kubernetes: when nodes pull the image (default: if it is not there, for an "
-        "image without a registry such as localhost/NAME; else as Kubernetes does)",
-    )
-    queue: str | None = Field(None, min_length=1, description="Kubernetes: local queue of Kueue")
-    context: str | None = Field(None, min_length=1, description="Kubernetes: context of kubectl")
-    namespace: str | None = Field(None, min_length=1, description="Kubernetes: namespace")
-    in_place: bool = Field(
-        False,
-        description="Kubernetes 1.35 and later: the kubelet restarts a crashed task in its pod, "
-        "also after it ran out of memory, instead of zmqtrain supervise",
-    )
-    partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
-        None,
-        description="Slurm: partition of ps and chief, best one without preemption",
-    )
-    worker_partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
-        None, description="Slurm: partition of the workers (default: the same)"
-    )
-    account: SlurmName = Field(None, description="Slurm: account that is charged")
-    qos: SlurmName = Field(None, description="Slurm: quality of service")
-    time: SlurmName = Field(
-        None,
-        description="Slurm: time limit of the batch jobs, such as 2-12:00:00; at its end a job "
-        "saves, and the next submission goes on",
-    )
-    hosts: Annotated[tuple[Host, ...], BeforeValidator(hosts_of)] = Field(
-        (),
-        description="ssh: the hosts, each with its most workers, such as a:2,me@b:4; there are as "
-        "many workers, unless --workers says otherwise",
-    )
-    address: str | None = Field(
-        None,
-        min_length=1,
-        description="Ray: address of the cluster (default: RAY_ADDRESS, else the one of this host)",
-    )
-    python: str | None = Field(
-        None,
-        min_length=1,
-        description="ssh: Python with zmqtrain on the hosts (default: the path of this one)",
-    )
-
-    @model_validator(mode="after")
-    def _workers_fill_the_hosts(self) -> Submission:
-        if self.hosts and "workers" not in self.model_fields_set:
-            self.workers = sum(host.slots for host in self.hosts)
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +82,7 @@ class Resources:
 class Plan:
     """The tasks of a job and what they need.
 
-    ``asked``: of it, what concerns one engine only. ``job``: as the tasks are told it.
+    ``asked``: the submission, for the options of its engine. ``job``: as the tasks are told it.
     ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine
     reads in its own way. ``keys``: text of each file of the directory of keys, by name;
     ``keys_directory``: that directory on this host. ``variables``: further variables of every task.

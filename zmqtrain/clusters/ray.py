@@ -13,17 +13,16 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from zmqtrain.clusters.engine import (
-    GONE,
-    RUNNING,
     Engine,
     Reason,
     ended,
     not_running,
     summary,
 )
-from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
+from zmqtrain.clusters.plan import GRACE_S, Plan
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
-from zmqtrain.clusters.submitted import TAKEN, Submitted
+from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted
 from zmqtrain.config.cluster import Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON

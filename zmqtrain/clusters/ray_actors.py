@@ -21,8 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zmqtrain.clusters.engine import RUNNING
+from pydantic import BaseModel, Field
+
 from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of
+from zmqtrain.clusters.submitted import RUNNING
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.restarts import USUAL_LIMITS, End, Ending, decide
 from zmqtrain.config.task import ENVIRON
@@ -37,6 +39,16 @@ LOG_NBYTES = 1 << 20
 """How much of a log is kept when its job is done, and the most that one answer holds."""
 
 WAITS, PENDING = "waiting for the ps", "pending"
+
+
+class RayOptions(BaseModel):
+    """Options of a submission to Ray."""
+
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="Ray: address of the cluster (default: RAY_ADDRESS, else the one of this host)",
+    )
 
 
 class TaskActor:

@@ -9,53 +9,59 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import (
-    ENDED,
     Advice,
     Engine,
-    Mistake,
     Reason,
-    call,
     not_running,
     not_scaled,
-    shown,
     tally,
 )
-from zmqtrain.clusters.plan import Plan, Submission, port_of
+from zmqtrain.clusters.plan import Plan, port_of
+from zmqtrain.clusters.programs import Mistake, Programs, shown
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
-from zmqtrain.clusters.submitted import TAKEN, Submitted, directory_of, write
+from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submitted import (
+    ENDED,
+    TAKEN,
+    Submitted,
+    directory_of,
+    write,
+)
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 
-MISTAKES = (
-    Mistake(
-        r"[Ii]nvalid partition",
-        ConfigError,
-        "there is no such partition; expected one of sinfo; correct --partition or "
-        "--worker-partition",
-    ),
-    Mistake(
-        r"[Ii]nvalid account|[Pp]ermission denied|not permitted",
-        RefusedError,
-        "Slurm does not let you submit there; expected an account with the right to; ask those "
-        "who run the cluster",
-    ),
-    Mistake(
-        r"(QOS\w*|Assoc\w*)Limit|accounting/QOS policy",
-        OccupiedError,
-        "your quota on this cluster is used up; wait for other jobs, or ask for less",
-    ),
-    Mistake(
-        r"configuration is not available|generic resource|[Mm]emory specification can ?not be",
-        ConfigError,
-        "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
-        "shows; ask for less CPUs, memory or GPUs, or for another partition",
-    ),
-    Mistake(
-        r"[Uu]nable to contact slurm controller|[Cc]onnection refused|timed out|in standby mode|"
-        r"configuration source|DNS SRV lookup|fetch config|Zero Bytes were transmitted",
-        PeerLostError,
-        "Slurm does not answer; try sinfo; is this a host of the cluster?",
-    ),
+PROGRAMS = Programs(
+    (
+        Mistake(
+            r"[Ii]nvalid partition",
+            ConfigError,
+            "there is no such partition; expected one of sinfo; correct --partition or "
+            "--worker-partition",
+        ),
+        Mistake(
+            r"[Ii]nvalid account|[Pp]ermission denied|not permitted",
+            RefusedError,
+            "Slurm does not let you submit there; expected an account with the right to; ask those "
+            "who run the cluster",
+        ),
+        Mistake(
+            r"(QOS\w*|Assoc\w*)Limit|accounting/QOS policy",
+            OccupiedError,
+            "your quota on this cluster is used up; wait for other jobs, or ask for less",
+        ),
+        Mistake(
+            r"configuration is not available|generic resource|[Mm]emory specification can ?not be",
+            ConfigError,
+            "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
+            "shows; ask for less CPUs, memory or GPUs, or for another partition",
+        ),
+        Mistake(
+            r"[Uu]nable to contact slurm controller|[Cc]onnection refused|timed out|in standby mode"
+            r"|configuration source|DNS SRV lookup|fetch config|Zero Bytes were transmitted",
+            PeerLostError,
+            "Slurm does not answer; try sinfo; is this a host of the cluster?",
+        ),
+    )
 )
 
 ADVICE: Advice = (
@@ -108,7 +114,7 @@ class Slurm(Engine):
         if _parts(plan.name):
             raise ConfigError(f"squeue lists jobs of {plan.name}: {TAKEN}")
         for text in scripts.values() if dry_run else ():
-            call(["sbatch", "--test-only", *options_in(text)], MISTAKES, stdin=text)
+            PROGRAMS.call(["sbatch", "--test-only", *options_in(text)], stdin=text)
 
     def submit(self, plan: Plan) -> str:
         scripts, directory, numbers = render(plan), directory_of(plan.name), list[str]()
@@ -136,7 +142,7 @@ class Slurm(Engine):
         parts = _parts(job.name)
         for part in parts:
             if part.task == job.leader and part.state == "RUNNING":
-                (host, *_) = call(["scontrol", "show", "hostnames", part.nodes], MISTAKES).split()
+                (host, *_) = PROGRAMS.call(["scontrol", "show", "hostnames", part.nodes]).split()
                 yield f"{host}:{port_of(int(part.number))}"
                 return
         if parts:
@@ -181,7 +187,7 @@ def _parts(name: str, *options: str) -> list[Part]:
     """Return the parts of a job that run or wait, or those that the options ask for."""
     names = f"{name}-ps,{name}-worker"
     words = ["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT, *options]
-    return parts_of(call(words, MISTAKES), name)
+    return parts_of(PROGRAMS.call(words), name)
 
 
 def _workers_of(name: str) -> dict[int, Part]:
@@ -198,10 +204,10 @@ def options_in(script: str) -> list[str]:
 
 def _submitted(script: Path, *options: str) -> str:
     held = options_in(script.read_text())
-    printed = call(["sbatch", "--parsable", *held, *options, str(script)], MISTAKES)
+    printed = PROGRAMS.call(["sbatch", "--parsable", *held, *options, str(script)])
     return printed.strip().partition(";")[0]
 
 
 def _cancel(*numbers: str) -> None:
     if numbers:
-        call(["scancel", "--quiet", *numbers], MISTAKES)  # some may have ended meanwhile
+        PROGRAMS.call(["scancel", "--quiet", *numbers])  # some may have ended meanwhile

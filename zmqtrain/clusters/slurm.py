@@ -7,9 +7,14 @@ Without ps one job holds the workers, who have to know each other's hosts.
 
 from __future__ import annotations
 
+import re
 import shlex
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, Plan
+from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, variable_of
 from zmqtrain.errors import ConfigError, ExitCode
@@ -22,6 +27,37 @@ LIMITS = ("account", "qos", "time")
 
 MOST_REQUEUES = 100
 """By whatever reason: Slurm counts preemptions, too."""
+
+
+TOGETHER = (ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+"""Exit codes with which all tasks of a job end, or are told to leave."""
+
+
+def _valid_word(text: str) -> str:
+    if not re.fullmatch(r"[\w.,:@+-]+", text):  # it goes into a line of a script
+        raise ValueError("expected a value that sbatch takes, such as sinfo shows, without spaces")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_valid_word)] | None
+
+
+class SlurmOptions(BaseModel):
+    """Options of a submission to Slurm."""
+
+    partition: Word = Field(
+        None, description="Slurm: partition of ps and chief, best one without preemption"
+    )
+    worker_partition: Word = Field(
+        None, description="Slurm: partition of the workers (default: the same)"
+    )
+    account: Word = Field(None, description="Slurm: account that is charged")
+    qos: Word = Field(None, description="Slurm: quality of service")
+    time: Word = Field(
+        None,
+        description="Slurm: time limit of the batch jobs, such as 2-12:00:00; at its end a job "
+        "saves, and the next submission goes on",
+    )
 
 
 def render(plan: Plan) -> dict[str, str]:
@@ -55,25 +91,17 @@ def _joint_script(plan: Plan) -> str:
         f"--ntasks={count + 1 if plan.ps else count}",
     ]
     chief = f"\n  run --output={log_file(plan.name, Role.CHIEF)} {_task(plan, Role.CHIEF)} &"
-    together = f"{int(ExitCode.OK)}|{int(ExitCode.INTERRUPTED)}|{int(ExitCode.TERMINATED)}"
-    return f"""\
-{_head(plan, role, options)}
-{_where(plan, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST")}
-run() {{ srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append "$@" >&2; echo "$?"; }}
-# All end together, or are told to leave together; who fails alone would be waited for in vain.
-code=0
-while read -r ended; do
-  [ "$ended" = 0 ] || code=$ended
-  case "$ended" in {together}) ;; *) break ;; esac
-done < <(
-  for ((i = 0; i < {count}; i++)); do
-    run --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, role, "$i")} \\
-      {_task(plan, role)} --index "$i" &
-  done{chief if plan.ps else ""}
-  wait
-)
-{_end("$SLURM_JOB_ID")}
-"""
+    return filled(
+        "joint.sbatch",
+        head=_head(plan, role, options),
+        where=_where(plan, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST"),
+        together="|".join(str(int(code)) for code in TOGETHER),
+        count=count,
+        log=log_file(plan.name, role, "$i"),
+        task=_task(plan, role),
+        chief=chief if plan.ps else "",
+        end=_end("$SLURM_JOB_ID"),
+    )
 
 
 def _worker_script(plan: Plan) -> str:
@@ -84,22 +112,16 @@ def _worker_script(plan: Plan) -> str:
         "--ntasks=1",
     ]
     supervise = shlex.join([plan.python, "-m", "zmqtrain.cli.supervise", "--"])
-    return f"""\
-{_head(plan, Role.WORKER, options)}
-life() {{
-  local listed
-  listed=$(squeue -h --me -n {plan.name}-ps -o '%A %T %N') || exit {int(ExitCode.PEER_LOST)}
-  read -r job state nodes <<< "$listed"
-  [ -n "$job" ] || {{ echo "the ps of {plan.name} run no longer"; exit 0; }}
-  [ "$state" = RUNNING ] || {{ echo "their state is $state"; exit {int(ExitCode.PEER_LOST)}; }}
-  {_where(plan, "$job", "$nodes").replace(chr(10), chr(10) + "  ")}
-  exec {_task(plan, Role.WORKER, supervised=False)} --index "$SLURM_ARRAY_TASK_ID"
-}}
-export -f life
-srun {supervise} bash -c life
-code=$?
-{_end("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")}
-"""
+    return filled(
+        "worker.sbatch",
+        head=_head(plan, Role.WORKER, options),
+        name=plan.name,
+        peer_lost=int(ExitCode.PEER_LOST),
+        where=_where(plan, "$job", "$nodes").replace("\n", "\n  "),
+        task=_task(plan, Role.WORKER, supervised=False),
+        supervise=supervise,
+        end=_end("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"),
+    )
 
 
 def _task(plan: Plan, role: Role, *, supervised: bool = True) -> str:
@@ -145,14 +167,16 @@ def _listening(plan: Plan) -> str:
 
 def _where(plan: Plan, job: str, nodes: str) -> str:
     """Return lines that set ``hosts`` and the variable with the addresses of who listens."""
-    name = _listening(plan)
-    return f"""\
-mapfile -t hosts < <(scontrol show hostnames "{nodes}")
-port=$(({FIRST_PORT} + {PORTS} * ({job} % {JOBS}))) {name}=
-for ((i = 0; i < {plan.counts[plan.leader]}; i++)); do
-  {name}+="${{{name}:+,}}${{hosts[i % ${{#hosts[@]}}]}}:$((port + i))"
-done
-export {name}"""
+    return filled(
+        "where.sbatch",
+        name=_listening(plan),
+        job=job,
+        nodes=nodes,
+        count=plan.counts[plan.leader],
+        first=FIRST_PORT,
+        ports=PORTS,
+        jobs=JOBS,
+    ).rstrip()
 
 
 def _end(number: str) -> str:
@@ -166,11 +190,4 @@ def _end(number: str) -> str:
     """
     told = int(ExitCode.TERMINATED)
     ended = "|".join(str(code) for code in ENDED if code != told)
-    again = f'scontrol requeue "{number}"'
-    return f"""\
-case "$code" in
-  {ended}) ;;
-  {told}) [[ $(squeue -h -j "{number}" -o %T) == @(RUNNING|SIGNALING) ]] && {again} ;;
-  *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] && {again} ;;
-esac
-exit "$code\""""
+    return filled("end.sbatch", ended=ended, told=told, number=number, most=MOST_REQUEUES).rstrip()

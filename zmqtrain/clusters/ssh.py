@@ -15,17 +15,15 @@ from typing import Self
 
 from zmqtrain.clusters.engine import (
     Engine,
-    Mistake,
     Reason,
-    call,
     ended,
-    meant,
     not_scaled,
-    serving,
     summary,
 )
-from zmqtrain.clusters.hosts import address_of, keyed, placed, problem, render
-from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
+from zmqtrain.clusters.hosts import Host, address_of, hosts_of, keyed, placed, problem, render
+from zmqtrain.clusters.plan import GRACE_S, Plan
+from zmqtrain.clusters.programs import Mistake, Programs
+from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Task
 from zmqtrain.config.options import names_of
@@ -42,28 +40,30 @@ OPTIONS = (
 TIMEOUT_S = GRACE_S + 30.0
 """A task may take its grace to leave."""
 
-MISTAKES = (
-    Mistake(
-        r"Could not resolve hostname ([^ :]+)",
-        ConfigError,
-        "there is no host \\1; expected a name that ssh knows; correct --hosts",
-    ),
-    Mistake(
-        r"Host key verification failed|IDENTIFICATION HAS CHANGED",
-        RefusedError,
-        "its host key is not known here, or has changed; log in once by hand, and compare it",
-    ),
-    Mistake(
-        r"Permission denied|Too many authentication failures",
-        RefusedError,
-        "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
-    ),
-    Mistake(r"it does not run there", NotRunningError, "the task does not run"),
-    Mistake(
-        r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
-        PeerLostError,
-        "it does not answer; is it up, and does it run sshd? try ssh by hand",
-    ),
+PROGRAMS = Programs(
+    (
+        Mistake(
+            r"Could not resolve hostname ([^ :]+)",
+            ConfigError,
+            "there is no host \\1; expected a name that ssh knows; correct --hosts",
+        ),
+        Mistake(
+            r"Host key verification failed|IDENTIFICATION HAS CHANGED",
+            RefusedError,
+            "its host key is not known here, or has changed; log in once by hand, and compare it",
+        ),
+        Mistake(
+            r"Permission denied|Too many authentication failures",
+            RefusedError,
+            "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
+        ),
+        Mistake(r"it does not run there", NotRunningError, "the task does not run"),
+        Mistake(
+            r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
+            PeerLostError,
+            "it does not answer; is it up, and does it run sshd? try ssh by hand",
+        ),
+    )
 )
 
 LOST, UNREACHABLE = "lost", "unreachable"
@@ -125,7 +125,7 @@ class Ssh(Engine):
         tunnel = f"127.0.0.1:{port}:{address_of(job.name, host, 0)}"
         options = ("-o", "ExitOnForwardFailure=yes", "-L", tunnel)
         words = _words(host, "meet", job.leader.hyphenated, options=options)
-        with serving(words, "met", MISTAKES, stdin=_kept(job, host)):
+        with PROGRAMS.serving(words, "met", stdin=_kept(job, host)):
             yield f"127.0.0.1:{port}"
 
     def scale(self, job: Submitted, workers: int) -> None:
@@ -151,7 +151,7 @@ class Ssh(Engine):
                 words, input=script, stderr=subprocess.PIPE, text=True, check=False
             )
             if done.returncode:
-                raise _at(host, meant(done.stderr, MISTAKES, SSH))
+                raise _at(host, PROGRAMS.error(done.stderr, SSH))
 
     def remove(self, job: Submitted) -> None:
         _done(self._scripts(job), "end")
@@ -189,7 +189,7 @@ def _scripts(plan: Plan) -> dict[Host, str]:
 
 def _addressed(host: Host) -> Host:
     """Return a host with its address, which the user's configuration of ssh knows."""
-    lines = call([SSH, "-G", "--", host.login], MISTAKES).splitlines()
+    lines = PROGRAMS.call([SSH, "-G", "--", host.login]).splitlines()
     told = dict(line.partition(" ")[::2] for line in lines)
     return replace(host, address=told["hostname"])
 
@@ -215,7 +215,7 @@ def _answers(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str | ZmqTra
 
     def answer(host: Host) -> str | ZmqTrainError:
         try:
-            return call(_words(host, *verb), MISTAKES, stdin=scripts[host], timeout_s=TIMEOUT_S)
+            return PROGRAMS.call(_words(host, *verb), stdin=scripts[host], timeout_s=TIMEOUT_S)
         except ZmqTrainError as error:
             return _at(host, error)
 

@@ -28,6 +28,18 @@ TAKEN = (
 )
 
 
+RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
+ENDED, GONE = "ended", "gone"
+"""How a job is of which the engine has nothing: as always after the end, or only by accident."""
+
+OVER = (COMPLETED, ENDED, GONE)
+
+
+def is_over(state: str) -> bool:
+    """Say whether a job in this state has ended, and not failed."""
+    return state.partition(":")[0] in OVER
+
+
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """A job on an engine.

@@ -1,0 +1,137 @@
+"""How the programs of an engine are called, and what their errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, NamedTuple
+
+from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+
+TIMEOUT_S = 60.0
+POLL_S = 0.05
+
+
+class Mistake(NamedTuple):
+    """What a program says, the error that it means, and what to do; \\1 is the first group."""
+
+    pattern: str
+    error: type[ZmqTrainError]
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs by which an engine is asked; ``mistakes``: what their errors mean."""
+
+    mistakes: Sequence[Mistake]
+
+    def call(self, words: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> str:
+        """Run a program, and return what it writes to stdout.
+
+        Raises:
+            ConfigError: the program is missing.
+            PeerLostError: it does not end in time.
+            ZmqTrainError: it failed; ``mistakes`` says as which error, and the text quotes it.
+        """
+        limit_s = timeout_s or TIMEOUT_S
+        try:
+            done = subprocess.run(
+                words,
+                input=stdin,  # nobody can answer what it might ask for
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=limit_s,
+                check=False,
+            )
+        except OSError:
+            raise missing(words[0]) from None
+        except subprocess.TimeoutExpired:
+            raise silent(words, limit_s) from None
+        if done.returncode:
+            raise self.error(done.stderr or done.stdout, words[0])
+        return done.stdout
+
+    @contextlib.contextmanager
+    def serving(
+        self, words: Sequence[str], pattern: str, *, stdin: str = ""
+    ) -> Iterator[re.Match[str]]:
+        """Run a program as long as the block runs, once its output has a pattern.
+
+        Its stdin stays open behind the text.
+
+        Raises:
+            ConfigError: the program is missing.
+            PeerLostError: it does not write the pattern in time.
+            ZmqTrainError: it failed, see :meth:`call`.
+        """
+        # Files, for nobody reads on: a pipe would be full in the end, and the program wait.
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            try:
+                process = subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=output, stderr=errors
+                )
+            except OSError:
+                raise missing(words[0]) from None
+            with process:
+                try:
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.write(stdin.encode())  # type: ignore[union-attr]
+                        process.stdin.flush()  # type: ignore[union-attr]
+                    until = time.monotonic() + TIMEOUT_S
+                    while (found := re.search(pattern, _begin_of(output))) is None:
+                        if process.poll() is not None:
+                            raise self.error(_begin_of(errors), words[0])
+                        if time.monotonic() > until:
+                            raise silent(words, TIMEOUT_S)
+                        time.sleep(POLL_S)
+                    yield found
+                finally:
+                    process.kill()
+
+    def error(self, text: str, program: str) -> ZmqTrainError:
+        """Return the error that a program's text means."""
+        quoted = " ".join(text.split()) or "it gave no reason"
+        for pattern, kind, advice in self.mistakes:
+            if found := re.search(pattern, quoted):
+                return kind(f"{found.expand(advice)} ({program}: {quoted[:400]})")
+        return ConfigError(f"{program} failed: {quoted[:400]}")
+
+
+def shown(words: Sequence[str]) -> None:
+    """Run a program that writes to this process's stdout and stderr, until Ctrl-C or its end.
+
+    Raises:
+        PeerLostError: it failed; it has said why.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        if code := subprocess.run(words, check=False).returncode:
+            raise PeerLostError(f"{words[0]} ended with exit code {code}")
+
+
+def _begin_of(file: IO[bytes]) -> str:
+    """Return the first text in a file to which another process writes."""
+    return os.pread(file.fileno(), 1 << 16, 0).decode(errors="replace")
+
+
+def silent(words: Sequence[str], timeout_s: float) -> PeerLostError:
+    """Return the error of a program that does not answer."""
+    return PeerLostError(
+        f"{words[0]} has not answered within {timeout_s:g} s; try it by hand: {shlex.join(words)}"
+    )
+
+
+def missing(program: str) -> ConfigError:
+    """Return the error of a program that is not there."""
+    return ConfigError(
+        f"{program} is not on PATH; expected the engine's own program, with which you are logged "
+        "in; install it, or call this where it is"
+    )
