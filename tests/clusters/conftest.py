@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.clusters.examples import JOB, ROOT
+from tests.golden import Snapshot
+from zmqtrain.cli import keys as keys_command
+from zmqtrain.cli.main import main
+from zmqtrain.clusters.submitted import submitted_jobs
 
 Answer = tuple[list[str], int, str, str, bool]
 
@@ -26,7 +36,14 @@ class Kubectl:
     def calls(self, verb: str) -> list[tuple[list[str], str]]:
         """Return the words and the stdin of each call with this verb."""
         lines = (self.directory / "calls").read_text().splitlines()
-        return [(words, text) for words, text in map(json.loads, lines) if verb in words]
+        calls = [(words[1:], text) for words, text in map(json.loads, lines)]
+        return [(words, text) for words, text in calls if verb in words]
+
+    def taken(self) -> list[str]:
+        """Return the calls as command lines, and forget them."""
+        lines = (self.directory / "calls").read_text().splitlines()
+        (self.directory / "calls").write_text("")
+        return [" ".join(json.loads(line)[0]) for line in lines]
 
 
 @pytest.fixture
@@ -57,3 +74,50 @@ def given(value: Any, *words: str) -> Answer:
 
 def refused(text: str, *words: str, once: bool = False) -> Answer:
     return [*words], 1, "", f"{text}\n", once
+
+
+Step = str | tuple[Answer, ...] | Callable[[], object]
+"""A command, what the stand-ins answer from now on, or something else that happens."""
+
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(
+    kubectl: Kubectl,
+    snapshot: Snapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Play:
+    """Returns a function that plays a scene, and compares its transcript with the snapshot.
+
+    It has each command with the calls of the engine's programs (>), what it writes, and its exit
+    code, and at the end the jobs that are known.
+    """
+    shown: list[str] = []
+    waits = SimpleNamespace(sleep=lambda seconds: shown.append(f"(waits for {seconds:g} s)"))
+    monkeypatch.setattr(keys_command, "time", waits)
+
+    def perform(step: Step) -> None:
+        if isinstance(step, tuple):
+            kubectl.answers(*step)
+        elif callable(step):
+            step()
+        else:
+            shown.append(f"$ zmqtrain {step}")
+            code = main([word.replace("JOB", str(ROOT / JOB)) for word in shlex.split(step)])
+            told = capsys.readouterr()
+            shown.extend(f"> {call}" for call in kubectl.taken())
+            shown.extend([*told.out.splitlines(), *told.err.splitlines(), f"= {code}", ""])
+
+    def play(*steps: Step) -> None:
+        for step in steps:
+            perform(step)
+        for job in submitted_jobs():
+            size = f"{job.ps} ps, {job.workers} of {job.max_workers} workers"
+            shown.append(f"{job.name}: {job.kind} at {job.context}/{job.namespace}, {size}")
+        text = re.sub(r"\b[0-9a-f]{64}\b", "KEY", "\n".join(shown))
+        labels = "app.kubernetes.io/name=zmqtrain,app.kubernetes.io/instance="
+        snapshot(text.replace(str(ROOT), "ROOT").replace(labels, "LABELS OF "), "submit")
+
+    return play

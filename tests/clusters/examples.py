@@ -25,6 +25,8 @@ def example_plan(**changes: object) -> Plan:
         **{"on": "kubernetes", "ps": 2, "workers": 2, "max_workers": 4, "memory": "2Gi"},
         "image": "registry.example/zmqtrain:digits",
     }
+    if changes.get("ps") == 0:
+        del asked["max_workers"]
     return plan_of(
         Submission.model_validate(asked | changes),
         JOB,

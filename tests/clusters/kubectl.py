@@ -14,7 +14,7 @@ here = pathlib.Path(__file__).parent
 words = sys.argv[1:]
 stdin = sys.stdin.read() if "-f" in words else ""
 with (here / "calls").open("a") as calls:
-    calls.write(json.dumps([words, stdin]) + "\n")
+    calls.write(json.dumps([[pathlib.Path(sys.argv[0]).name, *words], stdin]) + "\n")
 answers = json.loads((here / "answers.json").read_text())
 for answer in answers:
     needed, code, stdout, stderr, once = answer

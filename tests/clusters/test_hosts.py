@@ -179,13 +179,6 @@ def test_script_tells_how_a_task_ended_and_starts_it_again(tmp_path: Path) -> No
 ADDRESS = said("hostname 10.0.0.1\nport 22\n", "-G")
 
 
-@pytest.mark.parametrize("options", [[], ["--hosts", "a:1", "--workers", "2"], ["--hosts", "a:x"]])
-def test_hosts_that_do_not_fit_are_refused(kubectl: Kubectl, options: list[str]) -> None:
-    kubectl.answers(ADDRESS)
-    assert main([*SUBMIT, *options]) == ExitCode.USAGE
-    assert not submitted_jobs()
-
-
 def test_secrets_are_in_no_command_line_and_print_asks_no_host(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,25 +195,6 @@ def test_secrets_are_in_no_command_line_and_print_asks_no_host(
     assert "sh -s -- start 2" in words
     assert not any(secret in words + capsys.readouterr().out for secret in secrets)
     assert job.directory.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize(
-    ("states", "code"),
-    [
-        ("ps-0 running\nchief-0 running\nworker-0 running\nworker-1 running\n", ExitCode.OK),
-        ("ps-0 running\nchief-0 running\nworker-0 running\n", ExitCode.PEER_LOST),
-    ],
-)
-def test_worker_that_a_host_does_not_start_is_named_by_scale(
-    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], states: str, code: int
-) -> None:
-    facts = f"cpus 1\nprotocol {PROTOCOL_VERSION}\njob {digest()}\n"
-    kubectl.answers(ADDRESS, said(facts))
-    hosts = ["--hosts", "a:2", "--workers", "1", "--max-workers", "2"]
-    assert main([*SUBMIT, *hosts]) == ExitCode.OK
-    kubectl.answers(ADDRESS, said(states))
-    assert main(["scale", "digits", "--workers", "2"]) == code
-    assert ("worker 1 did not start" in capsys.readouterr().err) == bool(code)
 
 
 def digest() -> str:

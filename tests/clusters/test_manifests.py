@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.clusters.examples import ROOT, example_plan, examples
+from tests.golden import Snapshot
 from zmqtrain.clusters.kubernetes import (
     KINDS,
     Manifest,
@@ -46,6 +48,79 @@ def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
 @pytest.mark.parametrize("path", examples())
 def test_example_is_what_submit_writes_today(path: str) -> None:
     assert (ROOT / path).read_text() == examples()[path], "make examples renews it"
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "in place": {"in_place": True},
+    "a queue": {"queue": "lab"},
+    "GPUs": {"gpu": 2},
+    "parts of CPUs": {"cpu": "1500m", "ps_cpu": "0.0015"},
+    "no memory": {"memory": None},
+    "a local image": {"image": "localhost/zmqtrain"},
+    "a pull policy": {"image_pull_policy": "Never"},
+    "without ps": {"ps": 0, "workers": 4},
+}
+
+
+OF_ALL_KINDS = ("a queue", "without ps")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        *((change, "jobs") for change in CHANGES),
+        *((change, kind) for change in OF_ALL_KINDS for kind in KINDS if kind != "jobs"),
+    ],
+)
+def test_options_change_these_lines(change: str, kind: str, snapshot: Snapshot) -> None:
+    before, after = example_plan(kind=kind), example_plan(kind=kind, **CHANGES[change])
+    snapshot(changed(as_yaml(manifests(before)), as_yaml(manifests(after))))
+
+
+LIMITS = {"account": "lab-7", "qos": "long", "time": "2-12:00:00"}
+CHANGES_ON_SLURM: dict[str, dict[str, object]] = {
+    "limits": LIMITS,
+    "parts of CPUs": {"cpu": "1500m", "ps_cpu": "0.5", "memory": "3Gi"},
+    "GPUs": {"gpu": 2},
+    "partitions": {"partition": "main", "worker_partition": "spot"},
+    "without ps": {"ps": 0, "workers": 4},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_ON_SLURM)
+def test_options_change_these_lines_of_scripts(change: str, snapshot: Snapshot) -> None:
+    before = "".join(render_scripts(example_plan(on="slurm")).values())
+    after = "".join(render_scripts(example_plan(on="slurm", **CHANGES_ON_SLURM[change])).values())
+    snapshot(changed(before, after))
+
+
+def changed(before: str, after: str) -> str:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
+    return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
+
+
+def test_value_of_a_variable_is_not_expanded() -> None:
+    plan = replace(example_plan(), variables={"A": "$(HOSTNAME) costs $$5"})
+    for _, template in pods_of(manifests(plan)):
+        assert environment_of(template)["A"] == "$$(HOSTNAME) costs $$$$5"
+
+
+@pytest.mark.parametrize(
+    ("image", "is_of_a_registry"),
+    [
+        ("localhost/zmqtrain:latest", False),
+        ("zmqtrain", False),
+        ("me/zmqtrain:latest", False),
+        ("registry/zmqtrain", False),
+        ("localhost:5000/zmqtrain:latest", True),
+        ("registry.example/zmqtrain:latest", True),
+    ],
+)
+def test_image_without_a_registry_is_taken_from_the_node(
+    image: str, is_of_a_registry: bool
+) -> None:
+    policies = found_under(manifests(example_plan(image=image)), "imagePullPolicy")
+    assert set(policies) == (set() if is_of_a_registry else {"IfNotPresent"})
 
 
 ASKED = Submission.model_validate({"on": "kubernetes", "image": "i"})
@@ -149,12 +224,6 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def test_value_of_a_variable_is_not_expanded() -> None:
-    plan = replace(example_plan(), variables={"A": "$(HOSTNAME) costs $$5"})
-    for _, template in pods_of(manifests(plan)):
-        assert environment_of(template)["A"] == "$$(HOSTNAME) costs $$$$5"
-
-
 @pytest.mark.parametrize("kind", ["jobset", "jobs", "trainjob"])
 def test_jobs_fail_for_good_after_the_permanent_codes_alone(kind: str) -> None:
     policies = list(found_under(manifests(example_plan(kind=kind)), "podFailurePolicy"))
@@ -164,110 +233,16 @@ def test_jobs_fail_for_good_after_the_permanent_codes_alone(kind: str) -> None:
         assert final == {"operator": "In", "values": list(PERMANENT)}
 
 
-def test_worker_that_fails_for_good_does_not_end_the_job() -> None:
-    jobs = {
-        item["metadata"]["name"]: item["spec"]
-        for item in manifests(example_plan(kind="jobs"))
-        if item["kind"] == "Job"
-    }
-    actions = {name: spec["podFailurePolicy"]["rules"][0]["action"] for name, spec in jobs.items()}
-    assert actions == {
-        "digits-ps": "FailJob",
-        "digits-chief": "FailJob",
-        "digits-worker": "FailIndex",
-    }
-    assert "maxFailedIndexes" not in jobs["digits-worker"]
-
-
-def test_kubelet_restarts_in_place_what_is_neither_permanent_nor_ordered() -> None:
-    for _, template in pods_of(manifests(example_plan(in_place=True))):
-        (container,) = template["spec"]["containers"]
-        (rule,) = container["restartPolicyRules"]
-        assert rule["exitCodes"]["operator"] == "NotIn"
-        assert set(rule["exitCodes"]["values"]) == set(ENDED)
-        assert "zmqtrain.cli.supervise" not in container["command"]
-
-
-@pytest.mark.parametrize(
-    ("image", "asked", "policy"),
-    [
-        ("localhost/zmqtrain", None, "IfNotPresent"),
-        ("localhost/zmqtrain:latest", None, "IfNotPresent"),
-        ("zmqtrain", None, "IfNotPresent"),
-        ("zmqtrain:latest", None, "IfNotPresent"),
-        ("me/zmqtrain:latest", None, "IfNotPresent"),
-        ("localhost:5000/zmqtrain:latest", None, None),
-        ("registry/zmqtrain", None, "IfNotPresent"),
-        ("registry.example/zmqtrain:latest", None, None),
-        ("registry.example/zmqtrain:latest", "Never", "Never"),
-        ("localhost/zmqtrain", "Always", "Always"),
-    ],
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_image_without_a_registry_is_taken_from_the_node(
-    image: str, asked: str | None, policy: str | None, kind: str
-) -> None:
-    plan = example_plan(kind=kind, image=image, image_pull_policy=asked)
-    for _, template in pods_of(manifests(plan)):
-        (container,) = template["spec"]["containers"]
-        assert container.get("imagePullPolicy") == policy
-
-
-@pytest.mark.parametrize(
-    ("cpu", "request_", "threads"),
-    [
-        ("2", "2", "2"), ("0.5", "500m", "1"), ("500m", "500m", "1"), ("1500m", "1500m", "2"),
-        ("0.1", "100m", "1"), ("0.0015", "2m", "1"), ("2000m", "2", "2"), (3, "3", "3"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", KINDS)
-def test_task_asks_for_the_cpus_that_were_given_and_the_chief_for_a_tenth(
-    cpu: object, request_: str, threads: str, kind: str
-) -> None:
-    found = {}
-    for role, template in pods_of(manifests(example_plan(kind=kind, cpu=cpu, ps_cpu="250m"))):
-        (container,) = template["spec"]["containers"]
-        resources = container["resources"]
-        assert "cpu" not in resources.get("limits", {})  # it would stop the task at times
-        found[role] = resources["requests"]["cpu"]
-        if role is Role.WORKER:
-            assert environment_of(template)["ZMQTRAIN_THREADS"] == threads
-    assert found == {Role.PS: "250m", Role.CHIEF: "100m", Role.WORKER: request_}
-
-
 @pytest.mark.parametrize("cpu", ["0", "-1", "m", "1G", "", 0, 10**6])
 def test_what_is_no_number_of_cpus_is_refused(cpu: object) -> None:
     with pytest.raises(ValidationError):
         example_plan(cpu=cpu)
 
 
-def test_slurm_gives_whole_cpus_and_memory_for_each_of_them() -> None:
-    plan = example_plan(partition="main", cpu="1500m", ps_cpu="0.5", memory="3Gi")
-    ps, worker = render_scripts(replace(plan, logdir="/l")).values()
-    assert "--cpus-per-task=1\n" in ps and "SRUN_CPUS_PER_TASK=1\n" in ps
-    assert "--cpus-per-task=2\n" in worker and "--mem-per-cpu=1536M\n" in worker
-
-
-def test_both_jobs_of_slurm_get_the_limits_that_were_given() -> None:
-    limits = {"account": "lab-7", "qos": "long", "time": "2-12:00:00"}
-    for script in render_scripts(replace(example_plan(**limits), logdir="/l")).values():
-        for name, text in limits.items():
-            assert f"#SBATCH --{name}={text}\n" in script
-    for script in render_scripts(replace(example_plan(), logdir="/l")).values():
-        assert not any(f"--{name}=" in script for name in limits)
-
-
 @pytest.mark.parametrize("time", ["1\nid", "1 2", "$(id)", ""])
 def test_limit_that_would_be_more_than_an_option_is_refused(time: str) -> None:
     with pytest.raises(ValidationError):
         example_plan(time=time)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_pods_that_hold_parameters_have_memory_for_them(kind: str) -> None:
-    for role, template in pods_of(manifests(example_plan(kind=kind))):
-        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-        assert ("shm" in volumes) == (role is Role.PS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -283,13 +258,6 @@ def test_pods_of_a_role_get_no_keys_of_another(kind: str) -> None:
         sources = volumes["keys"]["projected"]["sources"]
         held = set().union(*(secrets[source["secret"]["name"]] for source in sources))
         assert {name.partition("-")[0] for name in held} == {"registry", role}
-
-
-def test_queue_is_named_on_what_kueue_admits() -> None:
-    for kind, title in KINDS.items():
-        for item in manifests(example_plan(kind=kind, queue="lab")):
-            labels = item["metadata"]["labels"]
-            assert ("kueue.x-k8s.io/queue-name" in labels) == (item["kind"] == title)
 
 
 @pytest.mark.parametrize("logdir", ["/data/digits", "runs/digits", "pvc:", "pvc:/digits"])
