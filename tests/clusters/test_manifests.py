@@ -62,7 +62,7 @@ CHANGES: dict[str, dict[str, object]] = {
 }
 
 
-OF_ALL_KINDS = ("a queue", "without ps")
+OF_ALL_KINDS = ("a queue",)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from zmqtrain.errors import (
     PeerLostError,
 )
 
-Advice = Sequence[tuple[str, str]]
+Advice = Mapping[str, str]
 """What an engine says of a task that does not run (a pattern), and what it means, or what to do."""
 
 
@@ -32,7 +32,9 @@ class Reason:
 
     def advised(self, advice: Advice) -> Reason:
         """Return this with the advice for it."""
-        said = (what_to_do for pattern, what_to_do in advice if re.search(pattern, self.text))
+        said = (
+            what_to_do for pattern, what_to_do in advice.items() if re.search(pattern, self.text)
+        )
         return Reason(self.what, "; ".join((self.text, *said)))
 
 

@@ -30,7 +30,7 @@ from zmqtrain.clusters.kubernetes import (
     volume_of,
 )
 from zmqtrain.clusters.plan import Plan
-from zmqtrain.clusters.programs import Mistake, Programs, shown
+from zmqtrain.clusters.programs import Programs, shown
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
 from zmqtrain.config.cluster import Role, Task
@@ -44,71 +44,51 @@ SHARED_MODE = "ReadWriteMany"
 
 _LATER = r"failed calling webhook|no endpoints available"
 PROGRAMS = Programs(
-    (
-        Mistake(
-            r'no matches for kind "(\w+)"',
-            ConfigError,
-            "the cluster knows no \\1; expected its controller; install it, or give --as jobs, "
-            "which needs none",
-        ),
-        Mistake(
-            r'"([\w.-]+)" already exists|(\(AlreadyExists\))',
-            ConfigError,
-            TAKEN,
-        ),
-        Mistake(
-            r"exceeded quota: ([\w.-]+)",
-            OccupiedError,
-            "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less",
-        ),
-        Mistake(
-            r'[Ff]orbidden.*cannot (\w+) resource "([\w./]+)"',
-            RefusedError,
-            "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
-            "the cluster, or give another --namespace",
-        ),
-        Mistake(
-            r"\(Unauthorized\)|must be logged in|provide credentials",
-            RefusedError,
-            "kubectl is not logged in; expected a login that is valid; log in again",
-        ),
-        Mistake(
-            r'namespaces? "([\w-]+)" not found',
-            ConfigError,
-            "there is no namespace \\1; expected one that exists; correct --namespace",
-        ),
-        Mistake(
-            r'persistentvolumeclaims? "([\w.-]+)" not found',
-            ConfigError,
-            "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or correct "
-            "--logdir",
-        ),
-        Mistake(
-            r"context .*does not exist|cannot locate context|context was not found|current-context",
-            ConfigError,
-            "kubectl has no such context; expected one of kubectl config get-contexts; give "
-            "--context",
-        ),
-        Mistake(
-            r"pod is not running",
-            PeerLostError,
-            "the task's pod has just ended; try again in a minute",
-        ),
-        Mistake(
-            r"was refused - did you|connection refused|Unable to connect|no such host|i/o timeout",
-            PeerLostError,
-            "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
-        ),
-        Mistake(
-            _LATER,
-            PeerLostError,
-            "the job's controller does not answer yet; is it running? try again in a minute",
-        ),
-        Mistake(
-            r"field is immutable", ConfigError, "this kind of job cannot change its size under way"
-        ),
-        Mistake(r"\(NotFound\)", PeerLostError, "the job is no longer there"),
-    )
+    {
+        ConfigError: {
+            r'no matches for kind "(\w+)"': (
+                "the cluster knows no \\1; expected its controller; install it, or give --as "
+                "jobs, which needs none"
+            ),
+            r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN,
+            r'namespaces? "([\w-]+)" not found': (
+                "there is no namespace \\1; expected one that exists; correct --namespace"
+            ),
+            r'persistentvolumeclaims? "([\w.-]+)" not found': (
+                "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or "
+                "correct --logdir"
+            ),
+            r"context (.* )?(does not exist|was not found)|locate context|current-context": (
+                "kubectl has no such context; expected one of kubectl config get-contexts; give "
+                "--context"
+            ),
+            r"field is immutable": "this kind of job cannot change its size under way",
+        },
+        OccupiedError: {
+            r"exceeded quota: ([\w.-]+)": (
+                "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less"
+            ),
+        },
+        RefusedError: {
+            r'[Ff]orbidden.*cannot (\w+) resource "([\w./]+)"': (
+                "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who "
+                "run the cluster, or give another --namespace"
+            ),
+            r"\(Unauthorized\)|must be logged in|provide credentials": (
+                "kubectl is not logged in; expected a login that is valid; log in again"
+            ),
+        },
+        PeerLostError: {
+            r"pod is not running": "the task's pod has just ended; try again in a minute",
+            r"refused - did you|connection refused|Unable to connect|no such host|i/o timeout": (
+                "the cluster does not answer; try kubectl version; is the network, or the VPN, up?"
+            ),
+            _LATER: (
+                "the job's controller does not answer yet; is it running? try again in a minute"
+            ),
+            r"\(NotFound\)": "the job is no longer there",
+        },
+    }
 )
 
 
@@ -117,18 +97,12 @@ _RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
 EVENTS = ("FailedCreate", "FailedMount")
 """Warnings of the cluster that say why there is no pod, or why it does not start."""
 
-ADVICE: Advice = (
-    (
-        r"ImagePull|ErrImage|InvalidImage",
-        "submit it with another --image, or let the nodes pull it",
-    ),
-    (r"exceeded quota", "wait for other jobs, or submit it with less"),
-    (
-        r"nodes are available",
-        "wait for other jobs, or submit it with less --cpu, --memory or --gpu",
-    ),
-    (r"OOMKilled", "submit it with more --memory, or, if it is a ps, --ps-memory"),
-)
+ADVICE: Advice = {
+    r"ImagePull|ErrImage|InvalidImage": "submit it with another --image, or let the nodes pull it",
+    r"exceeded quota": "wait for other jobs, or submit it with less",
+    r"nodes are available": "wait for other jobs, or submit it with less --cpu, --memory or --gpu",
+    r"OOMKilled": "submit it with more --memory, or, if it is a ps, --ps-memory",
+}
 
 
 class Kubernetes(Engine):

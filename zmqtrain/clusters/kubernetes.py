@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, Field
 
 from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, Plan
+from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
@@ -153,26 +154,18 @@ def _jobset(plan: Plan) -> list[Manifest]:
 
 
 def _jobset_spec(plan: Plan, container: str) -> Manifest:
-    return {
-        "network": {
-            "enableDNSHostnames": True,
-            "subdomain": plan.name,
-            "publishNotReadyAddresses": True,
-        },
-        "successPolicy": {"operator": "All", "targetReplicatedJobs": [str(plan.concluding)]},
-        "failurePolicy": {"maxRestarts": 0},
-        "replicatedJobs": [
-            {
-                "name": str(role),
-                "replicas": 1,
-                "template": {
-                    "metadata": {"labels": labels_of(plan.name, role)},
-                    "spec": _job_spec(plan, role, container),
-                },
-            }
-            for role in plan.counts
-        ],
-    }
+    jobs = [
+        {
+            "name": role,
+            "replicas": 1,
+            "template": {
+                "metadata": {"labels": labels_of(plan.name, role)},
+                "spec": _job_spec(plan, role, container),
+            },
+        }
+        for role in plan.counts
+    ]
+    return _filled("jobset.yaml", name=plan.name, concluding=plan.concluding, jobs=jobs)
 
 
 def _jobs(plan: Plan) -> list[Manifest]:
@@ -221,110 +214,73 @@ def _tfjob(plan: Plan) -> list[Manifest]:
 
 def _job_spec(plan: Plan, role: Role, container: str) -> Manifest:
     """Return an indexed Job: task i of the role is the pod of index i."""
-    count = plan.counts[role]
     is_replaceable = role is Role.WORKER and plan.ps > 0
-    refused = {"operator": "In", "values": list(PERMANENT)}
     template = _pod(plan, role, container, "zmq")
     template["spec"]["restartPolicy"] = "Never"
-    return {
-        "completionMode": "Indexed",
-        "completions": count,
-        "parallelism": count,
-        "backoffLimitPerIndex": FAILURES_PER_TASK,
-        # The job goes on without a worker, but not without a ps or the chief.
-        **({} if is_replaceable else {"maxFailedIndexes": 0}),
-        "podReplacementPolicy": "Failed",  # never two pods of one index
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailIndex" if is_replaceable else "FailJob", "onExitCodes": refused},
-                {
-                    "action": "Ignore",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                },
-            ]
-        },
-        "template": template,
-    }
+    return _filled(
+        "job.yaml",
+        count=plan.counts[role],
+        failures=FAILURES_PER_TASK,
+        max_failed=None if is_replaceable else 0,
+        action="FailIndex" if is_replaceable else "FailJob",
+        permanent=PERMANENT,
+        pod=template,
+    )
 
 
 def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
     """Return the template of a role's pods, without a restart policy."""
-    hosts_ps = plan.resources[role].shared_nbytes > 0
+    shared_nbytes, in_place = plan.resources[role].shared_nbytes, plan.asked.in_place
+    size = {"medium": "Memory", "sizeLimit": f"{shared_nbytes // MIB}Mi"}
     claim, logdir = volume_of(plan.logdir) if plan.logdir else (None, None)
     parts = (REGISTRY, role) if plan.ps else (REGISTRY, role, Role.CHIEF)  # which worker 0 hosts
-    secrets = [{"secret": {"name": f"{plan.name}-{part}"}} for part in parts]
-    # Mode 440: the pod's user reads it by its group.
-    volumes: list[Manifest] = [
-        {"name": "keys", "projected": {"defaultMode": 0o440, "sources": secrets}}
-    ]
-    mounts: list[Manifest] = [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
-    if hosts_ps:
-        size = f"{plan.resources[role].shared_nbytes // MIB}Mi"
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    if claim:
-        volumes.append({"name": "logdir", "persistentVolumeClaim": {"claimName": claim}})
-        mounts.append({"name": "logdir", "mountPath": LOGDIR})
     variables = plan.environment(role, addresses(plan), KEYS, logdir)
     variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
-    spec: Manifest = {
-        "terminationGracePeriodSeconds": GRACE_S,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [
-            {
-                "name": container,
-                "image": plan.asked.image,
-                **_pull_policy(plan),
-                "command": plan.command(role, supervised=not plan.asked.in_place),
-                **(_restarts() if plan.asked.in_place else {}),
-                # A $(NAME) in a value would be replaced; two $ are one.
-                "env": [
-                    {"name": name, "value": value.replace("$", "$$")}
-                    for name, value in variables.items()
-                ],
-                "ports": [
-                    {"name": port, "containerPort": PORT},
-                    {"name": "metrics", "containerPort": METRICS_PORT},
-                ],
-                **_requests(plan, role),
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-                **_probes(role),
-                "volumeMounts": mounts,
-            }
-        ],
-        "volumes": volumes,
-    }
-    return {"metadata": {"labels": labels_of(plan.name, role)}, "spec": spec}
-
-
-def _probes(role: Role) -> Manifest:
-    """Return the probes of a ps; a step of a worker or chief may hold the interpreter for long."""
-    if role is not Role.PS:
-        return {}
+    crashes = {"operator": "NotIn", "values": ENDED}
     health = {"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": PERIOD_S}
-    return {
-        "startupProbe": health | {"failureThreshold": STARTUP_S // PERIOD_S},
-        "livenessProbe": health | {"timeoutSeconds": 5, "failureThreshold": 6},
-    }
+    startup = health | {"failureThreshold": STARTUP_S // PERIOD_S}
+    liveness = health | {"timeoutSeconds": 5, "failureThreshold": 6}
+    return _filled(
+        "pod.yaml",
+        labels=labels_of(plan.name, role),
+        grace=GRACE_S,
+        user=USER,
+        container=container,
+        image=plan.asked.image,
+        pull_policy=_pull_policy(plan),
+        command=plan.command(role, supervised=not in_place),
+        # The kubelet restarts a container in its pod, where its memory stays.
+        restart_policy="Never" if in_place else None,
+        restart_rules=[{"action": "Restart", "exitCodes": crashes}] if in_place else None,
+        # A $(NAME) in a value would be replaced; two $ are one.
+        env=[{"name": name, "value": text.replace("$", "$$")} for name, text in variables.items()],
+        port_name=port,
+        port=PORT,
+        metrics_port=METRICS_PORT,
+        resources=_requests(plan, role),
+        startup_probe=startup if role is Role.PS else None,
+        liveness_probe=liveness if role is Role.PS else None,
+        secrets=[{"secret": {"name": f"{plan.name}-{part}"}} for part in parts],
+        shm_mount={"name": "shm", "mountPath": "/dev/shm"} if shared_nbytes else None,
+        shm={"name": "shm", "emptyDir": size} if shared_nbytes else None,
+        logdir_mount={"name": "logdir", "mountPath": LOGDIR} if claim else None,
+        logdir=claim and {"name": "logdir", "persistentVolumeClaim": {"claimName": claim}},
+    )
 
 
-def _restarts() -> Manifest:
-    """Return in which cases the kubelet restarts a container in its pod, where its memory stays."""
-    codes = {"operator": "NotIn", "values": list(ENDED)}
-    return {
-        "restartPolicy": "Never",
-        "restartPolicyRules": [{"action": "Restart", "exitCodes": codes}],
-    }
+def _filled(template: str, **values: object) -> Manifest:
+    """Return a template with these values, without what is None."""
+    texts = {name: json.dumps(value) for name, value in values.items()}
+    manifest: Manifest = _pruned(yaml.safe_load(filled(template, **texts)))
+    return manifest
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _pruned(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_pruned(item) for item in value if item is not None]
+    return value
 
 
 def _requests(plan: Plan, role: Role) -> Manifest:
@@ -335,18 +291,17 @@ def _requests(plan: Plan, role: Role) -> Manifest:
     limits = {"limits": memory | gpus} if memory | gpus else {}
     milli = math.ceil(round(1000 * wanted.cpu, 6))
     cpu = str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
-    return {"resources": {"requests": {"cpu": cpu} | memory | gpus} | limits}
+    return {"requests": {"cpu": cpu} | memory | gpus} | limits
 
 
-def _pull_policy(plan: Plan) -> Manifest:
+def _pull_policy(plan: Plan) -> str | None:
     """Return when nodes pull the image; an image without a registry is only on the nodes.
 
     Of a tag latest, or none, Kubernetes pulls each time otherwise.
     """
     host, slash, _ = str(plan.asked.image).partition("/")
     is_registry = bool(slash) and (":" in host or "." in host)
-    policy = plan.asked.image_pull_policy or (None if is_registry else "IfNotPresent")
-    return {"imagePullPolicy": policy} if policy else {}
+    return plan.asked.image_pull_policy or (None if is_registry else "IfNotPresent")
 
 
 def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:

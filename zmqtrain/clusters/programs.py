@@ -9,9 +9,9 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, NamedTuple
+from typing import IO
 
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 
@@ -19,19 +19,15 @@ TIMEOUT_S = 60.0
 POLL_S = 0.05
 
 
-class Mistake(NamedTuple):
-    """What a program says, the error that it means, and what to do; \\1 is the first group."""
-
-    pattern: str
-    error: type[ZmqTrainError]
-    advice: str
-
-
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs by which an engine is asked; ``mistakes``: what their errors mean."""
+    """The programs by which an engine is asked.
 
-    mistakes: Sequence[Mistake]
+    ``mistakes``: patterns of what programs say, by the error that it means, with what to do; \\1
+    is the first group of the pattern.
+    """
+
+    mistakes: Mapping[type[ZmqTrainError], Mapping[str, str]]
 
     def call(self, words: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> str:
         """Run a program, and return what it writes to stdout.
@@ -100,9 +96,10 @@ class Programs:
     def error(self, text: str, program: str) -> ZmqTrainError:
         """Return the error that a program's text means."""
         quoted = " ".join(text.split()) or "it gave no reason"
-        for pattern, kind, advice in self.mistakes:
-            if found := re.search(pattern, quoted):
-                return kind(f"{found.expand(advice)} ({program}: {quoted[:400]})")
+        for kind, advice in self.mistakes.items():
+            for pattern, what_to_do in advice.items():
+                if found := re.search(pattern, quoted):
+                    return kind(f"{found.expand(what_to_do)} ({program}: {quoted[:400]})")
         return ConfigError(f"{program} failed: {quoted[:400]}")
 
 

@@ -17,7 +17,7 @@ from zmqtrain.clusters.engine import (
     tally,
 )
 from zmqtrain.clusters.plan import Plan, port_of
-from zmqtrain.clusters.programs import Mistake, Programs, shown
+from zmqtrain.clusters.programs import Programs, shown
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
@@ -30,55 +30,52 @@ from zmqtrain.clusters.submitted import (
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 
+_TOO_MUCH = r"configuration is not available|generic resource|[Mm]emory specification can ?not be"
+_AWAY = (
+    r"[Uu]nable to contact slurm controller|[Cc]onnection refused|timed out|in standby mode|"
+    r"configuration source|DNS SRV lookup|fetch config|Zero Bytes were transmitted"
+)
 PROGRAMS = Programs(
-    (
-        Mistake(
-            r"[Ii]nvalid partition",
-            ConfigError,
-            "there is no such partition; expected one of sinfo; correct --partition or "
-            "--worker-partition",
-        ),
-        Mistake(
-            r"[Ii]nvalid account|[Pp]ermission denied|not permitted",
-            RefusedError,
-            "Slurm does not let you submit there; expected an account with the right to; ask those "
-            "who run the cluster",
-        ),
-        Mistake(
-            r"(QOS\w*|Assoc\w*)Limit|accounting/QOS policy",
-            OccupiedError,
-            "your quota on this cluster is used up; wait for other jobs, or ask for less",
-        ),
-        Mistake(
-            r"configuration is not available|generic resource|[Mm]emory specification can ?not be",
-            ConfigError,
-            "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
-            "shows; ask for less CPUs, memory or GPUs, or for another partition",
-        ),
-        Mistake(
-            r"[Uu]nable to contact slurm controller|[Cc]onnection refused|timed out|in standby mode"
-            r"|configuration source|DNS SRV lookup|fetch config|Zero Bytes were transmitted",
-            PeerLostError,
-            "Slurm does not answer; try sinfo; is this a host of the cluster?",
-        ),
-    )
+    {
+        ConfigError: {
+            r"[Ii]nvalid partition": (
+                "there is no such partition; expected one of sinfo; correct --partition or "
+                "--worker-partition"
+            ),
+            _TOO_MUCH: (
+                "no node of the partition has what a task asks for; expected as much as sinfo "
+                "-Nl shows; ask for less CPUs, memory or GPUs, or for another partition"
+            ),
+        },
+        OccupiedError: {
+            r"(QOS\w*|Assoc\w*)Limit|accounting/QOS policy": (
+                "your quota on this cluster is used up; wait for other jobs, or ask for less"
+            ),
+        },
+        RefusedError: {
+            r"[Ii]nvalid account|[Pp]ermission denied|not permitted": (
+                "Slurm does not let you submit there; expected an account with the right to; "
+                "ask those who run the cluster"
+            ),
+        },
+        PeerLostError: {
+            _AWAY: ("Slurm does not answer; try sinfo; is this a host of the cluster?"),
+        },
+    }
 )
 
-ADVICE: Advice = (
-    (r": Resources", "no node has free what it asks for"),
-    (r": Priority", "jobs of higher priority go first"),
-    (r": Dependency$", "it waits for the ps to start"),
-    (r": BeginTime", "it was requeued, and starts again soon"),
-    (r"ReqNodeNotAvail", "a node that it needs is down or reserved"),
-    (
-        r"PartitionConfig|BadConstraints",
-        "no node of the partition has so much; submit it with less",
-    ),
-    (r": (QOS|Assoc)", "your quota is used up; wait for other jobs, or submit it with less"),
-    (r"out_of_memory", "submit it with more --memory, or, if it is a ps, --ps-memory"),
-    (r"timeout", "submit it again: it goes on from its checkpoint"),
-    (r"NonZeroExitCode", "its log says why"),
-)
+ADVICE: Advice = {
+    r": Resources": "no node has free what it asks for",
+    r": Priority": "jobs of higher priority go first",
+    r": Dependency$": "it waits for the ps to start",
+    r": BeginTime": "it was requeued, and starts again soon",
+    r"ReqNodeNotAvail": "a node that it needs is down or reserved",
+    r"PartitionConfig|BadConstraints": "no node of the partition has so much; submit it with less",
+    r": (QOS|Assoc)": "your quota is used up; wait for other jobs, or submit it with less",
+    r"out_of_memory": "submit it with more --memory, or, if it is a ps, --ps-memory",
+    r"timeout": "submit it again: it goes on from its checkpoint",
+    r"NonZeroExitCode": "its log says why",
+}
 
 LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
 """States of what Slurm does not run again; it forgets them after some minutes."""

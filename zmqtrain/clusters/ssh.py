@@ -22,7 +22,7 @@ from zmqtrain.clusters.engine import (
 )
 from zmqtrain.clusters.hosts import Host, address_of, hosts_of, keyed, placed, problem, render
 from zmqtrain.clusters.plan import GRACE_S, Plan
-from zmqtrain.clusters.programs import Mistake, Programs
+from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Task
@@ -41,29 +41,31 @@ TIMEOUT_S = GRACE_S + 30.0
 """A task may take its grace to leave."""
 
 PROGRAMS = Programs(
-    (
-        Mistake(
-            r"Could not resolve hostname ([^ :]+)",
-            ConfigError,
-            "there is no host \\1; expected a name that ssh knows; correct --hosts",
-        ),
-        Mistake(
-            r"Host key verification failed|IDENTIFICATION HAS CHANGED",
-            RefusedError,
-            "its host key is not known here, or has changed; log in once by hand, and compare it",
-        ),
-        Mistake(
-            r"Permission denied|Too many authentication failures",
-            RefusedError,
-            "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
-        ),
-        Mistake(r"it does not run there", NotRunningError, "the task does not run"),
-        Mistake(
-            r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
-            PeerLostError,
-            "it does not answer; is it up, and does it run sshd? try ssh by hand",
-        ),
-    )
+    {
+        ConfigError: {
+            r"Could not resolve hostname ([^ :]+)": (
+                "there is no host \\1; expected a name that ssh knows; correct --hosts"
+            ),
+        },
+        RefusedError: {
+            r"Host key verification failed|IDENTIFICATION HAS CHANGED": (
+                "its host key is not known here, or has changed; log in once by hand, and "
+                "compare it"
+            ),
+            r"Permission denied|Too many authentication failures": (
+                "expected a key of yours that it takes without a password; try ssh-add or ssh-"
+                "copy-id"
+            ),
+        },
+        NotRunningError: {
+            r"it does not run there": "the task does not run",
+        },
+        PeerLostError: {
+            r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out": (
+                "it does not answer; is it up, and does it run sshd? try ssh by hand"
+            ),
+        },
+    }
 )
 
 LOST, UNREACHABLE = "lost", "unreachable"
