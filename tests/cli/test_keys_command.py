@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.golden import Snapshot
+from tests.transcript import performed
 from zmqtrain.cli.main import main
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.protocol.status import Status
@@ -43,18 +44,6 @@ def test_new_makes_a_key_for_every_task_and_for_people(
     assert owners(directory) == everyone
 
 
-def test_directory_is_that_of_the_variable_unless_a_flag_says_another(
-    directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["keys", "list"]) == ExitCode.USAGE
-    assert "--keys (or ZMQTRAIN_KEYS) is not given" in capsys.readouterr().err
-    monkeypatch.setenv("ZMQTRAIN_KEYS", directory)
-    assert main(["keys", "new"]) == 0
-    assert main(["keys", "new", "--keys", f"{directory}-2", "--workers", "2"]) == 0
-    assert "worker 1" not in owners(directory)
-    assert "worker 1" in owners(f"{directory}-2")
-
-
 def test_key_made_on_one_host_is_allowed_on_another_by_its_public_half(
     directory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,73 +58,49 @@ def test_key_made_on_one_host_is_allowed_on_another_by_its_public_half(
         read_secret(Path(directory), Owner("worker", 4))
 
 
-def test_revoked_key_stays_listed_and_its_secret_goes(
-    directory: str, capsys: pytest.CaptureFixture[str]
+def test_keys_are_added_listed_and_revoked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["keys", "new", "--keys", directory, "--workers", "2", "--clients", "0"])
-    capsys.readouterr()
-    assert main(["keys", "revoke", "worker", "1", "--keys", directory]) == 0
-    revoked = read_registry(Path(directory))[-1].public
-    assert capsys.readouterr().out == f"the key of worker 1 ({revoked}) is revoked\n"
-    assert main(["keys", "add", "worker", "1", "--keys", directory]) == 0
-    new = capsys.readouterr().out.strip()
-    assert main(["keys", "list", "--keys", directory]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["task", "state", "secret", "public", "key"]
-    assert [line.split()[:3] for line in lines[1:4]] == [
-        ["ps", "0", "allowed"], ["chief", "0", "allowed"], ["worker", "0", "allowed"],
-    ]  # fmt: skip
-    assert [line.split() for line in lines[4:]] == [
-        ["worker", "1", "revoked", "-", revoked],
-        ["worker", "1", "allowed", "here", new],
-    ]
-    assert main(["keys", "list", "--keys", directory, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["directory"] == directory
-    assert shown["keys"][-1] == {
-        "role": "worker", "index": 1, "revoked": False, "secret": True, "public": new,
-    }  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    shown = performed(capsys, "keys list")
+    monkeypatch.setenv("ZMQTRAIN_KEYS", "keys")
+    shown += performed(
+        capsys,
+        "keys new --workers 2 --clients 0",
+        "keys new --keys other",
+        "keys revoke worker 1",
+        "keys add worker 1",
+        "keys list",
+        "keys list --json",
+        "keys revoke ps",
+        "keys revoke worker",
+        "keys revoke chief",
+    )
+    snapshot(shown)
+    assert {name.parent.name for name in tmp_path.rglob("ps-0.secret")} == {"keys", "other"}
+    assert not (tmp_path / "keys" / "chief-0.secret").exists()
 
 
-def test_nobody_but_the_chief_is_revoked_without_an_index(
-    directory: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["keys", "new", "--keys", directory])
-    everyone = owners(directory)
-    for role in "ps", "worker", "client":
-        capsys.readouterr()
-        assert main(["keys", "revoke", role, "--keys", directory]) == ExitCode.USAGE
-        assert f"which {role} is meant is not said; expected its index" in capsys.readouterr().err
-        read_secret(Path(directory), Owner(role))
-    assert owners(directory) == everyone
-    assert main(["keys", "revoke", "chief", "--keys", directory]) == ExitCode.OK
-    assert owners(directory, revoked=True) == ["chief 0"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["add", "wizard"], "'wizard' is no role that has keys"),
-        (["add", "worker", "-1"], "No such option"),
-        (["add", "worker", "--public", "x"], "the public key 'x' is not 64 hexadecimal digits"),
-        (["revoke", "ps", "7"], "has no allowed key of ps 7"),
-        (["revoke", "chief", "1"], "expected 0, since there is one chief"),
-        (["new", "--workers", "0"], "0 is not in the range"),
-        (["list", "--keys", "/dev/null/x"], "cannot be read: Not a directory"),
-        (["add", "worker", "--keys", "/dev/null/x"], "Not a directory; expected a"),
-    ],
-)
 def test_wrong_usage_is_told_and_changes_nothing(
-    arguments: list[str],
-    complaint: str,
     directory: str,
     monkeypatch: pytest.MonkeyPatch,
+    snapshot: Snapshot,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ZMQTRAIN_KEYS", directory)
     main(["keys", "add", "ps"])
-    assert main(["keys", *arguments]) == ExitCode.USAGE
-    assert complaint in capsys.readouterr().err
+    commands = (
+        "add wizard",
+        "add worker --public x",
+        "revoke ps 7",
+        "revoke chief 1",
+        "list --keys /dev/null/x",
+        "add worker --keys /dev/null/x",
+    )
+    snapshot(performed(capsys, *(f"keys {command}" for command in commands)))
     assert owners(directory) == ["ps 0"]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Snapshot
+from tests.transcript import performed
 from zmqtrain.cli import remote
-from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
-from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError, ZmqTrainError
+from zmqtrain.errors import PeerLostError, ProtocolError, ZmqTrainError
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
@@ -115,85 +116,34 @@ def test_first_worker_that_tells_the_status_is_asked_of_a_job_without_ps(
     }
 
 
-def test_no_job_is_told_with_what_to_give(
-    jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status"]) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        "error: no job of this user has its chief or ps 0 on this host; if they run elsewhere, or "
-        "have not started, give the address of the job's ps 0 with --ps (or ZMQTRAIN_PS)\n"
-    )
-
-
-def test_several_jobs_are_listed_as_they_can_be_given(
-    jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs += [DIGITS, LINE]
-    assert main(["why"]) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        "error: 2 jobs run on this host; choose one:\n"
-        "  --ps 127.0.0.1:2222   digits.py (chief 0: process 4711)\n"
-        "  --ps ipc:///tmp/ps-0  line.py (ps 0: process 4712)\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "document", "told"),
-    [
-        (["--ps", "b"], "", ["--ps", "'b'", "host:port"]),
-        (["--ps", "0"], "", ["--ps"]),
-        ([], "{", ["TF_CONFIG"]),
-    ],
-)
-def test_wrong_address_is_refused_with_its_source(
-    arguments: list[str],
-    document: str,
-    told: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("running", [[], [DIGITS, LINE]], ids=["no job", "two jobs"])
+def test_job_that_is_not_clear_is_asked_for(
+    running: list[RunningJob],
+    jobs: list[RunningJob],
+    snapshot: Snapshot,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("TF_CONFIG", document)
-    assert main(["status", *arguments]) == ExitCode.USAGE
-    err = capsys.readouterr().err
-    for text in told:
-        assert text in err
+    jobs += running
+    snapshot(performed(capsys, "status"))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["status"], ["top"], ["why"], ["policy", "hogwild"], ["save"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", ["status", "top", "why", "policy hogwild", "save"])
 def test_dead_address_is_told_by_every_command_after_one_question(
-    command: list[str], ps: Any, capsys: pytest.CaptureFixture[str]
+    command: str, ps: Any, snapshot: Snapshot, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "--ps", "127.0.0.1:9"]) == ExitCode.PEER_LOST
-    told = capsys.readouterr()
-    assert told.err == "error: ps 0 at 127.0.0.1:9 did not answer within 5 s\n"
-    assert told.out == ""
+    snapshot(performed(capsys, f"{command} --ps 127.0.0.1:9"))
     assert ps.asked == [("127.0.0.1:9", GetStatus(), 5.0)]
 
 
-def test_job_of_this_host_that_does_not_answer_yet_is_said_to_be_starting(
-    ps: Any, capsys: pytest.CaptureFixture[str]
+def test_address_that_cannot_be_asked_is_told_with_a_remedy(
+    ps: Any, snapshot: Snapshot, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["status"]) == ExitCode.PEER_LOST
-    assert len(ps.asked) == 1
-    assert capsys.readouterr().err == (
-        "error: ps 0 at 127.0.0.1:2222 did not answer within 5 s; digits.py runs on this host and "
-        "may still be starting: ask again, or wait longer with --timeout-s\n"
-    )
-
-
-def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
+    """It is none, or that of another ps, or the job of this host is still starting."""
+    shown = performed(capsys, "status", "status --ps b", "status --ps 0")
     ps.replies[GetStatus] = [ProtocolError("ps 1 takes no GetStatus")]
-    with pytest.raises(ProtocolError) as caught:
-        RemoteJob("127.0.0.1:2223", "").status()
-    assert str(caught.value) == (
-        "127.0.0.1:2223 is not a ps 0 of this version (ps 1 takes no GetStatus); "
-        "expected the first of the job's ps or, without ps, the lowest worker that is left; "
-        "give its address with --ps (or ZMQTRAIN_PS)"
-    )
+    shown += performed(capsys, "status --ps 127.0.0.1:2223")
+    monkeypatch.setenv("TF_CONFIG", "{")
+    snapshot(shown + performed(capsys, "status"))
 
 
 def test_reply_of_another_kind_is_refused(ps: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +15,8 @@ import pytest
 
 from tests.clusters.examples import JOB, ROOT
 from tests.golden import Snapshot
+from tests.transcript import performed
 from zmqtrain.cli import keys as keys_command
-from zmqtrain.cli.main import main
 from zmqtrain.clusters.submitted import submitted_jobs
 
 Answer = tuple[list[str], int, str, str, bool]
@@ -104,11 +102,9 @@ def play(
         elif callable(step):
             step()
         else:
-            shown.append(f"$ zmqtrain {step}")
-            code = main([word.replace("JOB", str(ROOT / JOB)) for word in shlex.split(step)])
-            told = capsys.readouterr()
-            shown.extend(f"> {call}" for call in kubectl.taken())
-            shown.extend([*told.out.splitlines(), *told.err.splitlines(), f"= {code}", ""])
+            told = performed(capsys, step.replace("JOB", str(ROOT / JOB)))
+            command, _, rest = told.partition("\n")
+            shown.extend([command, *(f"> {call}" for call in kubectl.taken()), rest])
 
     def play(*steps: Step) -> None:
         for step in steps:
@@ -116,7 +112,7 @@ def play(
         for job in submitted_jobs():
             size = f"{job.ps} ps, {job.workers} of {job.max_workers} workers"
             shown.append(f"{job.name}: {job.kind} at {job.context}/{job.namespace}, {size}")
-        text = re.sub(r"\b[0-9a-f]{64}\b", "KEY", "\n".join(shown))
+        text = "\n".join(shown)
         labels = "app.kubernetes.io/name=zmqtrain,app.kubernetes.io/instance="
         snapshot(text.replace(str(ROOT), "ROOT").replace(labels, "LABELS OF "), "submit")
 
