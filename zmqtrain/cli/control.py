@@ -124,12 +124,12 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
         except (PeerLostError, ConfigError) as error:
             if not force:
                 raise
-            say(f"{job.name} is forgotten here; what its engine has of it is left: {error}")
+            say(f"{job.name} is forgotten here; its objects on the engine are left: {error}")
         job.submitted.forget()
 
 
 def _stopped(job: RemoteJob, wait_s: float) -> str:
-    """Stop a job; say how it ended."""
+    """Stop a job, and return how it ended."""
     if isinstance(job.unreachable, NotRunningError):
         return job.outcome or str(job.unreachable)
     if job.unreachable is not None:  # it may train all the same

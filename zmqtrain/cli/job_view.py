@@ -1,4 +1,4 @@
-"""What a job does, in words and figures, as `status`, `why`, `top` and `run` show it. Pure."""
+"""The model behind `status`, `why`, `top` and `run`: a job in words and figures. Pure."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
 
 
 def _tell_what_is_left(directory: Path, but: str = "") -> None:
-    """Say which submitted jobs have copies of this registry, and how they get the changed one.
+    """Name the submitted jobs with copies of this registry, and how to send the changed one.
 
     ``but``: the job that has it already.
     """
@@ -189,7 +189,7 @@ def rotate_command(*, name: str) -> None:
 
 
 def _new_pairs(directory: Path) -> dict[Owner, Pair]:
-    """Return new keys for all whose secrets are here but the ps, by whose keys all know them."""
+    """Return new keys for all tasks and people with a secret here, except for the ps."""
     return {owner: make_pair() for owner in secrets_in(directory) if owner.role != Role.PS}
 
 

@@ -24,7 +24,7 @@ class FiniteRange(click.FloatRange):
 def seconds_option(
     name: str, default: float, help: str, envvar: str | None = None
 ) -> Callable[[click.decorators.FC], click.decorators.FC]:
-    """Return an option of so many seconds, more than 0."""
+    """Return an option that takes a positive number of seconds."""
     return click.option(
         name,
         type=FiniteRange(0, min_open=True),

@@ -45,8 +45,8 @@ OPTIONS = {
     "host:port (default: from TF_CONFIG, else the one job that runs on this host)",
     "base_port": None,
     "keys": "directory with a client's key and the job's registry",
-    "insecure": "connect without keys, to a job that runs with --insecure: whoever listens at its "
-    "address is trusted",
+    "insecure": "connect without keys, to a job that runs with --insecure: any process that "
+    "listens at its address is trusted",
 }
 """The options that find a job, with their help where it differs from that of a task."""
 
@@ -117,7 +117,7 @@ class RemoteJob:
         return next(found, "")
 
     def has_ended(self) -> bool:
-        """Return whether its engine says so, or its chief and ps 0, on this host, have ended."""
+        """Return whether the engine says so, or the chief and ps 0 on this host have ended."""
         if self.submitted is not None:
             return bool(engine_of(self.submitted).outcome(self.submitted))
         return self.name != "" and not _name_of(self.address)
@@ -160,7 +160,7 @@ def _leading(jobs: Sequence[RemoteJob]) -> RemoteJob:
     """Return the first that leads its job: without ps that is the lowest worker that is left.
 
     All but the first are asked side by side, so that many that are lost cost no more time than one.
-    If none leads, the first is returned: whoever asks it learns why.
+    If none leads, the first is returned, since its answer says why.
     """
     first, *others = jobs
     if _leads(first):
@@ -210,7 +210,7 @@ def _leaders_of(config: TfConfig) -> tuple[str, ...]:
 
 
 def _is_hosted(config: TaskConfig) -> bool:
-    """Say whether worker 0 hosts ps 0, as the job's keys tell: workers have some, and no ps has."""
+    """Return whether worker 0 hosts ps 0: there are keys of workers, and none of a ps."""
     entries = () if config.keys is None else read_registry(Path(config.keys))
     roles = {entry.owner.role for entry in entries}
     return Role.WORKER in roles and Role.PS not in roles

@@ -243,7 +243,7 @@ def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
 
 
 def _with_our_paths(plan: Plan) -> Plan:
-    """Return a plan whose tasks find what this host has."""
+    """Return a plan with the paths of this host."""
     path, colon, attribute = plan.job.partition(":")
     job = f"{Path(path).absolute()}{colon}{attribute}" if Path(path).exists() else plan.job
     logdir = str(Path(plan.logdir).absolute()) if plan.logdir else None

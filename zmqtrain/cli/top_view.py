@@ -1,4 +1,4 @@
-"""What `zmqtrain top` shows: a function of the statuses that were seen."""
+"""The view of `zmqtrain top`, a function of the statuses seen so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be learned of a job whose ps 0 does not answer: the waits that its other tasks report.
+"""The waits of a job whose ps 0 does not answer, as its other tasks report them.
 
 Their metrics servers answer from threads of their own. The chief's tells where the others are.
 Another program may listen at such an address by now, so an answer may be anything.

@@ -1,4 +1,4 @@
-"""What every engine can do with a submitted job, and how its programs are called."""
+"""The interface of the engines on which submitted jobs run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zmqtrain.errors import (
 )
 
 Advice = Mapping[str, str]
-"""What an engine says of a task that does not run (a pattern), and what it means, or what to do."""
+"""Advice by patterns of an engine's reasons why a task does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Engine(ABC):
     """Whether tasks read the job's own directory of keys, so that nothing has to be sent."""
 
     keys_arrive_s: ClassVar[float] = 0.0
-    """How long after :meth:`send_keys` all tasks have the keys."""
+    """The time from :meth:`send_keys` until all tasks have the keys."""
 
     @classmethod
     @abstractmethod
@@ -90,7 +90,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, plan: Plan) -> str:
-        """Submit a job that was checked; say where it is.
+        """Submit a job that was checked, and return where it is.
 
         Raises:
             ZmqTrainError: something is in the way now; a part of the job may be there.

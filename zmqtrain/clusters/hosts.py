@@ -135,7 +135,7 @@ def keyed(
 
 
 def problem(facts: str, digest: str, cpu: int = 1) -> str:
-    """Return what is wrong with a host that has told these facts, "" if nothing is.
+    """Return the problem of a host with these facts, "" if there is none.
 
     ``digest``: of the job's file, "" if there is none. ``cpu``: what one task asks for.
     """

@@ -30,7 +30,7 @@ from zmqtrain.clusters.kubernetes import (
     volume_of,
 )
 from zmqtrain.clusters.plan import Plan
-from zmqtrain.clusters.programs import Programs, shown
+from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
 from zmqtrain.config.cluster import Role, Task
@@ -38,7 +38,7 @@ from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedEr
 
 KUBECTL = "kubectl"
 WEBHOOK_S = 60.0
-"""A controller that was just installed answers after so many seconds at most."""
+"""The longest time until a newly installed controller answers."""
 
 SHARED_MODE = "ReadWriteMany"
 
@@ -79,6 +79,7 @@ PROGRAMS = Programs(
             ),
         },
         PeerLostError: {
+            r"waiting to start": "the task has not started",
             r"pod is not running": "the task's pod has just ended; try again in a minute",
             r"refused - did you|connection refused|Unable to connect|no such host|i/o timeout": (
                 "the cluster does not answer; try kubectl version; is the network, or the VPN, up?"
@@ -95,7 +96,7 @@ PROGRAMS = Programs(
 _RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
 
 EVENTS = ("FailedCreate", "FailedMount")
-"""Warnings of the cluster that say why there is no pod, or why it does not start."""
+"""Reasons of warnings about pods that are not created or do not start."""
 
 ADVICE: Advice = {
     r"ImagePull|ErrImage|InvalidImage": "submit it with another --image, or let the nodes pull it",
@@ -143,7 +144,7 @@ class Kubernetes(Engine):
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
             events = self._json("get", "events", "--field-selector=type=Warning")
-        except RefusedError:  # what may be read says enough
+        except RefusedError:  # the objects that may be read say enough
             events = {"items": []}
         return reasons_of(job.name, self._objects(job), self._pods(job.name), events)
 
@@ -175,7 +176,7 @@ class Kubernetes(Engine):
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         pod = self._pod(job.name, task, running=False)
-        shown(self._words("logs", pod, *(["--follow"] if follow else [])))
+        PROGRAMS.show(self._words("logs", pod, *(["--follow"] if follow else [])))
 
     def remove(self, job: Submitted) -> None:
         kinds = ",".join((*RESOURCES[job.kind], "services", "secrets"))
@@ -307,7 +308,7 @@ def state_of(job: Submitted, objects: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _holds(found: Any, wanted: Any) -> bool:
-    """Say whether an object has all values of a patch."""
+    """Return whether an object has all values of a patch."""
     if isinstance(wanted, Mapping):
         found = found if isinstance(found, Mapping) else {}
         return all(_holds(found.get(key), value) for key, value in wanted.items())

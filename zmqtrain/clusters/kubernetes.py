@@ -61,7 +61,7 @@ RESOURCES = {
     "tfjob": ("tfjobs.kubeflow.org",),
     "trainjob": ("trainjobs.trainer.kubeflow.org", "trainingruntimes.trainer.kubeflow.org"),
 }
-"""What is deleted with a job, by the name that kubectl understands; Services and Secrets too."""
+"""The kinds of objects that are deleted with a job, besides Services and Secrets."""
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 PORT, METRICS_PORT = 2222, 9410
@@ -89,7 +89,7 @@ def as_yaml(documents: Sequence[Manifest]) -> str:
 
 
 _NO_TEXT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?0o?[0-7_]+|[yYnN]")
-"""What is a number or a bool to Kubernetes, and partly not to PyYAML: 1e-05, 0o17, y."""
+"""Texts that Kubernetes reads as numbers or booleans and PyYAML partly does not: 1e-05, 0o17, y."""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a job needs of an engine that starts its tasks, whichever engine that is. Pure.
+"""The tasks of a submitted job and their resources, for any engine. Pure.
 
 A Submission is what the user asks for; a :class:`Plan` adds what follows from the job.
 """
@@ -49,8 +49,8 @@ GRACE_S = 60
 """From SIGTERM to SIGKILL; a ps has a snapshot taken meanwhile."""
 
 JOIN_TIMEOUT_S = 3600
-"""How long a task waits for one that has not been started: it may be pending, or its image on its
-way. Giving up is permanent, and `why` says meanwhile what the engine waits for."""
+"""The time that a task waits for another one to start, which may be pending or pulling its image.
+Giving up is permanent, and `why` shows meanwhile why the engine waits."""
 
 PERMANENT = tuple(int(code) for code in ExitCode if advice(code) is Advice.NO)
 """Exit codes after which an engine does not start a task again."""
@@ -60,12 +60,12 @@ ENDED = tuple(int(code) for code in ExitCode if advice(code) is not Advice.YES)
 where it was."""
 
 FIRST_PORT, PORTS, JOBS = 20000, 32, 375
-"""Two jobs on a host do not meet: each has so many ports, below those that Linux gives out."""
+"""Each job on a host has its own range of ports, below those that Linux assigns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task gets; ``memory_nbytes`` 0: no limit; ``shared_nbytes``: of it in /dev/shm."""
+    """The resources of a task; ``memory_nbytes`` 0: no limit; ``shared_nbytes``: in /dev/shm."""
 
     cpu: float = 1.0
     memory_nbytes: int = 0
@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def counts(self) -> dict[Role, int]:
-        """How many tasks of each role are started; without ps worker 0 hosts the chief."""
+        """The number of tasks of each role; without ps, worker 0 hosts the chief."""
         if not self.ps:
             return {Role.WORKER: self.workers}
         return {Role.PS: self.ps, Role.CHIEF: 1, Role.WORKER: self.workers}
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def concluding(self) -> Role:
-        """The role whose success is that of the job."""
+        """The role whose success is the success of the job."""
         return Role.CHIEF if self.ps else Role.WORKER
 
     def environment(

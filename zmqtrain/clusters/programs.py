@@ -1,4 +1,4 @@
-"""How the programs of an engine are called, and what their errors mean."""
+"""Calls of an engine's programs, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -56,6 +56,23 @@ class Programs:
             raise self.error(done.stderr or done.stdout, words[0])
         return done.stdout
 
+    def show(self, words: Sequence[str], *, stdin: str = "") -> None:
+        """Run a program that writes to this process's stdout, until Ctrl-C or its end.
+
+        Raises:
+            ConfigError: the program is missing.
+            ZmqTrainError: it failed, see :meth:`call`.
+        """
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                done = subprocess.run(
+                    words, input=stdin, stderr=subprocess.PIPE, text=True, check=False
+                )
+            except OSError:
+                raise missing(words[0]) from None
+            if done.returncode:
+                raise self.error(done.stderr, words[0])
+
     @contextlib.contextmanager
     def serving(
         self, words: Sequence[str], pattern: str, *, stdin: str = ""
@@ -101,17 +118,6 @@ class Programs:
                 if found := re.search(pattern, quoted):
                     return kind(f"{found.expand(what_to_do)} ({program}: {quoted[:400]})")
         return ConfigError(f"{program} failed: {quoted[:400]}")
-
-
-def shown(words: Sequence[str]) -> None:
-    """Run a program that writes to this process's stdout and stderr, until Ctrl-C or its end.
-
-    Raises:
-        PeerLostError: it failed; it has said why.
-    """
-    with contextlib.suppress(KeyboardInterrupt):
-        if code := subprocess.run(words, check=False).returncode:
-            raise PeerLostError(f"{words[0]} ended with exit code {code}")
 
 
 def _begin_of(file: IO[bytes]) -> str:

@@ -30,10 +30,10 @@ from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError
 
 NAMESPACE = "zmqtrain"
 AUTO = "auto"
-"""What Ray calls the cluster of this host."""
+"""Ray's name for the cluster of this host."""
 
 ANSWER_S = 30.0
-"""How long an actor that is there may take to answer."""
+"""The longest time for a running actor to answer."""
 
 CONNECT_S = 5.0
 _one_at_a_time = threading.RLock()

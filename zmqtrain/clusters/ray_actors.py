@@ -1,8 +1,8 @@
-"""What runs on a Ray cluster for a job: an actor for each task, and one for the whole job.
+"""The actors of a job on a Ray cluster: one for each task, and one for the whole job.
 
 Ray places the actors, and starts them again elsewhere when a node is lost. A task may then have
 another address, so the job's actor asks those of the tasks again and again, and tells all of them
-where the ps are; whoever was told otherwise starts its task anew. Both are plain classes, made
+where the ps are; an actor with other addresses starts its task anew. Both are plain classes, made
 actors by :func:`actor`.
 """
 
@@ -33,10 +33,10 @@ from zmqtrain.local.supervisor import dying_with
 
 TEND_S = 0.5
 ANSWER_S = 2.0
-"""How long the job's actor waits for a task's, which answers at once if it is there."""
+"""The time that the job's actor waits for that of a task, which answers at once if it runs."""
 
 LOG_NBYTES = 1 << 20
-"""How much of a log is kept when its job is done, and the most that one answer holds."""
+"""The size of a log that is kept after the end of its job, and of the largest answer."""
 
 WAITS, PENDING = "waiting for the ps", "pending"
 
@@ -270,6 +270,6 @@ class JobActor:
 
 
 def actor(ray: Any, kind: type, options: Mapping[str, Any]) -> Any:
-    """Return a class as an actor that outlives who makes it, and any node."""
+    """Return a class as an actor that outlives its creator, and any node."""
     usual = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
     return ray.remote(kind).options(**usual | dict(options))

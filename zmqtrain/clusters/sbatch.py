@@ -17,7 +17,7 @@ from zmqtrain.clusters.engine import (
     tally,
 )
 from zmqtrain.clusters.plan import Plan, port_of
-from zmqtrain.clusters.programs import Programs, shown
+from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
@@ -159,7 +159,7 @@ class Slurm(Engine):
         path = Path(self.context) / log_file(job.name, task.role, task.index)
         if not path.exists():
             raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
-        shown(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)])
+        PROGRAMS.show(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)])
 
     def remove(self, job: Submitted) -> None:
         _cancel(*(part.number for part in _parts(job.name)))

@@ -2,7 +2,7 @@
 
 One job holds ps and chief, another, an array, the workers. A worker looks up by name where the job
 of the ps runs, in each of its lives anew: a job that is requeued may come back on other hosts.
-Without ps one job holds the workers, who have to know each other's hosts.
+Without ps one job holds the workers, which have to know each other's hosts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS = ("account", "qos", "time")
 """Options of a submission that sbatch has under the same names."""
 
 MOST_REQUEUES = 100
-"""By whatever reason: Slurm counts preemptions, too."""
+"""For any reason: Slurm counts preemptions, too."""
 
 
 TOGETHER = (ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
@@ -153,7 +153,7 @@ def _head(plan: Plan, role: Role, options: list[str]) -> str:
         [
             "#!/bin/bash",
             *(f"{PREFIX}{option}" for option in options),
-            # Slurm hands on the variables of who submits, which may be meant for another job.
+            # Slurm passes on the variables of the submitting shell, perhaps meant for another job.
             "unset TF_CONFIG ${!SBATCH_@} ${!ZMQTRAIN_@}",
             *(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
         ]
@@ -161,12 +161,12 @@ def _head(plan: Plan, role: Role, options: list[str]) -> str:
 
 
 def _listening(plan: Plan) -> str:
-    """Return the variable that says where tasks listen."""
+    """Return the variable with the addresses where tasks listen."""
     return variable_of("ps" if plan.ps else "workers")
 
 
 def _where(plan: Plan, job: str, nodes: str) -> str:
-    """Return lines that set ``hosts`` and the variable with the addresses of who listens."""
+    """Return lines that set ``hosts``, and the variable with the addresses of listening tasks."""
     return filled(
         "where.sbatch",
         name=_listening(plan),

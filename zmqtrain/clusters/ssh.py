@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import shlex
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -34,7 +33,7 @@ SSH = "ssh"
 OPTIONS = (
     "BatchMode=yes",  # nobody is asked for a password
     "ConnectTimeout=10",
-    "ServerAliveInterval=10",  # who is silent for half a minute is given up
+    "ServerAliveInterval=10",  # a host is given up after half a minute of silence
     "LogLevel=ERROR",
 )
 TIMEOUT_S = GRACE_S + 30.0
@@ -147,13 +146,10 @@ class Ssh(Engine):
             raise ConfigError(f"{job.name} has no {task}; expected one of its {len(where)} tasks")
         host = where[task]
         words = _words(host, "log", task.hyphenated, *(["-F"] if follow else []))
-        with contextlib.suppress(KeyboardInterrupt):
-            script = _kept(job, host)
-            done = subprocess.run(
-                words, input=script, stderr=subprocess.PIPE, text=True, check=False
-            )
-            if done.returncode:
-                raise _at(host, PROGRAMS.error(done.stderr, SSH))
+        try:
+            PROGRAMS.show(words, stdin=_kept(job, host))
+        except ZmqTrainError as error:
+            raise _at(host, error) from None
 
     def remove(self, job: Submitted) -> None:
         _done(self._scripts(job), "end")

@@ -1,4 +1,4 @@
-"""What a user asks for: where a job is submitted to, its size, and what its tasks get."""
+"""A submission: the engine, the size of the job, and the resources of its tasks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Cpus = Annotated[float, BeforeValidator(cpus_of), Metavar("CPUS")]
 
 
 class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
-    """How a job is submitted."""
+    """The options of `zmqtrain submit`."""
 
     model_config = ConfigDict(populate_by_name=True)
 

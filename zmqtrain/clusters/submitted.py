@@ -30,13 +30,13 @@ TAKEN = (
 
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 ENDED, GONE = "ended", "gone"
-"""How a job is of which the engine has nothing: as always after the end, or only by accident."""
+"""States of a job that the engine no longer has: after its end, or by an accident."""
 
 OVER = (COMPLETED, ENDED, GONE)
 
 
 def is_over(state: str) -> bool:
-    """Say whether a job in this state has ended, and not failed."""
+    """Return whether a job in this state has ended without failing."""
     return state.partition(":")[0] in OVER
 
 
@@ -70,7 +70,7 @@ class Submitted:
 
     @property
     def concluding(self) -> Task:
-        """The task whose success is that of the job."""
+        """The task whose success is the success of the job."""
         return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
 
     def claim(self) -> None:

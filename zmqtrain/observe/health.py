@@ -1,7 +1,7 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
 ``/sd`` of ps 0 and of the chief is what Prometheus's HTTP discovery asks for: where all tasks
-serve theirs. ``/waits`` says for whom the task waits: `zmqtrain why` asks for it while ps 0, which
+serve theirs. ``/waits`` lists the waits of the task: `zmqtrain why` asks for it while ps 0, which
 knows all waits, does not answer.
 ``/readyz`` says whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
 
@@ -41,7 +41,7 @@ SHUTDOWN_POLL_S = 0.1
 SCRAPER = "X-Prometheus-Scrape-Timeout-Seconds"  # a header of those that scrape again and again
 MOST_CLIENTS = 64  # at once; each has a thread and a descriptor
 FIRST_INTERVAL_S = 15.0  # that is expected between scrapes after the first one
-LONGEST_INTERVAL_S = 60.0  # Prometheus's default; who asks more rarely is not waited for
+LONGEST_INTERVAL_S = 60.0  # Prometheus's default; rarer scrapes are not waited for
 LATE = 1.5  # times this interval: no further scrape comes
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class LoopMonitor:
 
 
 class Server(ThreadingMixIn, TCPServer):
-    """A running metrics server, a thread for each request; ``address`` and ``port``: of it.
+    """A running metrics server with its ``address`` and ``port``, and a thread for each request.
 
     Not an `http.server.HTTPServer`: that looks up the host's name at start, which can take many
     seconds if DNS does not work.
@@ -148,7 +148,7 @@ class Server(ThreadingMixIn, TCPServer):
         self._scrapes.append(began_at)
 
     def expects_scrape(self, since: float) -> bool:
-        """Say whether the first scrape after this time of the monotonic clock is still to come.
+        """Return whether the first scrape after this time of the monotonic clock is still to come.
 
         None is expected if nobody scrapes, or not within a minute.
         """
@@ -184,7 +184,7 @@ class Server(ThreadingMixIn, TCPServer):
             crowded = is_crowded(descriptor)
             for left in self._newcomers.add(descriptor, host, crowded=crowded):
                 with contextlib.suppress(OSError):  # it has just ended
-                    # Its thread reads the end of it, and closes it.
+                    # Its thread reads the end of the stream, and closes it.
                     socket.socket.shutdown(self._clients.pop(left), socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
