@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -86,12 +87,59 @@ def test_crowd_of_silent_clients_ends_itself_and_not_a_scrape(server: Server) ->
         assert crowd[0].recv(1) == b""
 
 
-def test_metrics_are_served_as_they_are_now(server: Server, task: Task) -> None:
+NOT_FOUND = 404, "; expected /metrics, /readyz, /healthz\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "status", "text"),
+    [
+        ("/metrics", {}, 200, '\nzmqtrain_pushes_total{result="applied"} 3.0\n'),
+        ("/readyz", {}, 200, "serving shard 0 at version 12\n"),
+        ("/readyz", {"readiness": (False, "restoring")}, 503, "restoring\n"),
+        ("/readyz?all", {}, 503, "waiting for the chief\n"),
+        ("/healthz", {}, 200, "event loop last ran 0.0 s ago\n"),
+        ("/healthz", {"stalled_s": STALL_S}, 200, "event loop last ran 30.0 s ago\n"),
+        ("/healthz", {"stalled_s": 900.0}, 503, "event loop last ran 900.0 s ago\n"),
+        *(
+            (path, {}, *NOT_FOUND)
+            for path in ("/", "/metricsx", "/metrics/", "/favicon.ico", "/sd")
+        ),
+    ],
+)
+def test_path_is_answered_as_the_task_is_now_and_without_a_body_for_head(
+    server: Server, task: Task, path: str, changes: dict[str, Any], status: int, text: str
+) -> None:
     task.metrics.pushes.applied.inc(3)
-    answer = get(server, "/metrics")
-    assert answer.status == 200
+    for name, value in changes.items():
+        setattr(task, name, value)
+    answer, head = get(server, path), get(server, path, method="HEAD")
+    assert (answer.status, text in answer.text) == (status, True)
+    assert (head.status, head.text, head.content_type) == (status, "", answer.content_type)
     assert answer.content_type.startswith("text/plain")
-    assert '\nzmqtrain_pushes_total{result="applied"} 3.0\n' in answer.text
+
+
+def test_tasks_and_waits_are_served_as_json_where_they_are_known(task: Task) -> None:
+    targets = [{"targets": ["10.0.0.7:9450"], "labels": {"__meta_zmqtrain_role": "worker"}}]
+    waits = [{"owner": "worker 0", "peer": "ps 0"}]
+    given = task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, None
+    server = Server(*given, lambda: targets, lambda: waits)
+    try:
+        for path, known in (("/sd", targets), ("/waits", waits)):
+            answer = get(server, path)
+            assert (answer.status, answer.content_type) == (200, "application/json")
+            assert json.loads(answer.text) == known
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), (LOOPBACK, 70000), (LOOPBACK, -1)])
+def test_address_that_cannot_be_listened_on_is_refused_with_the_flag(
+    server: Server, task: Task, host: str, port: int
+) -> None:
+    port = server.port if port < 0 else port  # a port that is taken
+    refusal = f"cannot serve metrics on {host}:{port}: .* choose another with --metrics-port"
+    with pytest.raises(ConfigError, match=refusal):
+        Server(task.metrics, host, port, task.is_ready, task.loop_lag)
 
 
 def test_scraper_that_asks_for_openmetrics_gets_it(server: Server) -> None:
@@ -100,90 +148,9 @@ def test_scraper_that_asks_for_openmetrics_gets_it(server: Server) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
-def test_readiness_of_the_whole_job_is_asked_for_apart(server: Server) -> None:
-    answer = get(server, "/readyz?all")
-    assert (answer.status, answer.text) == (503, "waiting for the chief\n")
-
-
-def test_tasks_of_a_job_are_listed_where_they_are_known(task: Task) -> None:
-    targets = [{"targets": ["10.0.0.7:9450"], "labels": {"__meta_zmqtrain_role": "worker"}}]
-    server = Server(
-        task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, targets=lambda: targets
-    )
-    try:
-        answer = get(server, "/sd")
-    finally:
-        server.close()
-    assert (answer.status, answer.content_type) == (200, "application/json")
-    assert json.loads(answer.text) == targets
-
-
 def test_task_that_listens_everywhere_names_one_address_of_its_host() -> None:
     assert reachable("10.0.0.7") == "10.0.0.7"
     assert reachable("0.0.0.0") not in ("", "0.0.0.0", "192.0.2.1")
-
-
-def test_task_that_is_not_ready_answers_503_with_the_reason(server: Server, task: Task) -> None:
-    task.readiness = (False, "restoring checkpoint 300")
-    answer = get(server, "/readyz")
-    assert (answer.status, answer.text) == (503, "restoring checkpoint 300\n")
-
-
-@pytest.mark.parametrize(
-    ("stalled_s", "status"), [(0.0, 200), (STALL_S, 200), (STALL_S + 0.1, 503), (900.0, 503)]
-)
-def test_liveness_follows_the_progress_of_the_event_loop(
-    server: Server, task: Task, stalled_s: float, status: int
-) -> None:
-    task.stalled_s = stalled_s
-    answer = get(server, "/healthz")
-    assert (answer.status, answer.text) == (status, f"event loop last ran {stalled_s:.1f} s ago\n")
-
-
-@pytest.mark.parametrize("path", ["/", "/metricsx", "/metrics/", "/favicon.ico"])
-def test_other_paths_answer_404_and_name_the_right_ones(server: Server, path: str) -> None:
-    answer = get(server, path)
-    assert answer.status == 404
-    assert answer.text == f"no {path}; expected /metrics, /readyz, /healthz\n"
-
-
-@pytest.mark.parametrize(
-    ("path", "status"), [("/metrics", 200), ("/readyz", 200), ("/healthz", 200), ("/", 404)]
-)
-def test_head_answers_like_get_without_a_body(server: Server, path: str, status: int) -> None:
-    answer = get(server, path, method="HEAD")
-    assert (answer.status, answer.text) == (status, "")
-    assert answer.content_type.startswith("text/plain")
-
-
-def test_port_that_is_taken_is_a_config_error_with_address_and_flag(
-    server: Server, task: Task
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Server(task.metrics, LOOPBACK, server.port, task.is_ready, task.loop_lag)
-    assert str(caught.value) == (
-        f"cannot serve metrics on 127.0.0.1:{server.port}: Address already in use; expected a free "
-        "port on an address of this machine; choose another with --metrics-port "
-        "(ZMQTRAIN_METRICS_PORT), where 0 takes any free port"
-    )
-
-
-@pytest.mark.parametrize(
-    ("host", "port"), [("192.0.2.1", 0), ("host.invalid", 0), (LOOPBACK, 70000)]
-)
-def test_address_that_cannot_be_listened_on_is_a_config_error(
-    task: Task, host: str, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lookup = socket.getaddrinfo
-
-    def without_dns(name: str, *args: object, **options: object) -> object:
-        if name.endswith(".invalid"):
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return lookup(name, *args, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", without_dns)
-    with pytest.raises(ConfigError, match=f"cannot serve metrics on {host}:{port}: "):
-        Server(task.metrics, host, port, task.is_ready, task.loop_lag)
 
 
 def test_failing_readiness_check_is_logged_and_harms_no_other_request(
@@ -273,13 +240,3 @@ def test_no_scrape_is_expected_that_is_late_or_rare(
     for ago_s in scrapes_s:
         server.note_scrape(now + ago_s)
     assert server.expects_scrape(now) == expected
-
-
-def test_waits_of_the_task_are_served(task: Task) -> None:
-    waits = [{"owner": "worker 0", "peer": "ps 0"}]
-    given = task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, None, lambda: None
-    server = Server(*given, lambda: waits)
-    try:
-        assert json.loads(get(server, "/waits").text) == waits
-    finally:
-        server.close()
