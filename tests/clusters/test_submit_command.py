@@ -18,12 +18,11 @@ import yaml
 from tests.chief.test_progress import STATUS
 from tests.clusters.conftest import Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
-from tests.clusters.test_scenes import AWAY, CONTEXT, NOTHING, WILLING, pod
+from tests.clusters.test_scenes import AWAY, NOTHING, WILLING, pod
 from zmqtrain.cli import keys as keys_command
 from zmqtrain.cli import remote, submit
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import programs
-from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.protocol.status import Status, TaskStatus
@@ -298,24 +297,15 @@ def test_job_that_has_not_begun_is_stopped_and_one_that_has_is_not_lost(
         assert "the job has not begun: there is nothing to save" in told.out
 
 
-def test_jobs_does_not_wait_for_an_engine_that_is_silent(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    submitted(kubectl)
-    kubectl.answers(CONTEXT, *WILLING, given({"items": []}, "get"))
-    assert main([*SUBMIT[:-4], "--ps-memory", "1Gi", "--name", "other"]) == ExitCode.OK
-    capsys.readouterr()
-    answered, asked = Event(), Kubernetes.state
+def test_jobs_does_not_wait_for_an_engine_that_is_silent() -> None:
+    jobs = [Submitted(name, "slurm", "job.py", 1, 1, 1, "keys") for name in ("one", "other")]
+    answered = Event()
 
-    def state(self: Kubernetes, job: Submitted) -> str:
+    def state(job: Submitted) -> str:
         if job.name == "other":
             answered.wait()
-        return asked(self, job)
+        return "running"
 
-    monkeypatch.setattr(Kubernetes, "state", state)
-    times_s = iter([0.0, 0.0, submit.ANSWER_S])  # it passes while the first job is asked for
-    monkeypatch.setattr(submit, "time", SimpleNamespace(monotonic=times_s.__next__))
-    assert main(["jobs", "--json"]) == ExitCode.OK
+    states = submit.states_of(jobs, state, limit_s=1.0)
     answered.set()
-    rows = json.loads(capsys.readouterr().out)["jobs"]
-    assert [row["state"].partition(":")[0] for row in rows] == ["no pods yet", "unknown"]
+    assert states == {"one": "running", "other": "unknown: no answer within 1 s"}

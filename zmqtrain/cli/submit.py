@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def jobs_command(*, as_json: bool) -> None:
       zmqtrain jobs --json | jq -r '.jobs[] | select(.state != "completed") | .name'
     """
     jobs = submitted_jobs()
-    states = _states(jobs)
+    states = states_of(jobs, lambda job: engine_of(job).state(job))
     rows = [asdict(job) | {"state": states[job.name]} for job in jobs]
     if as_json:
         show_json({"jobs": rows})
@@ -299,19 +299,21 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-def _states(jobs: Sequence[Submitted]) -> dict[str, str]:
-    """Ask all engines at once; return what each job's said in time."""
-    states = {job.name: f"unknown: no answer within {ANSWER_S:g} s" for job in jobs}
+def states_of(
+    jobs: Sequence[Submitted], ask: Callable[[Submitted], str], limit_s: float = ANSWER_S
+) -> dict[str, str]:
+    """Ask for the states of all jobs at once, and return those that arrive in time, by name."""
+    states = {job.name: f"unknown: no answer within {limit_s:g} s" for job in jobs}
 
-    def ask(job: Submitted) -> None:
+    def note(job: Submitted) -> None:
         try:
-            states[job.name] = engine_of(job).state(job)
+            states[job.name] = ask(job)
         except ZmqTrainError as error:
             states[job.name] = f"unknown: {error}"
 
     # Daemons: this process ends without those that wait.
-    threads = [threading.Thread(target=ask, args=(job,), daemon=True) for job in jobs]
-    until = time.monotonic() + ANSWER_S
+    threads = [threading.Thread(target=note, args=(job,), daemon=True) for job in jobs]
+    until = time.monotonic() + limit_s
     for thread in threads:
         thread.start()
     for thread in threads:
