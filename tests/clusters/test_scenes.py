@@ -387,7 +387,8 @@ CASES: dict[str, tuple[Step, ...]] = {
     "a job that completed": (
         *SUBMITTED,
         (pods(pod("ps", 0, "Succeeded")), NO_EVENTS, held(condition="Completed"), *DONE),
-        *("status digits", "why digits", "stop digits"),
+        *("status digits", "status digits --json", "top digits", "why digits", "save digits"),
+        "stop digits",
     ),
     "a job that failed": (
         *SUBMITTED,

@@ -38,8 +38,11 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
     the time since the task's last message; "lane" is how its tensors reach the ps. A narrow
     terminal hides the last columns. Staleness counts updates by all workers between a gradient's
     pull and its push; the S of bounded-staleness counts a worker's own steps. zmqtrain top watches
-    a job.
+    a job. For a submitted job that is over, both print how it ended.
     """
+    if job.outcome:
+        show_outcome(job, as_json=as_json)
+        return
     status = job.status()
     if as_json:
         show_json(status_json(status, job))
@@ -55,6 +58,14 @@ def status_view(view: JobView, title: str) -> RenderableType:
         grid.add_row(cell(f"  {name}", "dim"), cell(text, style))
     tasks = task_table((row.texts for row in view.tasks()), COLUMNS)
     return Group(cell(title, "bold"), grid, Text(), tasks)
+
+
+def show_outcome(job: RemoteJob, *, as_json: bool) -> None:
+    """Write how a submitted job ended, for a person or a script."""
+    if as_json:
+        show_json({"job": job.name, "outcome": job.outcome})
+    else:
+        show(cell(job.outcome))
 
 
 def status_json(status: Status, job: RemoteJob) -> dict[str, object]:
