@@ -1,4 +1,4 @@
-"""What commands write, and how they end, as a text for a snapshot."""
+"""The output and the exit codes of commands, as a text for a snapshot."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ SCENES: dict[str, tuple[str, Callable[[Status], Replies]]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_request_to_a_job(
+def test_request_is_answered_as_its_transcript_shows(
     scene: str,
     ps: Any,
     training: Status,

@@ -1,4 +1,4 @@
-"""What `status`, `why` and `top` show of a job: views of one model."""
+"""The views of `status`, `why` and `top`: one model of a job, in many situations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenes of submitted jobs: what users type, engines answer, and users read.
+"""Scenes of submitted jobs: commands of users, answers of engines, and texts for users.
 
 The transcripts are in tests/snapshots/submit.txt. Texts of engines are from their public sources.
 """
@@ -492,7 +492,9 @@ CASES: dict[str, tuple[Step, ...]] = {
 
 
 @pytest.mark.parametrize("scene", CASES)
-def test_scene(scene: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitted_job_is_handled_as_its_transcript_shows(
+    scene: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     play(*CASES[scene])
 
