@@ -10,13 +10,12 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -31,10 +30,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
+from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.coerce import Arrays, as_dataset
 from zmqtrain.data.stream import StreamPlan, stream_of
-from zmqtrain.data.subset import Typed
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.fingerprint import (
     ADDRESS,
@@ -50,17 +49,12 @@ from zmqtrain.fingerprint import (
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model, as_model
 from zmqtrain.optim import Rule, Update
-from zmqtrain.store.layout import AVERAGED, DTYPES, Variable, variables_of
+from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
-from zmqtrain.store.weights import (
-    by_first_name,
-    check_names,
-    difference,
-    named_arrays,
-    saved_frozen,
-)
-from zmqtrain.user_code import described, is_of, user_code
+from zmqtrain.store.variables import ModelVariables
+from zmqtrain.store.weights import named_arrays, saved_frozen
+from zmqtrain.user_code import described, is_of
 from zmqtrain.wire import compression
 
 log = logging.getLogger(__name__)
@@ -512,59 +506,31 @@ class Job(BaseModel):
         """Return what a ps does with one accepted gradient."""
         return Update(self.optimizer, self.l2, self.moving_average, groups=self.groups)
 
+    @property
+    def _begins_with(self) -> ModelVariables:
+        return ModelVariables(self.model, self.seed, self.initial, self.initial_strict)
+
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the variables that are trained; ``empty``: any values.
 
         Raises:
-            ConfigError: they are not named float32 NumPy arrays, or the model raises.
+            ConfigError: see :meth:`ModelVariables.trained`.
         """
-        parameters = self._named_arrays("parameters", "float32 NumPy arrays", empty)
-        for name, value in parameters.items():
-            if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-                kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
-                raise ConfigError(
-                    f"parameter {name!r} of {self.model!r} is a {kind}; "
-                    "expected a float32 NumPy array: convert it in the model's parameters()"
-                )
-        if not parameters:
-            raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
-        if not empty:
-            self._check_finite(parameters)
-        return parameters
+        return self._begins_with.trained(empty=empty)
 
     def initial_state(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the model's state, or any; {} if it has none.
 
         Raises:
-            ConfigError: they are not named NumPy arrays of a supported dtype, not finite, or the
-                model raises.
+            ConfigError: see :meth:`ModelVariables.state`.
         """
-        constants = self.constants()
-        state = {n: v for n, v in self._arrays("state", empty).items() if n not in constants}
-        if not empty:
-            self._check_finite(state)
-        return state
+        return self._begins_with.state(self.constants(), empty=empty)
 
     def constants(self) -> dict[str, Any]:
-        """Return the model's state that begins with NaN or infinity, such as a mask: it is frozen.
-
-        Of a model that can do without its values (``empty``) nothing is known here.
-        """
+        """Return the model's state that begins with NaN or infinity: it is frozen."""
         if self._constants is None:
-            is_known = as_model(self.model).empty("state") is None
-            state = self._arrays("state") if is_known else {}
-            self._constants = {n: v for n, v in state.items() if not _is_finite(v)}
+            self._constants = self._begins_with.constants()
         return self._constants
-
-    def _check_finite(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if not _is_finite(value):
-                place = "initial" if name in self.initial else repr(self.model)
-                raise ConfigError(
-                    f"{name!r} in {place} holds NaN or infinity, with which nothing can be "
-                    "trained; expected finite numbers: a mask may hold a number such as -1e9, or "
-                    "be no variable of the model"
-                )
 
     def frozen(self) -> dict[str, Any]:
         """Return the model's variables that nobody changes, read-only; {} if it has none.
@@ -576,7 +542,7 @@ class Job(BaseModel):
             CheckpointError: those of the checkpoint are others, or cannot be read.
         """
         if self._frozen is None:
-            self._frozen = self._arrays("frozen") | self.constants()
+            self._frozen = self._begins_with.arrays("frozen") | self.constants()
             if self._frozen and self.logdir is not None:
                 self._frozen = saved_frozen(Path(self.logdir), self._frozen)
             for array in self._frozen.values():
@@ -584,66 +550,12 @@ class Job(BaseModel):
         return self._frozen
 
     def initial_values(self) -> dict[str, Any]:
-        """Return the initial values of all variables that the shards hold.
-
-        Raises:
-            ConfigError: see :meth:`initial_parameters` and :meth:`initial_state`.
-        """
+        """Return the initial values of all variables that the shards hold."""
         return self.initial_parameters() | self.initial_state()
 
     def all_values(self) -> dict[str, Any]:
         """Return the initial values of all variables of the model."""
         return self.initial_values() | self.frozen()
-
-    def _arrays(self, method: str, empty: bool = False) -> dict[str, Any]:
-        """Return copies of what an optional method of the model returns."""
-        arrays = self._named_arrays(method, "NumPy arrays", empty)
-        for name, value in arrays.items():
-            if not isinstance(value, np.ndarray | np.generic) or value.dtype.name not in DTYPES:
-                kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
-                raise ConfigError(
-                    f"{name!r} in {method}() of {self.model!r} is a {kind}; expected a NumPy array "
-                    f"of one of these dtypes: {', '.join(DTYPES)}"
-                )
-        return {
-            name: np.array(value, value.dtype.name, order="C") for name, value in arrays.items()
-        }
-
-    def _named_arrays(self, method: str, expected: str, empty: bool) -> dict[str, Any]:
-        """Return what a method of the model returns, with the values of ``initial``."""
-        with user_code(f"{method}()", self.model):
-            model = as_model(self.model)
-            values = model.empty(method) if empty else None
-            if values is None:
-                values = getattr(model, method)(self.seed)
-        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-            raise ConfigError(
-                f"{method}() of {self.model!r} returned {values!r:.80}; expected a dict of names "
-                f"and {expected}"
-            )
-        initial = by_first_name(self.initial, self.model)
-        given = {
-            name: initial[name]
-            for name, value in values.items()
-            if name in initial and isinstance(value, np.ndarray | np.generic)
-        }
-        if text := difference(given, {name: values[name] for name in given}):
-            raise ConfigError(
-                f"initial has other shapes than {self.model!r}: {text}; expected the "
-                "weights of this model; leave these names out, with initial_strict=False"
-            )
-        return values | {name: value.astype(values[name].dtype) for name, value in given.items()}
-
-    def _check_initial(self, names: Sequence[str]) -> None:
-        initial = by_first_name(self.initial, self.model)
-        missing = [name for name in names if name not in initial]
-        unexpected = [name for name in initial if name not in names]
-        if self.initial and self.initial_strict and (missing or unexpected):
-            raise ConfigError(
-                f"initial does not fit {self.model!r}: missing {', '.join(missing) or 'none'}; "
-                f"unexpected {', '.join(unexpected) or 'none'}; give the variables of this model, "
-                "or initial_strict=False to take those that fit"
-            )
 
     def load_data(self) -> tuple[Dataset, Dataset | None]:
         """Return (training set, evaluation set); without the latter nothing is evaluated.
@@ -651,45 +563,25 @@ class Job(BaseModel):
         Raises:
             DataError: files are missing or damaged, ``load()`` returns something else, or a stream
                 where a length is needed.
-            ConfigError: the batch size is larger than the training set, and no pass ends a batch.
+            ConfigError: the batch size is larger than the training set, and no pass ends a batch,
+                or an option needs an evaluation set, and there is none.
         """
-        with user_code("load()", self.data, DataError):
-            loaded = self.data.load(self.data_dir)
-        match loaded:
-            case (Dataset() as training, (Dataset() | None) as evaluation):
-                self._check_sizes(training, evaluation)
-                evaluated = None if evaluation is None else Typed(evaluation)
-                return Typed(training, self.data), evaluated
-        parts = loaded if isinstance(loaded, tuple) else ()
-        kind = (
-            f"a {type(loaded).__name__}"
-            + f" of {[type(part).__name__ for part in parts]}" * bool(parts)
-        )
-        raise DataError(
-            f"load() of {self.data!r} returned {kind}; expected (training set, evaluation "
-            "set), each with __len__ and take(); for arrays use "
-            "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
-        )
-
-    def _check_sizes(self, training: Dataset, evaluation: Dataset | None) -> None:
+        training, evaluation = loading.load(self.data, self.data_dir)
         if evaluation is None:
             self._check_unmeasured()
-        elif not len(evaluation):  # a stream has no length, and says what to do
-            raise DataError("the evaluation set has 0 examples; expected at least 1, or no set")
-        if stream_of(training) is not None and not self.epochs:
-            return
-        if 0 < len(training) < self.worker_batch_size and not self.epochs:
+        if not self.epochs and stream_of(training) is None:
+            self._check_batch_size(len(training))
+        return training, evaluation
+
+    def _check_batch_size(self, examples: int) -> None:
+        if 0 < examples < self.worker_batch_size:
             times = f" on each of {len(self.devices)} devices" if self.devices else ""
             raise ConfigError(
-                f"batch_size is {self.batch_size}{times}, but the training set has "
-                f"{len(training)} examples; give at most that many (--batch-size)"
+                f"batch_size is {self.batch_size}{times}, but the training set has {examples} "
+                "examples; give at most that many (--batch-size)"
             )
 
     def _check_unmeasured(self) -> None:
-        """
-        Raises:
-            ConfigError: the data has no evaluation set, which an option needs.
-        """
         needs = {
             f"evaluate_every is {self.evaluate_every}": self.evaluate_every > 0,
             "metrics were given": "metrics" in self.model_fields_set
@@ -718,14 +610,7 @@ class Job(BaseModel):
         if self._variables is None:
             parameters = self.initial_parameters(empty=True)
             state = self.initial_state(empty=True)
-            names = [*parameters, *state, *self.frozen()]
-            check_names(names)
-            if repeated := [name for name in names if names.count(name) > 1]:
-                raise ConfigError(
-                    f"{self.model!r} has two variables called {repeated[0]!r}; expected each name "
-                    "in one of parameters(), state() and frozen()"
-                )
-            self._check_initial(names)
+            self._begins_with.check_names([*parameters, *state, *self.frozen()])
             for pattern in self.groups:
                 if not any(fnmatchcase(name, pattern) for name in parameters):
                     raise ConfigError(
@@ -776,10 +661,6 @@ class Job(BaseModel):
             "seed": str(self.seed),
             "compression": self.compression,
         }
-
-
-def _is_finite(value: Any) -> bool:
-    return value.dtype.name not in AVERAGED or bool(np.isfinite(value).all())
 
 
 def _sentence(mistake: ErrorDetails) -> str:
