@@ -20,14 +20,14 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.policies import make_policy
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Drop, Order, Reduce
 from zmqtrain.server.work_queue import LONG_S
 from zmqtrain.transport.router_dealer import BURST
 from zmqtrain.wire.messages import Arrived
 
 WARM_UP = 0.2  # share of a forecast that is not counted
 NEVER = 10**12  # steps
-UPDATES = frozenset({"apply", "reduce"})  # kinds of orders
+UPDATES = Apply, Reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,17 +334,17 @@ class Simulation:
         self._obey(orders)
 
     def _obey(self, orders: list[Order], *, is_pull: bool = False) -> None:
-        updates = sum(order.kind in UPDATES for order in orders)
+        updates = sum(isinstance(order, UPDATES) for order in orders)
         version = self._coordinator.version - updates
         for order in orders:
-            if order.kind in UPDATES:
+            if isinstance(order, UPDATES):
                 for worker in order.workers:
                     self._staleness.observe(version - self._workers[worker].version)
                 version += 1
-            elif order.kind == "drop":
+            elif isinstance(order, Drop):
                 self._dropped += 1
-            elif order.kind in ("admit", "release"):
-                made = self._workers[order.workers[0]]
+            elif isinstance(order, Answer):
+                made = self._workers[order.worker]
                 made.version = version
                 made.batches += order.batches
         self._carry_out(self._leader, orders)
@@ -368,8 +368,8 @@ class Simulation:
 
     def _carry_out(self, server: _Server, orders: list[Order]) -> None:
         for order in orders:
-            if order.kind in UPDATES or order.kind == "accumulate":
+            if isinstance(order, Apply | Reduce | Accumulate):
                 server.work(len(order.workers) * self._update_s)
-            elif order.kind in ("admit", "release"):
+            elif isinstance(order, Answer):
                 done_at = server.work(0.0)
-                self._clock.at(done_at + self._half_s, self._answered, order.workers[0])
+                self._clock.at(done_at + self._half_s, self._answered, order.worker)

@@ -15,7 +15,7 @@ from tests.bad_input.parts import make_job, table
 from tests.plans import planned
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import DATA
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Apply, Reduce, Switch
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.store.checkpoint import attempt_of
 from zmqtrain.store.logdir import claimed
@@ -224,7 +224,7 @@ async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
             "MapSegment.lane: expected memory or shm, got 'ether'",
         ),
         (Done("and dusted"), "ps 0 takes no Done from worker 0"),
-        (Orders(1, (Order("apply"),)), "ps 0 takes no Orders from worker 0"),
+        (Orders(1, (Apply(0),)), "ps 0 takes no Orders from worker 0"),
     ],
 )
 async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
@@ -252,7 +252,7 @@ async def test_live_policy_is_not_changed_to_one_that_cannot_be_made(spec: str) 
 async def test_follower_takes_no_orders_but_from_its_link_to_the_lead() -> None:
     async with table(make_job(partition_nbytes=4), index=1) as t:
         impostor = t.someone("ps", 0)
-        orders = Orders(1, (Order("apply", (0,)), Order("reduce"), Order("switch", text="nope")))
+        orders = Orders(1, (Apply(0), Reduce(()), Switch("nope")))
         assert await impostor.refused(orders) == (
             "RefusedError",
             "ps 1 takes orders over its own link to ps 0 only",

@@ -11,13 +11,14 @@ from simulation.model import counting_job
 from tests.asking import Asked
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.delivery import Numbered, OrderDelivery
+from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.events import PullArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.protocol.orders import Numbered
 from zmqtrain.protocol.status import TaskStatus
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment

@@ -17,7 +17,18 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Policy, make_policy
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import (
+    Accumulate,
+    Answer,
+    Apply,
+    Drop,
+    Order,
+    Rate,
+    Reduce,
+    Roster,
+    Snapshot,
+    Switch,
+)
 from zmqtrain.wire.messages import Arrived, Close, Extend, SwitchPolicy
 
 
@@ -78,6 +89,19 @@ def _event(run: Coordinator, text: str) -> Event:
 
 
 def _told(order: Order) -> str:
-    batches = " ".join(map(str, order.batches))
-    details = [order.text, f"with {batches}" if batches else "", "stop" if order.stop else ""]
-    return " ".join(filter(None, [order.kind, *map(str, order.workers), *details]))
+    """Return an order's name in lower case, and what tells it from others of its kind."""
+    name = type(order).__name__.lower()
+    match order:
+        case Answer(worker, batches=batches, stop=stop):
+            given = ["with", *batches] if batches else []
+            return _words(name, worker, *given, *["stop"] * stop)
+        case Drop(worker, reason):
+            return _words(name, worker, reason)
+        case Apply() | Accumulate() | Reduce() | Roster():
+            return _words(name, *order.workers)
+        case Switch(text) | Snapshot(text) | Rate(text):
+            return _words(name, text)
+
+
+def _words(*given: object) -> str:
+    return " ".join(map(str, given))

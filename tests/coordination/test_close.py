@@ -15,12 +15,12 @@ def test_gradients_under_way_are_counted_before_everyone_stops() -> None:
     play(
         run,
         """
-        pull 0     -> admit 0 with 0
-        pull 1     -> admit 1 with 1
+        pull 0     -> answer 0 with 0
+        pull 1     -> answer 1 with 1
         close      -> -
         push 0 1 0 -> apply 0
         held       -> 0 waits for 1
-        push 1 1 1 -> apply 1, release 0 stop, release 1 stop
+        push 1 1 1 -> apply 1, answer 0 stop, answer 1 stop
         held       -> -
         """,
     )
@@ -34,10 +34,10 @@ def test_step_under_way_is_completed_before_everyone_stops() -> None:
         run,
         """
         pull 0     -> -
-        pull 1     -> admit 0 with 0, admit 1 with 1
+        pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> -
         close      -> -
-        push 1 1 1 -> reduce 0 1, release 0 stop, release 1 stop
+        push 1 1 1 -> reduce 0 1, answer 0 stop, answer 1 stop
         """,
     )
     assert run.version == 1
@@ -48,11 +48,11 @@ def test_worker_that_dies_meanwhile_is_not_waited_for() -> None:
     play(
         run,
         """
-        pull 0     -> admit 0 with 0
-        pull 1     -> admit 1 with 1
+        pull 0     -> answer 0 with 0
+        pull 1     -> answer 1 with 1
         close      -> -
         push 0 1 0 -> apply 0
-        leave 1    -> leave 1, release 0 stop
+        leave 1    -> answer 0 stop
         """,
     )
     assert run.ledger.open_batches() == (1,)
@@ -64,11 +64,11 @@ def test_step_that_a_worker_holds_up_ends_without_it_if_time_is_short() -> None:
         run,
         """
         pull 0        -> -
-        pull 1        -> admit 0 with 0, admit 1 with 1
+        pull 1        -> answer 0 with 0, answer 1 with 1
         close         -> -
         push 0 1 0    -> -
-        close at-once -> reduce 0, release 0 stop
-        push 1 1 1    -> drop 1 the job is complete, release 1 stop
+        close at-once -> reduce 0, answer 0 stop
+        push 1 1 1    -> drop 1 the job is complete, answer 1 stop
         """,
     )
     assert run.version == run.steps == 1
@@ -82,11 +82,11 @@ def test_accumulated_gradient_of_a_worker_that_computes_on_counts_at_a_hurried_e
         run,
         """
         pull 0        -> -
-        pull 1        -> admit 0 with 0, admit 1 with 1
-        push 0 1 0    -> accumulate 0, release 0 with 2
+        pull 1        -> answer 0 with 0, answer 1 with 1
+        push 0 1 0    -> accumulate 0, answer 0 with 2
         close         -> -
         close at-once -> reduce
-        push 0 2 2    -> drop 0 the job is complete, release 0 stop
+        push 0 2 2    -> drop 0 the job is complete, answer 0 stop
         """,
     )
     assert run.applied == 1
@@ -104,8 +104,8 @@ def test_close_of_a_finished_run_changes_nothing() -> None:
     play(
         run,
         """
-        pull 0     -> admit 0 with 0
-        push 0 1 0 -> apply 0, release 0 stop
+        pull 0     -> answer 0 with 0
+        push 0 1 0 -> apply 0, answer 0 stop
         close      -> -
         """,
     )

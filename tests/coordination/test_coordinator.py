@@ -10,7 +10,7 @@ from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Apply
 from zmqtrain.wire.messages import Arrived
 
 
@@ -26,14 +26,14 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
         coordinator("hogwild"),
         """
         join 0 1   -> -
-        pull 0     -> admit 0 with 0
+        pull 0     -> answer 0 with 0
         join 1 1   -> -
-        pull 1     -> admit 1 with 1
-        push 1 1 1 -> apply 1, release 1 with 2
-        push 1 2 2 -> apply 1, release 1 with 3
-        push 0 1 0 -> apply 0, release 0 with 4
+        pull 1     -> answer 1 with 1
+        push 1 1 1 -> apply 1, answer 1 with 2
+        push 1 2 2 -> apply 1, answer 1 with 3
+        push 0 1 0 -> apply 0, answer 0 with 4
         held       -> -
-        leave 0    -> leave 0
+        leave 0    -> -
         leave 0    -> -
         """,
     )
@@ -42,11 +42,11 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
 def test_release_answers_one_push_of_one_life() -> None:
     run = coordinator("hogwild")
     run.handle(Joined(0, 3))
-    assert run.handle(PullArrived(0)) == [Order("admit", (0,), "", 3, 0, (0,))]
+    assert run.handle(PullArrived(0)) == [Answer(0, 3, 0, (0,))]
     orders = run.handle(PushArrived(0, 1, 0))
-    assert orders[-1] == Order("release", (0,), "", 3, 1, (1,))
+    assert orders[-1] == Answer(0, 3, 1, (1,))
     run.handle(Joined(0, 4))
-    assert run.handle(PullArrived(0)) == [Order("admit", (0,), "", 4, 0, (1,))]
+    assert run.handle(PullArrived(0)) == [Answer(0, 4, 0, (1,))]
 
 
 def test_repeated_report_changes_nothing() -> None:
@@ -55,11 +55,11 @@ def test_repeated_report_changes_nothing() -> None:
         """
         pull 0          -> -
         join 0 1        -> -
-        pull 0          -> admit 0 with 0
+        pull 0          -> answer 0 with 0
         pull 0          -> -
         push 0 1 0      -> -
         push 0 1 0      -> -
-        push 0 1 0 at 1 -> apply 0, release 0 with 1
+        push 0 1 0 at 1 -> apply 0, answer 0 with 1
         push 0 1 0 at 1 -> -
         push 0 1 0      -> -
         pull 0          -> -
@@ -72,12 +72,12 @@ def test_new_life_ends_the_one_before() -> None:
         coordinator("sync-replicas", joined=2, lookahead=1),
         """
         pull 0     -> -
-        pull 1     -> admit 0 with 0 2, admit 1 with 1 3
+        pull 1     -> answer 0 with 0 2, answer 1 with 1 3
         push 0 1 0 -> -
-        join 1 2   -> leave 1, reduce 0, release 0 with 1
+        join 1 2   -> reduce 0, answer 0 with 1
         pull 1     -> -
         held       -> 1 waits for 0
-        push 0 2 2 -> reduce 0, release 0 with 4, admit 1 with 3 5
+        push 0 2 2 -> reduce 0, answer 0 with 4, answer 1 with 3 5
         """,
     )
 
@@ -91,7 +91,7 @@ def test_coordinated_push_counts_once_it_is_at_every_shard(last: int) -> None:
         assert not run.handle(arrival(0, 1, shard))
         assert run.ledger.open_batches() == (0,)
     orders = run.handle(arrival(0, 1, last))
-    assert [order.kind for order in orders] == ["apply", "release"]
+    assert list(map(type, orders)) == [Apply, Answer]
 
 
 def test_part_of_an_earlier_life_is_none_of_the_new_one() -> None:
@@ -102,7 +102,7 @@ def test_part_of_an_earlier_life_is_none_of_the_new_one() -> None:
     assert run.handle(PushArrived(0, 1, 0)) == []
     assert run.handle(PushesReported(1, Arrived((0,), (1,), (1,), (True,)))) == []
     orders = run.handle(PushesReported(1, Arrived((0,), (2,), (1,), (True,))))
-    assert [order.kind for order in orders] == ["apply", "release"]
+    assert list(map(type, orders)) == [Apply, Answer]
 
 
 def test_other_push_counts_once_it_is_at_the_lead_shard() -> None:
@@ -110,9 +110,9 @@ def test_other_push_counts_once_it_is_at_the_lead_shard() -> None:
         coordinator("hogwild", shards=3),
         """
         join 0 1        -> -
-        pull 0          -> admit 0 with 0
+        pull 0          -> answer 0 with 0
         push 0 1 0 at 2 -> -
-        push 0 1 0      -> apply 0, release 0 with 1
+        push 0 1 0      -> apply 0, answer 0 with 1
         """,
     )
 
@@ -123,11 +123,11 @@ def test_unfinished_arrival_is_not_counted_by_anothers_step() -> None:
         run,
         """
         pull 0          -> -
-        pull 1          -> admit 0 with 0, admit 1 with 1
+        pull 1          -> answer 0 with 0, answer 1 with 1
         push 1 1 1      -> -
         push 0 1 0      -> -
-        push 0 1 0 at 1 -> reduce 0, release 0 with 2
-        push 1 1 1 at 1 -> drop 1 stale, release 1 with 1
+        push 0 1 0 at 1 -> reduce 0, answer 0 with 2
+        push 1 1 1 at 1 -> drop 1 stale, answer 1 with 1
         """,
     )
     assert run.ledger.open_batches() == (1, 2)
@@ -138,11 +138,11 @@ def test_batch_of_an_unfinished_arrival_goes_to_another() -> None:
         coordinator("sync-replicas", joined=2, shards=2),
         """
         pull 0          -> -
-        pull 1          -> admit 0 with 0, admit 1 with 1
+        pull 1          -> answer 0 with 0, answer 1 with 1
         push 0 1 0      -> -
-        leave 0         -> leave 0
+        leave 0         -> -
         push 1 1 1      -> -
-        push 1 1 1 at 1 -> reduce 1, release 1 with 0
+        push 1 1 1 at 1 -> reduce 1, answer 1 with 0
         """,
     )
 
@@ -153,17 +153,17 @@ def test_accumulated_batch_of_a_worker_that_leaves_stays_counted() -> None:
         run,
         """
         join 0 1        -> -
-        pull 0          -> admit 0 with 0
+        pull 0          -> answer 0 with 0
         push 0 1 0      -> -
-        push 0 1 0 at 1 -> accumulate 0, release 0 with 1
+        push 0 1 0 at 1 -> accumulate 0, answer 0 with 1
         push 0 2 1 at 1 -> -
-        leave 0         -> leave 0
+        leave 0         -> -
         join 0 2        -> -
-        pull 0          -> admit 0 with 1
+        pull 0          -> answer 0 with 1
         push 0 1 1      -> -
-        push 0 1 1 at 1 -> accumulate 0, release 0 with 2
+        push 0 1 1 at 1 -> accumulate 0, answer 0 with 2
         push 0 2 2      -> -
-        push 0 2 2 at 1 -> reduce 0, release 0 with 3
+        push 0 2 2 at 1 -> reduce 0, answer 0 with 3
         """,
     )
     assert run.ledger.open_batches() == (3,)
@@ -190,8 +190,8 @@ def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
             arrivals = [arrival(worker, step, shard, batch) for shard in range(shards)]
             for event in arrivals if step else [PullArrived(worker)]:
                 for order in run.handle(event):
-                    if order.kind in ("admit", "release"):
-                        leases[order.workers[0]] += order.batches
+                    if isinstance(order, Answer):
+                        leases[order.worker] += order.batches
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:1"])
@@ -200,12 +200,12 @@ def test_no_more_batches_are_leased_than_steps_are_left(spec: str) -> None:
     play(
         run,
         """
-        pull 0     -> admit 0 with 0 1
-        pull 1     -> admit 1 with 2
-        push 0 1 0 -> apply 0, release 0
+        pull 0     -> answer 0 with 0 1
+        pull 1     -> answer 1 with 2
+        push 0 1 0 -> apply 0, answer 0
         push 0 2 1 -> apply 0
         held       -> 0 waits for 1
-        push 1 1 2 -> apply 1, release 0 stop, release 1 stop
+        push 1 1 2 -> apply 1, answer 0 stop, answer 1 stop
         held       -> -
         """,
     )
@@ -219,14 +219,14 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(spec: str) ->
     play(
         run,
         """
-        pull 0     -> admit 0 with 0 1
+        pull 0     -> answer 0 with 0 1
         pull 1     -> -
         held       -> 1 waits for 0
-        leave 0    -> leave 0, admit 1 with 0 1
+        leave 0    -> answer 1 with 0 1
         join 0 2   -> -
         pull 0     -> -
-        push 1 1 0 -> apply 1, release 1
-        push 1 2 1 -> apply 1, admit 0 stop, release 1 stop
+        push 1 1 0 -> apply 1, answer 1
+        push 1 2 1 -> apply 1, answer 0 stop, answer 1 stop
         """,
     )
 
@@ -246,10 +246,10 @@ def test_worker_without_a_batch_can_leave() -> None:
     play(
         coordinator("bounded-staleness:0", joined=2, steps=1),
         """
-        pull 0     -> admit 0 with 0
+        pull 0     -> answer 0 with 0
         pull 1     -> -
-        leave 1    -> leave 1
-        push 0 1 0 -> apply 0, release 0 stop
+        leave 1    -> -
+        push 0 1 0 -> apply 0, answer 0 stop
         """,
     )
 
@@ -271,13 +271,13 @@ def test_everyone_is_told_to_stop_after_the_last_step() -> None:
         """
         pull 0     -> -
         pull 1     -> -
-        pull 2     -> admit 0 with 0, admit 1 with 1, admit 2 with 2
+        pull 2     -> answer 0 with 0, answer 1 with 1, answer 2 with 2
         push 0 1 0 -> -
-        push 1 1 1 -> reduce 0 1, release 0 stop, release 1 stop
-        push 2 1 2 -> drop 2 the job is complete, release 2 stop
-        join 1 2   -> leave 1
-        pull 1     -> admit 1 stop
-        leave 1    -> leave 1
+        push 1 1 1 -> reduce 0 1, answer 0 stop, answer 1 stop
+        push 2 1 2 -> drop 2 the job is complete, answer 2 stop
+        join 1 2   -> -
+        pull 1     -> answer 1 stop
+        leave 1    -> -
         held       -> -
         """,
     )
@@ -292,10 +292,10 @@ def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step() -> No
         run,
         """
         pull 0     -> -
-        pull 1     -> admit 0 with 0, admit 1 with 1
+        pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> -
-        give-up    -> drop 0 the job was given up, release 0 stop
-        push 1 1 1 -> drop 1 the job is complete, release 1 stop
+        give-up    -> drop 0 the job was given up, answer 0 stop
+        push 1 1 1 -> drop 1 the job is complete, answer 1 stop
         """,
     )
     assert run.ledger.open_batches() == (0, 1)
@@ -307,7 +307,7 @@ def test_job_that_is_complete_when_it_starts_stops_everyone() -> None:
         run,
         """
         join 0 1 -> -
-        pull 0   -> admit 0 stop
+        pull 0   -> answer 0 stop
         """,
     )
     assert run.finished
@@ -319,11 +319,11 @@ def test_non_finite_gradient_is_skipped_with_its_batch() -> None:
         run,
         """
         join 0 1            -> -
-        pull 0              -> admit 0 with 0
+        pull 0              -> answer 0 with 0
         push 0 1 0          -> -
-        push 0 1 0 at 1 bad -> release 0 with 1
+        push 0 1 0 at 1 bad -> answer 0 with 1
         push 0 2 1          -> -
-        push 0 2 1 at 1     -> reduce 0, release 0 with 2
+        push 0 2 1 at 1     -> reduce 0, answer 0 with 2
         """,
     )
     assert run.refused == 1
@@ -337,13 +337,13 @@ def test_non_finite_gradient_does_not_move_a_clock() -> None:
         run,
         """
         join 0 1       -> -
-        pull 0         -> admit 0 with 0
+        pull 0         -> answer 0 with 0
         join 1 1       -> -
-        pull 1         -> admit 1 with 1
-        push 0 1 0 bad -> release 0 with 2
+        pull 1         -> answer 1 with 1
+        push 0 1 0 bad -> answer 0 with 2
         push 1 1 1     -> apply 1
         held           -> 1 waits for 0
-        push 0 2 2     -> apply 0, release 0 with 3, release 1 with 4
+        push 0 2 2     -> apply 0, answer 0 with 3, answer 1 with 4
         """,
     )
 
@@ -356,9 +356,9 @@ def test_resumed_run_leases_what_was_open_first() -> None:
         join 0 1     -> -
         join 1 1     -> -
         pull 1       -> -
-        pull 0       -> admit 0 with 12, admit 1 with 17
+        pull 0       -> answer 0 with 12, answer 1 with 17
         push 0 1 12  -> -
-        push 1 1 17  -> reduce 0 1, release 0 with 20, release 1 with 21
+        push 1 1 17  -> reduce 0 1, answer 0 with 20, answer 1 with 21
         """,
     )
     assert run.version == 8

@@ -22,7 +22,15 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Decision, Release, make_policy
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import (
+    Accumulate,
+    Answer,
+    Apply,
+    Drop,
+    Order,
+    Reduce,
+    Switch,
+)
 from zmqtrain.wire.messages import Arrived, SwitchPolicy
 
 SPECS = [
@@ -212,52 +220,50 @@ class World:
     # What follows from it
 
     def obey(self, event: str, orders: list[Order]) -> None:
-        self.trace.append(f"{event} -> {', '.join(map(_told, orders))}")
+        self.trace.append(f"{event} -> {', '.join(map(str, orders))}")
         for order in orders:
-            getattr(self, f"on_{order.kind}")(order)
+            self.carry_out(order)
         if self.finished:
             self.switching = ""
         self.check_books()
         self.check_held()
 
-    def on_leave(self, order: Order) -> None:
-        """The worker's own life is over already."""
+    def carry_out(self, order: Order) -> None:
+        match order:
+            case Apply(worker):
+                self.count([self.settle(worker)])
+            case Accumulate(worker):
+                self.sum.append(self.settle(worker))
+            case Reduce(workers):
+                gradients = [*self.sum, *map(self.settle, workers)]
+                self.sum.clear()
+                for gradient in gradients:
+                    self.expect(
+                        gradient.version == self.version, f"step {self.version}: {gradient}"
+                    )
+                self.count(gradients)
+            case Drop(worker):
+                self.settle(worker)
+                self.expect(self.coordinated, "a push is dropped that other shards have applied")
+            case Switch(policy):
+                self.switched(policy)
+            case Answer():
+                self.answered(order)
 
-    def on_apply(self, order: Order) -> None:
-        self.count([self.settle(worker) for worker in order.workers])
-
-    def on_accumulate(self, order: Order) -> None:
-        self.sum += [self.settle(worker) for worker in order.workers]
-
-    def on_reduce(self, order: Order) -> None:
-        gradients = [*self.sum, *map(self.settle, order.workers)]
-        self.sum.clear()
-        for gradient in gradients:
-            self.expect(gradient.version == self.version, f"step {self.version} has {gradient}")
-        self.count(gradients)
-
-    def on_drop(self, order: Order) -> None:
-        self.settle(order.workers[0])
-        self.expect(self.coordinated, "a push is dropped that other shards have applied")
-
-    def on_switch(self, order: Order) -> None:
+    def switched(self, policy: str) -> None:
         busy = [
             worker
             for worker, life in self.lives.items()
             if life.state == "computing" or (life.state == "sent" and life.sequence)
         ]
         self.expect(not busy, f"the policy changes while {busy} compute")
-        self.expect(order.text == self.switching, f"the policy is {order.text}")
+        self.expect(policy == self.switching, f"the policy is {policy}")
         self.switching = ""
         self.policies += 1
-        self.coordinated = make_policy(order.text).coordinated
+        self.coordinated = make_policy(policy).coordinated
 
-    def on_admit(self, order: Order) -> None:
-        self.expect(order.sequence == 0, f"an admission after push {order.sequence}")
-        self.on_release(order)
-
-    def on_release(self, order: Order) -> None:
-        worker = order.workers[0]
+    def answered(self, order: Answer) -> None:
+        worker = order.worker
         life = self.lives.get(worker)
         if life is None:
             return self.expect(False, f"{worker} is released but not live")
@@ -334,13 +340,6 @@ class World:
         for worker in range(self.workers):
             if worker not in self.lives:
                 self.join(worker)
-
-
-def _told(order: Order) -> str:
-    workers = " ".join(map(str, order.workers))
-    batches = " ".join(map(str, order.batches))
-    details = [order.text, f"with {batches}" if batches else "", "stop" if order.stop else ""]
-    return " ".join(filter(None, [order.kind, workers, *details]))
 
 
 events = st.tuples(st.integers(0, 3), st.sampled_from(WISHES), st.integers(0, 20))

@@ -10,15 +10,15 @@ import pytest
 
 from tests.asking import Asked
 from tests.coordination.parts import add_peer, make_delivery
-from zmqtrain.coordination.delivery import Numbered, OrderDelivery
+from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Apply, Numbered, Order, Switch
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACKNOWLEDGED, ORDERS, SegmentLayout
 from zmqtrain.wire.messages import BATCH, Orders, ShardReport
 
-APPLY = Order("apply", (0,))
+APPLY = Apply(0)
 
 
 class FirstShard:
@@ -96,7 +96,7 @@ async def test_delivery_is_done_when_the_others_tell_of_all_their_orders() -> No
 
 async def test_orders_wait_until_the_others_know_of_a_switch() -> None:
     shard, delivery = begun()
-    delivery.give([APPLY, Order("switch", text="hogwild"), Order("release", (0,))])
+    delivery.give([APPLY, Switch("hogwild"), Answer(0, 1, 1)])
     assert delivery.due() == ()
     await asyncio.sleep(0)
     assert [orders.number for orders in shard.sent] == [1]
@@ -110,7 +110,7 @@ async def test_orders_wait_until_the_others_know_of_a_switch() -> None:
 async def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -> None:
     """It has not told yet what it got; what all shards had got is kept no more."""
     shard, delivery = begun()
-    orders = [Order("apply", (worker,)) for worker in range(4)]
+    orders = [Apply(worker) for worker in range(4)]
     delivery.give(orders)
     await asyncio.sleep(0)
     shard.follower_reports(2)

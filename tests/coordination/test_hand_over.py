@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zmqtrain.coordination.hand_over import OrderLog, lacking, left_of, newest
 from zmqtrain.errors import CheckpointError
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place, with_copies
 
@@ -21,7 +21,7 @@ def saved(step: int = 0) -> Saved:
 
 
 def orders(first: int, count: int, generation: int = 1) -> LastOrders:
-    each = (Order("apply", (number,)) for number in range(first, first + count))
+    each = (Apply(number) for number in range(first, first + count))
     return LastOrders(generation, first, tuple(each), saved())
 
 

@@ -11,12 +11,12 @@ import pytest
 from tests.asking import Asked
 from tests.clock import Clock
 from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.policies.sync_replicas import TokenSyncReplicas
+from zmqtrain.protocol.orders import Answer, Apply, Numbered
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
@@ -25,8 +25,8 @@ from zmqtrain.wire.messages import Arrived, Extend, ShardReport, SwitchPolicy
 REPORT = ShardReport(0, 0, 16)
 
 
-def kinds(orders: Sequence[Numbered]) -> list[str]:
-    return [order.kind for _, order in orders]
+def kinds(orders: Sequence[Numbered]) -> list[type]:
+    return [type(order) for _, order in orders]
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: PeerTa
     add_peer(peers, "worker 0")
     leader = make_leader(peers=peers)
     leader.begin(1, 0, Ledger())
-    assert kinds(leader.arrived(PullArrived(0))) == ["admit"]
+    assert kinds(leader.arrived(PullArrived(0))) == [Answer]
     assert leader.holds_lease(0, 0) and not leader.holds_lease(0, 9)
-    assert kinds(leader.arrived(PushArrived(0, 1, 0, 1))) == ["apply", "release"]
+    assert kinds(leader.arrived(PushArrived(0, 1, 0, 1))) == [Apply, Answer]
     assert leader.step == 1
 
 
@@ -139,7 +139,7 @@ async def test_push_counts_once_it_lies_ready_on_all_shards(peers: PeerTable) ->
     assert leader.arrived(PushArrived(0, 1, 0, 1)) == ()
     for _ in range(2):  # it is reported again until it is decided
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0,), (1,), (1,), (True,)))
-        assert kinds(carried_out) == ["apply", "release"]
+        assert kinds(carried_out) == [Apply, Answer]
 
 
 async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable) -> None:

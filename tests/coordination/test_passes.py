@@ -10,7 +10,7 @@ from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Order
 from zmqtrain.wire.messages import Extend
 
 ENDLESS = 1 << 40
@@ -24,8 +24,8 @@ def test_nothing_is_leased_before_the_first_pass_begins() -> None:
         pull 0     -> -
         pull 1     -> -
         held       -> -
-        extend 3   -> switch hogwild, admit 0 with 0, admit 1 with 1
-        push 1 1 1 -> apply 1, release 1 with 2
+        extend 3   -> switch hogwild, answer 0 with 0, answer 1 with 1
+        push 1 1 1 -> apply 1, answer 1 with 2
         push 0 1 0 -> apply 0
         held       -> 0 waits for 1
         push 1 2 2 -> apply 1
@@ -33,7 +33,7 @@ def test_nothing_is_leased_before_the_first_pass_begins() -> None:
         """,
     )
     assert run.is_pass_over
-    play(run, "extend 6 -> switch hogwild, release 0 with 3, release 1 with 4")
+    play(run, "extend 6 -> switch hogwild, answer 0 with 3, answer 1 with 4")
 
 
 def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there() -> None:
@@ -42,10 +42,10 @@ def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there() -> None:
         run,
         """
         pull 0     -> -
-        pull 1     -> admit 0 with 0, admit 1 with 1
+        pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> accumulate 0
         push 1 1 1 -> accumulate 1, reduce, switch sync-replicas:aggregate=4
-        extend 4   -> switch sync-replicas:aggregate=4, release 0 with 2, release 1 with 3
+        extend 4   -> switch sync-replicas:aggregate=4, answer 0 with 2, answer 1 with 3
         """,
     )
     assert run.ledger.pass_examples == 0
@@ -57,9 +57,9 @@ def test_batch_of_a_worker_that_dies_belongs_to_its_pass() -> None:
         run,
         """
         pull 0     -> -
-        pull 1     -> admit 0 with 0, admit 1 with 1
+        pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> -
-        leave 1    -> leave 1, reduce 0, release 0 with 1
+        leave 1    -> reduce 0, answer 0 with 1
         push 0 2 1 -> reduce 0
         """,
     )
@@ -72,11 +72,11 @@ def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody() -> None:
         run,
         """
         pull 0     -> -
-        pull 1     -> admit 0 with 0, admit 1 with 1
+        pull 1     -> answer 0 with 0, answer 1 with 1
         extend 4   -> -
         extend 4   -> -
         push 0 1 0 -> -
-        push 1 1 1 -> reduce 0 1, release 0 with 2, release 1 with 3
+        push 1 1 1 -> reduce 0 1, answer 0 with 2, answer 1 with 3
         """,
     )
 
@@ -86,9 +86,9 @@ def test_run_may_be_closed_between_two_passes() -> None:
     play(
         run,
         """
-        pull 0     -> admit 0 with 0
+        pull 0     -> answer 0 with 0
         push 0 1 0 -> apply 0
-        close      -> release 0 stop
+        close      -> answer 0 stop
         """,
     )
     assert run.finished
@@ -138,10 +138,9 @@ class Cluster:
 
     def carry_out(self, orders: list[Order]) -> None:
         for order in orders:
-            if order.kind in ("admit", "release") and not order.stop:
-                (worker,) = order.workers
-                self.has[worker] += order.batches
-                self.computing.append(worker)
+            if isinstance(order, Answer) and not order.stop:
+                self.has[order.worker] += order.batches
+                self.computing.append(order.worker)
 
 
 @pytest.mark.parametrize("spec", POLICIES)

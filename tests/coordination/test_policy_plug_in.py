@@ -52,16 +52,16 @@ def test_worker_that_is_fed_again_may_be_held_by_the_policy() -> None:
     play(
         coordinator(OnTheNextPush(), joined=3, workers=3, steps=3, lookahead=1),
         """
-        pull 0     -> admit 0 with 0 1
+        pull 0     -> answer 0 with 0 1
         pull 2     -> -
-        push 0 1 0 -> apply 0, release 0, admit 2 with 2
+        push 0 1 0 -> apply 0, answer 0, answer 2 with 2
         pull 1     -> -
         held       -> 1 waits for 0 2
         push 0 2 1 -> apply 0
         held       -> 0 waits for 2, 1 waits for 2
-        leave 2    -> leave 2, release 0 with 2
+        leave 2    -> answer 0 with 2
         held       -> 1 waits for 0
-        push 0 3 2 -> apply 0, release 0 stop, admit 1 stop
+        push 0 3 2 -> apply 0, answer 0 stop, answer 1 stop
         """,
     )
 
@@ -71,8 +71,8 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
     play(
         run,
         """
-        pull 0     -> admit 0 with 0 1
-        pull 1     -> admit 1 with 2
+        pull 0     -> answer 0 with 0 1
+        pull 1     -> answer 1 with 2
         pull 2     -> -
         """,
     )
@@ -81,8 +81,8 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
         run,
         f"""
         push 0 1 0 -> apply 0
-        push 1 1 2 -> apply 1, switch {OnTheNextPush.spec}, release 0
+        push 1 1 2 -> apply 1, switch {OnTheNextPush.spec}, answer 0
         held       -> 1 waits for 0, 2 waits for 0
-        push 0 2 1 -> apply 0, release 0 stop, release 1 stop, admit 2 stop
+        push 0 2 1 -> apply 0, answer 0 stop, answer 1 stop, answer 2 stop
         """,
     )

@@ -14,7 +14,7 @@ from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived,
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Order, Roster, Switch
 from zmqtrain.wire.messages import Close, Extend
 
 EXAMPLES = 10
@@ -73,8 +73,8 @@ class Job:
         self.orders = self.made.handle(unpack(pack(event)))
 
     @property
-    def rosters(self) -> list[Order]:
-        return [order for order in self.orders if order.kind == "roster"]
+    def rosters(self) -> list[Roster]:
+        return [order for order in self.orders if isinstance(order, Roster)]
 
 
 def loss_of(batch: int) -> float:
@@ -141,10 +141,8 @@ def test_roster_begins_with_the_order_that_comes_before_all_are_released() -> No
     job.join(1)
     assert not job.orders
     job.join(0)
-    kinds = [(order.kind, order.workers) for order in job.orders]
-    assert kinds == [("roster", (0, 1)), ("admit", (0,)), ("admit", (1,))]
-    (roster,) = job.rosters
-    assert (roster.sequence, roster.batches) == (49, (4,))
+    begins = Roster((0, 1), steps=49, next_batch=4)
+    assert job.orders == [begins, Answer(0, 1, 0, (0, 2)), Answer(1, 1, 0, (1, 3))]
 
 
 def test_roster_counts_again_what_is_told_twice_only_once() -> None:
@@ -162,7 +160,7 @@ def test_last_step_and_the_last_batches_of_a_pass_are_decided_one_by_one() -> No
     last = Job(coordinator(2, steps=2))
     last.join(0)
     last.join(1)
-    assert last.rosters[0].sequence == 1
+    assert last.rosters[0].steps == 1
     at_end = Job(coordinator(2, steps=1))
     at_end.join(0)
     at_end.join(1)
@@ -170,7 +168,7 @@ def test_last_step_and_the_last_batches_of_a_pass_are_decided_one_by_one() -> No
     pass_end = Job(coordinator(2, ledger=Ledger(limit=9)))
     pass_end.join(0)
     pass_end.join(1)
-    assert pass_end.rosters[0].sequence == 2
+    assert pass_end.rosters[0].steps == 2
 
 
 def test_step_that_is_evaluated_is_decided_by_itself() -> None:
@@ -180,7 +178,7 @@ def test_step_that_is_evaluated_is_decided_by_itself() -> None:
     job.join(1)
     for version, steps in ((0, 9), (10, 9), (20, 4)):
         assert job.made.version == version
-        assert job.rosters[0].sequence == steps
+        assert job.rosters[0].steps == steps
         job.end_roster(steps)
         job.step()
     assert job.made.finished
@@ -225,7 +223,7 @@ def test_batches_that_came_back_are_counted_before_a_roster_begins() -> None:
     job.leave(1)
     assert job.made.ledger.returned == [1, 4]
     job.step()
-    assert job.rosters[0].batches == (6,)
+    assert job.rosters[0].next_batch == 6
     assert job.made.ledger.leases == {0: [3, 1], 2: [5, 4]}
 
 
@@ -249,4 +247,4 @@ def test_next_pass_begins_with_a_roster() -> None:
     job.step()
     assert job.made.is_pass_over
     orders = job.made.handle(Extend(40))
-    assert [order.kind for order in orders] == ["switch", "roster", "release", "release"]
+    assert list(map(type, orders)) == [Switch, Roster, Answer, Answer]

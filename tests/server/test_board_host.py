@@ -13,7 +13,7 @@ from tests.server.conftest import add_worker, make_state
 from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.store.board import Board, Seat
 from zmqtrain.store.segment import Reached, reach
@@ -30,7 +30,7 @@ class Interrupted(Shard):
         super().update_parts(numbers, buffers, step)
 
 
-class Roster:
+class Job:
     """Members 0 and 1, who have their gradients of -1 ready; 1 owns the only part of the shard."""
 
     def __init__(self, patience_s: float = 60.0) -> None:
@@ -53,7 +53,7 @@ class Roster:
             add_worker(self.state, index, buffer=index, lane="memory")
             self.reached[index] = reach(self.segment.name, self.segment.layout)
             self.reached[index].gradient(index)[:] = -1
-        self.host.begin(Order("roster", (0, 1), sequence=9, batches=(0,)))
+        self.host.begin(Roster((0, 1), steps=9, next_batch=0))
         shard = self.state.shard
         self.shards = [
             Interrupted(shard.layout, shard.rule, self.segment, safe=True) for _ in self.reached
@@ -85,7 +85,7 @@ def killed() -> None:
 
 
 async def test_slice_of_a_member_that_sleeps_is_updated_by_the_ps_alone() -> None:
-    roster = Roster()
+    roster = Job()
     roster.other.update()
     roster.leave()
     assert roster.is_made
@@ -95,7 +95,7 @@ async def test_slice_of_a_member_that_sleeps_is_updated_by_the_ps_alone() -> Non
 
 @pytest.mark.parametrize("where", ["before its update", "in its update"])
 async def test_slice_of_a_member_that_died_is_updated_by_the_ps(where: str) -> None:
-    roster = Roster()
+    roster = Job()
     roster.other.update()
     if where == "in its update":
         roster.shards[1].happens = killed
@@ -108,7 +108,7 @@ async def test_slice_of_a_member_that_died_is_updated_by_the_ps(where: str) -> N
 
 
 async def test_steps_that_the_shard_does_not_know_of_are_those_of_the_roster_in_force() -> None:
-    roster = Roster()
+    roster = Job()
     assert roster.host.made == 0
     roster.owner.update()
     roster.other.update()
@@ -119,7 +119,7 @@ async def test_steps_that_the_shard_does_not_know_of_are_those_of_the_roster_in_
 
 
 async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> None:
-    roster = Roster()
+    roster = Job()
     roster.other.update()
     waits = []
 
@@ -137,7 +137,7 @@ async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> N
 
 
 async def test_member_that_stops_in_the_middle_of_its_slice_ends_the_job_in_time() -> None:
-    roster = Roster(patience_s=0.01)
+    roster = Job(patience_s=0.01)
     roster.shards[1].happens = killed
     with pytest.raises(Killed):
         roster.owner.update()  # but its process holds its gradient still

@@ -17,7 +17,7 @@ from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE, SGD
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Snapshot, Switch
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.recovery import recover
@@ -79,8 +79,8 @@ def make_executor(state: ShardState, ears: Ears) -> Executor:
     return made
 
 
-def release(sequence: int, *, stop: bool = False) -> Order:
-    return Order("release", (0,), "", 1, sequence, (5,), stop)
+def answer(sequence: int) -> Order:
+    return Answer(0, 1, sequence, (5,))
 
 
 async def test_push_is_applied_and_answered_with_the_next_lease(
@@ -88,11 +88,11 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
 ) -> None:
     worker, request = add_worker(state), Asked(Push(7, 0, 0, 1, 0.5))
     pending = add_push(state, 7, request)
-    executor.carry_out([(1, Order("apply", (0,))), (2, release(7))])
+    executor.carry_out([(1, Apply(0)), (2, answer(7))])
     assert np.array_equal(state.shard.parameters, np.full(SIZE, -1, np.float32))
-    answer, (tensor,) = request.replies[0]
-    assert (answer.sequence, answer.result, answer.version) == (7, "applied", 1)
-    assert answer.batches == (5,)
+    reply, (tensor,) = request.replies[0]
+    assert (reply.sequence, reply.result, reply.version) == (7, "applied", 1)
+    assert reply.batches == (5,)
     assert tensor.nbytes == 4 * SIZE
     assert (state.pending(), state.orders, worker.answered) == ([], 2, 7)
     executor.count()
@@ -111,7 +111,7 @@ async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Exe
 
     add_worker(state, buffer=0)
     add_push(state, 7, Asking())
-    executor.carry_out([(1, Order("apply", (0,))), (2, release(7))])
+    executor.carry_out([(1, Apply(0)), (2, answer(7))])
     assert answered == [7]
 
 
@@ -119,8 +119,8 @@ async def test_release_of_a_push_that_has_not_come_is_noted(
     state: ShardState, executor: Executor, ears: Ears
 ) -> None:
     worker = add_worker(state)
-    executor.carry_out([(1, release(7))])
-    assert (worker.is_released, worker.early, state.orders) == (False, release(7), 1)
+    executor.carry_out([(1, answer(7))])
+    assert (worker.is_released, worker.early, state.orders) == (False, answer(7), 1)
     assert ears.reports == []
     add_push(state, 7)
     assert worker.is_released
@@ -131,7 +131,7 @@ async def test_release_of_a_push_that_was_decided_before_it_came_is_reported(
 ) -> None:
     worker = add_worker(state)
     pending = add_push(state, 7)
-    executor.carry_out([(1, release(7))])
+    executor.carry_out([(1, answer(7))])
     assert ears.reports == [("released_undecided", worker)]
     assert state.pending() == [(worker, pending)]
 
@@ -141,7 +141,7 @@ async def test_pull_is_answered_by_an_admission_with_the_first_leases(
 ) -> None:
     worker, request = add_worker(state, lane="shm"), Asked()
     worker.pending = Pending(Pull(), request)
-    executor.carry_out([(1, Order("admit", (0,), "", 1, batches=(3, 4)))])
+    executor.carry_out([(1, Answer(0, 1, batches=(3, 4)))])
     assert request.replies == [PullReply(0, (3, 4))]
     assert (state.pending(), worker.received, worker.answered) == ([], 0, 0)
 
@@ -149,12 +149,11 @@ async def test_pull_is_answered_by_an_admission_with_the_first_leases(
 @pytest.mark.parametrize(
     "order",
     [
-        Order("admit", (0,), "", 2),
-        Order("admit", (1,), "", 1),
-        Order("release", (0,), "", 1, 3),
-        Order("release", (0,), "", 1, 0),
+        Answer(0, 2),
+        Answer(1, 1),
+        Answer(0, 1, 3),
     ],
-    ids=["of another life", "of another worker", "after push 3", "after no push"],
+    ids=["of another life", "of another worker", "after push 3"],
 )
 async def test_pull_is_not_answered_by_another_order(
     state: ShardState, executor: Executor, order: Order
@@ -171,7 +170,7 @@ async def test_update_that_the_rule_refuses_drops_its_push(
 ) -> None:
     add_worker(state)
     pending = add_push(state, 1)
-    executor.carry_out([(1, Order("apply", (0,)))])
+    executor.carry_out([(1, Apply(0))])
     assert pending.result == "dropped"
     assert [name for name, *_ in ears.reports] == ["refused"]
     assert (state.version, state.orders) == (0, 1)
@@ -211,11 +210,11 @@ async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
 
     executor._spawn = spawn
     executor.halt_at_snapshot()
-    snapshot = Order("snapshot", text=str(checkpoint.begin(tmp_path, 0)))
-    executor.carry_out([(1, Order("rate", text="0.5")), (2, snapshot)])
-    executor.carry_out([(3, Order("apply", (0,))), (4, release(1))])
+    snapshot = Snapshot(str(checkpoint.begin(tmp_path, 0)))
+    executor.carry_out([(1, Rate(0.5)), (2, snapshot)])
+    executor.carry_out([(3, Apply(0)), (4, answer(1))])
     await within(is_taken.wait())
-    executor.carry_out([(5, Order("rate", text="0.25"))])
+    executor.carry_out([(5, Rate(0.25))])
     await asyncio.sleep(0)
     assert executor.halted
     assert (state.orders, state.version, state.shard.learning_rate) == (2, 0, 0.5)
@@ -230,7 +229,7 @@ async def test_snapshot_is_written_into_no_other_directory_than_that_of_an_attem
     executor: Executor, ears: Ears, tmp_path: Path
 ) -> None:
     done = asyncio.Event()
-    executor.carry_out([(1, Order("snapshot", text=str(tmp_path)))])
+    executor.carry_out([(1, Snapshot(str(tmp_path)))])
     executor.after_orders(done.set)
     await within(done.wait())
     ((what, directory, error),) = ears.reports
@@ -245,10 +244,10 @@ async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_ou
     request = Asked()
     add_push(state, 1, request)
     done = asyncio.Event()
-    snapshot = Order("snapshot", text=str(tmp_path / "missing"))  # made beside the loop
+    snapshot = Snapshot(str(tmp_path / "missing"))  # made beside the loop
     executor.carry_out([(1, snapshot)])
     executor.after_orders(executor.forget_orders)
-    executor.carry_out([(2, Order("rate", text="0.5")), (3, Order("apply", (0,))), (4, release(1))])
+    executor.carry_out([(2, Rate(0.5)), (3, Apply(0)), (4, answer(1))])
     executor.after_orders(done.set)
     await within(done.wait())
     assert (state.orders, state.version, state.shard.learning_rate) == (1, 0, None)
@@ -265,7 +264,7 @@ async def test_version_that_is_asked_for_is_copied_before_the_next_update(
     add_worker(state)
     add_push(state, 1)
     executor.keep(Keep(2, average))
-    executor.carry_out([(n, Order("apply", (0,))) for n in (1, 2, 3)])
+    executor.carry_out([(n, Apply(0)) for n in (1, 2, 3)])
     assert executor.kept(2) is None  # the first one is under way in the thread
     await within(come_to_rest(executor))
     executor.close()
@@ -287,7 +286,7 @@ async def test_copy_is_kept_until_another_version_is_asked_for(
     add_worker(state)
     add_push(state, 1)
     executor.keep(Keep(1))
-    executor.carry_out([(1, Order("apply", (0,)))])
+    executor.carry_out([(1, Apply(0))])
     await within(come_to_rest(executor))
     executor.keep(Keep(1))  # the question has come twice
     assert executor.kept(1) is not None
@@ -300,7 +299,7 @@ async def test_policy_that_begins_anew_with_a_pass_is_logged_once(
 ) -> None:
     specs = ["hogwild", "hogwild", "sync-replicas", "hogwild"]
     with caplog.at_level(logging.INFO):
-        executor.carry_out([(n, Order("switch", text=spec)) for n, spec in enumerate(specs, 1)])
+        executor.carry_out([(n, Switch(spec)) for n, spec in enumerate(specs, 1)])
     logged = [record.args[0] for record in caplog.records if "policy" in record.msg]
     assert logged == ["hogwild", "sync-replicas", "hogwild"]
 

@@ -16,13 +16,13 @@ from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Apply, Drop, Switch
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.wire.messages import Arrived, Orders, Pull, ShardReport
 
-SWITCH = Order("switch", text="hogwild")
+SWITCH = Switch("hogwild")
 Follow = Callable[..., Follower]
 
 
@@ -111,7 +111,7 @@ async def test_push_is_decided_here_under_any_other_policy(
     worker = add_worker(state)
     add_push(state, 3)
     orders = follow("hogwild").arrived(worker)
-    assert [(number, order.kind) for number, order in orders] == [(0, "apply"), (0, "release")]
+    assert [*orders] == [(0, Apply(0)), (0, Answer(0, 1, 3))]
     assert link.sent == []
 
 
@@ -121,14 +121,14 @@ async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
 ) -> None:
     """The leader counted it under hogwild; its release overtook a switch, and one more came."""
     request = Asked()
-    worker = add_worker(state, early=Order("release", (0,), incarnation=1, sequence=released))
+    worker = add_worker(state, early=Answer(0, 1, released))
     follower = follow("sync-replicas")
     add_push(state, 7, request)
     follower._executor.carry_out(follower.arrived(worker))
     is_counted = released == 7
     assert state.version == is_counted
-    follower.on_orders(Asked(over_link=True), Orders(1, (Order("leave", (3,)),)))
-    switch = Order("switch", text="sync-replicas:aggregate=1")
+    follower.on_orders(Asked(over_link=True), Orders(1, (Drop(3, "it was late"),)))
+    switch = Switch("sync-replicas:aggregate=1")
     follower.on_orders(Asked(over_link=True), Orders(2, (SWITCH, switch)))
     assert state.version == len(request.replies) == is_counted, "decided by the leader again"
     follower.on_orders(Asked(over_link=True), Orders(4, (SWITCH,)))
@@ -138,7 +138,7 @@ async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
 async def test_orders_that_come_again_beside_new_ones_are_logged_once(follow: Follow) -> None:
     log = OrderLog(workers=2)
     follower = follow("sync-replicas", log)
-    first, second = Order("leave", (1,)), Order("leave", (2,))
+    first, second = Answer(1, 1), Answer(2, 1)
     saved = Saved(0, "sync-replicas", LedgerState(0, (), 0))
     follower.on_orders(Asked(over_link=True), Orders(1, (first,)))
     follower.on_orders(Asked(over_link=True), Orders(1, (first, second), saved))
@@ -153,7 +153,7 @@ async def test_push_is_ordered_once_though_its_release_waits_before_those_orders
     worker, go_on = add_worker(state), threading.Event()
     queue = follower._executor._work
     queue.put(go_on.wait, lambda _: None, rare=True)
-    release = Order("release", (0,), incarnation=1, sequence=7)
+    release = Answer(0, 1, 7)
     follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH, release)))
     add_push(state, 7, request)
     follower._executor.carry_out(follower.arrived(worker))
@@ -172,11 +172,11 @@ async def test_leader_hears_at_once_that_a_switch_is_carried_out(
 
 
 async def test_orders_are_taken_once_and_in_order(state: ShardState, follow: Follow) -> None:
-    follower, leave = follow("sync-replicas"), Order("leave", (3,))
-    follower.on_orders(Asked(over_link=True), Orders(2, (leave,)))
+    follower, drop = follow("sync-replicas"), Drop(3, "it was late")
+    follower.on_orders(Asked(over_link=True), Orders(2, (drop,)))
     assert state.orders == 0, "order 1 was lost"
     for _ in range(2):
-        follower.on_orders(Asked(over_link=True), Orders(1, (leave, leave)))
+        follower.on_orders(Asked(over_link=True), Orders(1, (drop, drop)))
         assert state.orders == 2
 
 
@@ -184,7 +184,7 @@ async def test_orders_of_another_generation_are_passed_over(
     state: ShardState, follow: Follow
 ) -> None:
     follower = follow("sync-replicas")
-    follower.on_orders(Asked(generation=2, over_link=True), Orders(1, (Order("leave", (3,)),)))
+    follower.on_orders(Asked(generation=2, over_link=True), Orders(1, (Drop(3, "it was late"),)))
     assert state.orders == 0
 
 

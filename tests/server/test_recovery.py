@@ -8,7 +8,7 @@ import pytest
 from tests.coordination.parts import add_peer
 from tests.server.conftest import SIZE, make_state
 from zmqtrain.coordination.membership import PeerTable
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
@@ -44,11 +44,11 @@ def known(worker: Worker) -> tuple[object, ...]:
     ("pending", "reply", "early"),
     [
         (None, None, None),
-        (Pending(Pull(), None), None, Order("admit", (0,), "", 1)),
+        (Pending(Pull(), None), None, Answer(0, 1)),
         (None, PullReply(3, (4, 5)), None),
         (Pending(PUSH, None, "accumulated"), None, None),
         (Pending(PUSH, None, "dropped", "it was late"), None, None),
-        (None, PushReply(2, "refused", 7, (), True, "NaN", 0.25), Order("release", sequence=3)),
+        (None, PushReply(2, "refused", 7, (), True, "NaN", 0.25), Answer(0, 1, 3)),
     ],
     ids=["joined", "pulled", "began", "accumulated", "dropped", "told to stop"],
 )
@@ -56,7 +56,7 @@ def test_worker_is_as_it_was(
     state: ShardState,
     pending: Pending | None,
     reply: PullReply | PushReply | None,
-    early: Order | None,
+    early: Answer | None,
 ) -> None:
     worker = state.workers[0]
     worker.lane, worker.buffer = "shm", 1

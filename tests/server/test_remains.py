@@ -12,7 +12,7 @@ from zmqtrain.coordination.hand_over import left_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.optim import Momentum, Update
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Rate, Reduce
 from zmqtrain.server.remains import Remains, carry_out
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place, with_copies
@@ -21,12 +21,12 @@ from zmqtrain.store.shard import Shard, segment_layout
 
 LAYOUTS = with_copies(place([Variable("w", (12,))], 2, "contiguous", 4), 2)
 ORDERS = (
-    Order("reduce", (0, 1)),
-    Order("release", (0,), sequence=1),
-    Order("accumulate", (0,)),
-    Order("rate", text="0.5"),
-    Order("reduce", (1,)),
-    Order("apply", (0,)),
+    Reduce((0, 1)),
+    Answer(0, 1, 1),
+    Accumulate(0),
+    Rate(0.5),
+    Reduce((1,)),
+    Apply(0),
 )
 LAST = LastOrders(1, 1, ORDERS, Saved(3, "sync-replicas", LedgerState(0, (), 0)))
 
@@ -87,6 +87,6 @@ def test_shard_that_comes_to_another_version_is_not_written(tmp_path: Path) -> N
 
 def test_order_about_a_gradient_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     left = remains(0, 0)
-    other = LastOrders(1, 1, (Order("reduce", (0, 7)),), LAST.saved)
+    other = LastOrders(1, 1, (Reduce((0, 7)),), LAST.saved)
     with pytest.raises(CheckpointError, match="order 1 needs a gradient of worker 7"):
         left.write(tmp_path, LAYOUTS[0], other)

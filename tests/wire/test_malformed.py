@@ -91,9 +91,16 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
             for given in (None, [], {"accuracy": "1"}, {b"accuracy": 1.0})
         ),
         ({"kind": "Orders", "body": [1, 5, None]}, "Orders.orders"),
-        (
-            {"kind": "Orders", "body": [1, [["apply", [0, "1"], "", 0, 0, [], False]], None]},
-            "Orders.orders: Order.workers",
+        *(
+            ({"kind": "Orders", "body": [1, [given], None]}, field)
+            for given, field in (
+                (["Reduce", [0, "1"]], "Orders.orders: Reduce.workers"),
+                (["Rate", "fast"], "Rate.learning_rate"),
+                (["Apply"], "1 fields of Apply"),
+                (["Explode", 1], "one of Apply, Accumulate"),
+                ([["Apply"], 1], "one of Apply, Accumulate"),
+                ([], "a name and fields"),
+            )
         ),
         *(
             ({"kind": "Join", "body": ["nonce", given, "host:7", "", "", 0, 0]}, "Join.fingerprint")

@@ -21,20 +21,21 @@ from zmqtrain.coordination.events import (
     Stepped,
 )
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.roster import Roster, roster_for
-from zmqtrain.policies import (
-    Accumulate,
-    Apply,
-    Decision,
-    Drop,
-    Held,
-    Policy,
-    Reduce,
-    Release,
-    make_policy,
-)
+from zmqtrain.coordination.roster import roster_for
+from zmqtrain.policies import Decision, Held, Policy, Release, make_policy
 from zmqtrain.policies.base import Clocked, Lockstep
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import (
+    Accumulate,
+    Answer,
+    Apply,
+    Drop,
+    Order,
+    Rate,
+    Reduce,
+    Roster,
+    Snapshot,
+    Switch,
+)
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
@@ -93,6 +94,7 @@ class Coordinator:
     makes_rosters: bool = False  # workers may make steps by themselves
     evaluate_every: int = 0  # but these steps are made here: each shard may have to be copied
     roster: Roster | None = None  # that does; until it is over only Stepped is handled
+    stepped: Stepped | None = None  # how far the roster was, when that was heard last
     rosters: int = 0  # that there were
     workers: InitVar[int | None] = None  # that the policy begins with; None: it has begun
 
@@ -126,10 +128,10 @@ class Coordinator:
             case Joined() | Left():
                 return self._life_changed(event)
             case Save(directory):
-                return [Order("snapshot", text=directory)]
+                return [Snapshot(directory)]
             case SetRate(rate):
                 self.learning_rate = rate
-                return [Order("rate", text="" if rate is None else repr(rate))]
+                return [Rate(rate)]
             case SwitchPolicy(spec):
                 self.next_policy = self.make_policy(spec)
             case Close(at_once, exit_code, reason):
@@ -206,15 +208,16 @@ class Coordinator:
         self.ledger.leave(worker)
         is_in = member.state in ("waiting", "computing") and not self.finished
         decisions = self.policy.leave(worker) if is_in else []
-        return [Order("leave", (worker,)), *self._orders(decisions)]
+        return self._orders(decisions)
 
     def _stepped(self, event: Stepped) -> None:
         roster = self.roster
         if roster is None:
             return
-        more, examples = event.steps - roster.made, event.examples - roster.examples
-        loss = event.loss - roster.loss
-        sums = {name: value - roster.sums.get(name, 0.0) for name, value in event.sums.items()}
+        before = self.stepped or Stepped(0, 0, 0.0, over=False)
+        more, examples = event.steps - before.steps, event.examples - before.examples
+        loss = event.loss - before.loss
+        sums = {name: value - before.sums.get(name, 0.0) for name, value in event.sums.items()}
         self.ledger.advance(roster.workers, more, examples, loss, sums)
         if isinstance(self.policy, Lockstep):
             self.policy.advance(more)
@@ -222,14 +225,13 @@ class Coordinator:
         self.applied += more * len(roster.workers)
         for worker in roster.workers:
             self.members[worker].unpushed += more
-        roster.made, roster.examples, roster.loss = event.steps, event.examples, event.loss
-        roster.sums = event.sums
+        self.stepped = event
         if event.over:
-            self.roster = None
+            self.roster = self.stepped = None
 
     def _begin_roster(self, orders: list[Order]) -> None:
         """Let the workers make steps by themselves, if all of them have been released just now."""
-        released = [order for order in orders if order.kind in ("admit", "release")]
+        released = [order for order in orders if isinstance(order, Answer)]
         workers = sorted(self.workers_by_state["computing"])
         if (
             len(released) != len(workers)
@@ -244,9 +246,7 @@ class Coordinator:
         roster = self.roster = roster_for(workers, self.policy, self.ledger, left, self.lookahead)
         if roster is not None:  # they find it when they are released
             self.rosters += 1
-            batches = (roster.next_batch,)
-            order = Order("roster", roster.workers, sequence=roster.steps, batches=batches)
-            orders.insert(orders.index(released[0]), order)
+            orders.insert(orders.index(released[0]), roster)
 
     def _pull_arrived(self, event: PullArrived) -> list[Order]:
         worker, member = event.worker, self.members.get(event.worker)
@@ -332,31 +332,31 @@ class Coordinator:
     def _add_orders(self, decisions: list[Decision], orders: list[Order]) -> list[int]:
         """Add the orders for decisions; return the workers to release after them."""
         released: list[int] = []
-        begin = len(orders)
         for decision in decisions:
             match decision:
                 case Apply(worker):
                     self.version += 1
                     self.applied += 1
                     self.ledger.count(worker)
-                    orders.append(Order("apply", (worker,)))
+                    self.undecided.discard(worker)
+                    orders.append(decision)
                 case Release(worker):
                     released.append(worker)
                 case Reduce(workers):
                     self.version += 1
                     self.applied += len(workers)
                     self.ledger.count_all()
-                    orders.append(Order("reduce", workers))
+                    self.undecided.difference_update(workers)
+                    orders.append(decision)
                 case Accumulate(worker):
                     self.applied += 1
-                    orders.append(Order("accumulate", (worker,)))
-                case Drop(worker, reason):
+                    self.undecided.discard(worker)
+                    orders.append(decision)
+                case Drop(worker):
                     self.dropped += 1
                     self.ledger.give_back(worker)
-                    orders.append(Order("drop", (worker,), reason))
-        if self.undecided:
-            for order in orders[begin:]:  # each of them says what becomes of pushes
-                self.undecided.difference_update(order.workers)
+                    self.undecided.discard(worker)
+                    orders.append(decision)
         return released
 
     def _extend(self, limit: int) -> None:
@@ -382,7 +382,7 @@ class Coordinator:
             return []
         self.policy, following = self.next_policy, self.next_policy
         self.next_policy = None
-        orders.append(Order("switch", (), following.spec))
+        orders.append(Switch(following.spec))
         joined = self._workers("waiting", "starved", "spare")
         following.start(self.version, len(joined))
         released: list[int] = []
@@ -432,8 +432,7 @@ class Coordinator:
     def _answer(self, worker: int, batches: tuple[int, ...] = (), *, stop: bool = False) -> Order:
         """Return the order that answers a worker's push; or its pull, if it has pushed nothing."""
         member = self.members[worker]
-        kind: Literal["admit", "release"] = "release" if member.sequence else "admit"
-        return Order(kind, (worker,), "", member.incarnation, member.sequence, batches, stop)
+        return Answer(worker, member.incarnation, member.sequence, batches, stop)
 
     def _may_lease(self) -> bool:
         if not self.ledger.may_lease:

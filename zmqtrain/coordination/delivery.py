@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
@@ -20,14 +20,11 @@ from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders, Saved
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Numbered, Order, Rate, Snapshot, Switch
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import BATCH, Message, Orders
 
 log = logging.getLogger(__name__)
-
-Numbered: TypeAlias = tuple[int, Order]
-"""An order with its number; 0: the shard's own order."""
 
 
 class OrderDelivery:
@@ -184,7 +181,7 @@ class OrderDelivery:
         for order in orders:
             self.sent += 1
             numbered.append((self.sent, order))
-            if order.kind in ("switch", "rate"):
+            if isinstance(order, Switch | Rate):
                 self._switch = self.sent
         self._unacknowledged += numbered
         return numbered
@@ -196,14 +193,14 @@ class OrderDelivery:
         released by orders in any case: under the old policy it may have been reported and held
         there too.
         """
-        always = {"switch", "snapshot", "leave", "rate"}
+        always: tuple[type, ...] = Switch, Snapshot, Rate
         concern = []
         for order in orders:
-            if self._coordinated or order.kind in always:
+            if self._coordinated or isinstance(order, always):
                 concern.append(order)
-            if order.kind == "switch":
-                self._coordinated = make_policy(order.text).coordinated
-                always |= {"admit", "release"}
+            if isinstance(order, Switch):
+                self._coordinated = make_policy(order.policy).coordinated
+                always += (Answer,)
         return concern
 
     def _send(self, numbered: Sequence[Numbered]) -> None:

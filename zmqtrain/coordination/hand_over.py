@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import CheckpointError
 from zmqtrain.protocol.checkpoint import LastOrders, Saved
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Numbered, Order
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import nearest
 

@@ -16,7 +16,7 @@ from itertools import islice
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.delivery import Numbered, OrderDelivery
+from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import (
     Event,
@@ -40,7 +40,7 @@ from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
 from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.checkpoint import Saved, WorkerMark
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Numbered, Order, Switch
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import Arrived, Extend, ShardReport
 
@@ -161,7 +161,7 @@ class Leader:
         for peer in self.peers.workers():
             self.coordinator.handle(Joined(peer.index, peer.incarnation))
         if self.policy != self.job.policy:
-            self.delivery.send_others([Order("switch", text=self.policy)])
+            self.delivery.send_others([Switch(self.policy)])
         return self._begin_journal()
 
     def _coordinator_from(
@@ -430,16 +430,16 @@ class Leader:
             return
         now = time.monotonic()
         for order in orders:
-            if order.kind == "release" and order.workers[0] != last:
-                waited_s = now - self.waiting_since.get(order.workers[0], now)
+            if isinstance(order, Answer) and order.sequence and order.worker != last:
+                waited_s = now - self.waiting_since.get(order.worker, now)
                 self._metrics.waited_for_seconds[last].inc(waited_s)
 
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            if order.kind == "switch":
-                if order.text != self.policy:
+            if isinstance(order, Switch):
+                if order.policy != self.policy:
                     self._metrics.policy_switches.inc()
-                self.policy = order.text
+                self.policy = order.policy
                 self._show_policy()
 
     def _begin_journal(self) -> bool:

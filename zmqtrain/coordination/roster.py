@@ -8,28 +8,12 @@ noted on the way, and the coordinator is brought up to date at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Policy
 from zmqtrain.policies.base import Lockstep
+from zmqtrain.protocol.orders import Roster
 from zmqtrain.store.segment_layout import MAX_STEPS, SEATS
-
-
-@dataclass(slots=True)
-class Roster:
-    """Workers in their order, which may make so many ``steps``, and what is known of those.
-
-    ``next_batch``: the first that nobody had been given at the begin.
-    """
-
-    workers: tuple[int, ...]
-    steps: int
-    next_batch: int
-    made: int = 0
-    examples: int = 0  # counted in these
-    loss: float = 0.0  # sum of their losses
-    sums: dict[str, float] = field(default_factory=dict)  # of what else was measured
 
 
 def roster_for(

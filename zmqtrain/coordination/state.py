@@ -17,7 +17,6 @@ import msgpack
 from zmqtrain.coordination import events
 from zmqtrain.coordination.coordinator import Coordinator, Member
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.roster import Roster
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.protocol.orders import Order
 from zmqtrain.store.changes import Contribution
@@ -56,9 +55,10 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """What the elements of a container are packed as."""
 
 _RECORDS = (
-    *(Member, Ledger, Roster, Coordinator),
+    *(Member, Ledger, Coordinator),
     *get_args(events.Event),
-    *(Order, messages.Arrived),
+    *get_args(Order),
+    messages.Arrived,
     *(messages.Pull, messages.PullReply, messages.Push, messages.PushReply),
 )
 """Dataclasses, packed as their fields."""

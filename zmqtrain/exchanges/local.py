@@ -25,7 +25,7 @@ from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.policies import make_policy
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Drop, Order
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.messages import Close, Extend
@@ -70,7 +70,7 @@ class LocalExchange:
         self.steps = 0
         self.failure = ""
         self.failure_code: int = ExitCode.OK
-        self._release: Order | None = None  # of the worker, since its last step
+        self._release: Answer | None = None  # of the worker, since its last step
         self._result: Literal["applied", "accumulated", "dropped", "refused"] = "refused"
         self._reason = ""
 
@@ -156,25 +156,24 @@ class LocalExchange:
     def _handle(self, event: Event) -> None:
         """Carry out the coordinator's orders after an event."""
         for order in self.coordinator.handle(event):
-            match order.kind:
-                case "apply" | "reduce":
-                    self._update(order)
-                case "accumulate":
-                    self.shard.carry_out(0, order)
-                    self._result, self._reason = "accumulated", ""
-                case "drop":
-                    self._result, self._reason = "dropped", order.text
-                case "admit" | "release":
+            match order:
+                case Answer():
                     self._release = order
+                case Drop(reason=reason):
+                    self._result, self._reason = "dropped", reason
+                case _:
+                    self._carry_out(order)
 
-    def _update(self, order: Order) -> None:
+    def _carry_out(self, order: Order) -> None:
         try:
-            self.shard.carry_out(0, order)
+            result = self.shard.carry_out(order)
         except ConfigError as error:  # the schedule failed; the parameters are untouched
             self._result, self._reason = "dropped", str(error)
             self.fail(error.exit_code, str(error))
             return
-        self._result, self._reason = "applied", ""
-        self.throughput.observe(self.shard.version, time.monotonic())
-        for _ in order.workers:
+        if result == "unchanged":
+            return
+        self._result, self._reason = result, ""
+        if result == "applied":
+            self.throughput.observe(self.shard.version, time.monotonic())
             self.staleness.observe(0)  # there is no other worker

@@ -13,37 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-
-@dataclass(slots=True)
-class Apply:
-    """Apply the worker's gradient as one update."""
-
-    worker: int
-
-
-@dataclass(slots=True)
-class Accumulate:
-    """Add the worker's gradient to the step's sum, so that the worker may send another."""
-
-    worker: int
-
-
-@dataclass(slots=True)
-class Reduce:
-    """Apply, as one update, the mean of what was accumulated and of these workers' gradients.
-
-    The gradients are summed in the order of ``workers``.
-    """
-
-    workers: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Drop:
-    """Discard the worker's gradient; its batch is leased again."""
-
-    worker: int
-    reason: str
+from zmqtrain.protocol.orders import Accumulate, Apply, Drop, Reduce
 
 
 @dataclass(slots=True)
@@ -54,6 +24,7 @@ class Release:
 
 
 Decision: TypeAlias = Apply | Accumulate | Reduce | Drop | Release
+"""All but a release are orders as they are."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import Apply, Decision, Held, Release
+from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.protocol.orders import Apply
 
 
 class BoundedStaleness:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zmqtrain.policies.base import Apply, Decision, Held, Release
+from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.protocol.orders import Apply
 
 
 class Hogwild:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import Accumulate, Decision, Drop, Held, Reduce, Release
+from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.protocol.orders import Accumulate, Drop, Reduce
 
 
 class _Averaging:

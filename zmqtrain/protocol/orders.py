@@ -3,27 +3,99 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeAlias
 
 
 @dataclass(slots=True)
-class Order:
-    """One decision of the leader, which every shard carries out in the same order.
+class Apply:
+    """Apply the worker's gradient as one update."""
 
-    ``workers``: those concerned (all contributors, in summing order, for reduce). ``text``: the
-    reason of a drop, the spec of a switch, the directory of a snapshot, the learning rate ("": the
-    optimizer's own). An admission answers the pull of a worker's life ``incarnation``, a release
-    its push ``sequence``. A roster makes up to ``sequence`` steps by itself; ``batches``: the
-    first that nobody was given.
+    worker: int
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return (self.worker,)
+
+
+@dataclass(slots=True)
+class Accumulate:
+    """Add the worker's gradient to the step's sum, so that the worker may send another."""
+
+    worker: int
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return (self.worker,)
+
+
+@dataclass(slots=True)
+class Reduce:
+    """Apply, as one update, the mean of what was accumulated and of these workers' gradients.
+
+    The gradients are summed in the order of ``workers``.
     """
 
-    kind: Literal[
-        "apply", "accumulate", "reduce", "drop",
-        "admit", "release", "switch", "snapshot", "leave", "rate", "roster",
-    ]  # fmt: skip
-    workers: tuple[int, ...] = ()
-    text: str = ""
-    incarnation: int = 0
+    workers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Drop:
+    """Discard the worker's gradient; its batch is leased again."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Answer:
+    """Answer push ``sequence`` of a worker's life, or its pull (0), with its next batches.
+
+    ``stop``: the job needs no more of its gradients.
+    """
+
+    worker: int
+    incarnation: int
     sequence: int = 0
     batches: tuple[int, ...] = ()
     stop: bool = False
+
+
+@dataclass(slots=True)
+class Switch:
+    """Decide by this policy from here on."""
+
+    policy: str
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Write the shard, as it is now, into the directory of a checkpoint."""
+
+    directory: str
+
+
+@dataclass(slots=True)
+class Rate:
+    """Use this learning rate from here on; None: the optimizer's own."""
+
+    learning_rate: float | None
+
+
+@dataclass(slots=True)
+class Roster:
+    """Let these workers, in their order, make up to ``steps`` steps by themselves.
+
+    ``next_batch``: the first that nobody has been given.
+    """
+
+    workers: tuple[int, ...]
+    steps: int
+    next_batch: int
+
+
+Order: TypeAlias = (
+    Apply | Accumulate | Reduce | Drop | Answer | Switch | Snapshot | Rate | Roster
+)  # fmt: skip
+
+Numbered: TypeAlias = tuple[int, Order]
+"""An order with its number; 0: the shard's own order."""

@@ -12,7 +12,7 @@ from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
 from zmqtrain.metrics import added
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Roster
 from zmqtrain.server.members import within
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
@@ -81,15 +81,14 @@ class BoardHost:
         """Steps of the roster in force, as last reported: the shard's version lacks them."""
         return self._reported if self._board.in_force else 0
 
-    def begin(self, order: Order) -> None:
+    def begin(self, roster: Roster) -> None:
         """Put a roster in force, before its members are released."""
-        lives = [self._state.workers.get(index) for index in order.workers]
+        lives = [self._state.workers.get(index) for index in roster.workers]
         holders = [
             NOBODY if life is None else Holder(life.index, life.incarnation, life.buffer)
             for life in lives
         ]
-        (next_batch,) = order.batches
-        self._board.open(self._state.version, order.sequence, next_batch, holders)
+        self._board.open(self._state.version, roster.steps, roster.next_batch, holders)
         self._reported = 0
         self._ends.clear()
         self._watch_over()

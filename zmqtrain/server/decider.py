@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.protocol.checkpoint import ShardFile
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import Worker
 
@@ -49,7 +48,7 @@ class Decider:
     def switched(self, spec: str) -> None:
         """From this order on the policy is another."""
 
-    def roster_begins(self, order: Order) -> None:
+    def roster_begins(self, roster: Roster) -> None:
         """From this order on workers make steps by themselves."""
 
     def released_undecided(self, worker: Worker) -> None:

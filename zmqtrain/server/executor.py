@@ -15,10 +15,21 @@ from typing import Any
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import (
+    Accumulate,
+    Answer,
+    Apply,
+    Drop,
+    Numbered,
+    Order,
+    Rate,
+    Reduce,
+    Roster,
+    Snapshot,
+    Switch,
+)
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
@@ -109,64 +120,72 @@ class Executor:
         """
         shard, put, keep_changed = self._state.shard, self._work.put, self._state.keep_changed
         for number, order in orders:
-            match order.kind:
-                case "apply" | "reduce" | "accumulate":
-                    then = self._accumulated if order.kind == "accumulate" else self._updated
+            match order:
+                case Apply() | Reduce() | Accumulate():
                     put(None, keep_changed)
-                    put(partial(shard.carry_out, number, order), partial(then, number, order))
-                case "snapshot":
-                    copy = partial(_copy, order.text, self._state)
-                    put(copy, partial(self._copied, number, order), rare=True)
-                case "drop":
-                    put(None, partial(self._dropped, number, order))
-                case "admit" | "release":
-                    put(None, partial(self._answered, number, order))
-                case "rate":
-                    put(None, partial(self._rate_set, number, order))
-                case "switch":
-                    put(None, partial(self._switched, number, order))
-                case "roster":
-                    put(None, partial(self._rostered, number, order))
-                case "leave":
-                    put(None, partial(self._done, number))
+                    change = partial(shard.carry_out, order, number)
+                    put(change, partial(self._changed, number, order))
+                case Snapshot(directory):
+                    copy = partial(_copy, directory, self._state)
+                    put(copy, partial(self._copied, number, directory), rare=True)
+                case _:
+                    put(None, partial(self._go_on, number, order))
         self._work.run()
 
-    def _done(self, number: int, _: object = None) -> None:
+    def _go_on(self, number: int, order: Order, _: object) -> None:
+        """Carry out an order that changes no parameters."""
+        match order:
+            case Answer():
+                worker = self._state.workers.get(order.worker)
+                if worker is not None and worker.incarnation == order.incarnation:
+                    self._answer(worker, order)
+            case Drop(worker=index, reason=reason):
+                self._metrics.pushes.dropped.inc()
+                self._state.decided(index, "dropped", reason)
+            case Rate():
+                self._state.shard.carry_out(order)
+            case Switch(policy):
+                self._switched(policy)
+            case Roster():
+                self.decider.roster_begins(order)
+        self._done(number)
+
+    def _done(self, number: int) -> None:
         """Note that an order is carried out; updates and sums do so themselves."""
         if number:
             self._state.orders = number
 
-    def _updated(self, number: int, order: Order, error: object) -> None:
-        """Note that gradients became one update; it is counted after they are answered."""
-        if error is not None:
-            self._not_updated(order, error)
+    def _changed(self, number: int, order: Apply | Reduce | Accumulate, outcome: object) -> None:
+        """Note what became of gradients; updates are counted after their workers are answered."""
+        if outcome == "applied":
+            self._updated(order.workers)
+        elif outcome == "accumulated":
+            self._metrics.pushes.accumulated.inc()
+            self._state.decided(order.workers[0], "accumulated")
+        else:
+            self._not_updated(order.workers, outcome)
             self._done(number)
-            return
+
+    def _updated(self, workers: tuple[int, ...]) -> None:
         version, computed_on = self._state.version, {}
         if self._keep is not None and self._keep.version == version:
             shard = self._state.shard
             copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
             self._work.put(copy, self._copied_values, rare=True, first=True)
-        for worker in order.workers:
+        for worker in workers:
             if push := self._state.decided(worker, "applied"):
                 computed_on[worker] = push.version
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
-            Applied(
-                version,
-                len(order.workers),
-                computed_on,
-                self._work.last_s,
-                time.monotonic(),
-            )
+            Applied(version, len(workers), computed_on, self._work.last_s, time.monotonic())
         )
 
-    def _not_updated(self, order: Order, error: object) -> None:
+    def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
         """A schedule gave no learning rate, for instance; the parameters are untouched."""
         if not isinstance(error, ConfigError):
             raise TypeError(f"an update came to {error!r}")
-        for worker in order.workers:
+        for worker in workers:
             self._state.decided(worker, "dropped", str(error))
         self.decider.refused(error)
 
@@ -182,39 +201,15 @@ class Executor:
                 metrics.staleness_versions.observe(max(0, applied.version - 1 - base))
             self.decider.applied(applied.version, applied.computed_on, applied.at)
 
-    def _accumulated(self, number: int, order: Order, _: object) -> None:
-        self._metrics.pushes.accumulated.inc()
-        self._state.decided(order.workers[0], "accumulated")
+    def _switched(self, policy: str) -> None:
+        self.decider.switched(policy)
+        if policy != self._policy:  # a pass begins with the same one anew
+            self._policy = policy
+            log.info("the policy is %s from version %d on", policy, self._state.version)
 
-    def _dropped(self, number: int, order: Order, _: object) -> None:
-        self._metrics.pushes.dropped.inc()
-        self._state.decided(order.workers[0], "dropped", order.text)
-        self._done(number)
-
-    def _switched(self, number: int, order: Order, _: object) -> None:
-        self.decider.switched(order.text)
-        if order.text != self._policy:  # a pass begins with the same one anew
-            self._policy = order.text
-            log.info("the policy is %s from version %d on", order.text, self._state.version)
-        self._done(number)
-
-    def _rate_set(self, number: int, order: Order, _: object) -> None:
-        self._state.shard.learning_rate = float(order.text) if order.text else None
-        self._done(number)
-
-    def _rostered(self, number: int, order: Order, _: object) -> None:
-        self.decider.roster_begins(order)
-        self._done(number)
-
-    def _answered(self, number: int, order: Order, _: object) -> None:
-        worker = self._state.workers.get(order.workers[0])
-        if worker is not None and worker.incarnation == order.incarnation:
-            self._answer(worker, order)
-        self._done(number)
-
-    def _answer(self, worker: Worker, order: Order) -> None:
+    def _answer(self, worker: Worker, order: Answer) -> None:
         state, pending = self._state, worker.pending
-        if pending is not None and not pending.is_answered_by(order):
+        if pending is not None and pending.sequence != order.sequence:
             return
         if pending is None or not pending.is_decided:
             # It has not come yet; or it came after a switch, and was decided on before.
@@ -245,13 +240,13 @@ class Executor:
     def _copied_values(self, copy: Any) -> None:
         self._kept = copy
 
-    def _copied(self, number: int, order: Order, copy: object) -> None:
+    def _copied(self, number: int, directory: str, copy: object) -> None:
         """A copy of the shard is in a file; it is made durable beside the next orders."""
         if isinstance(copy, Path):
             self._spawn(self._seal(copy, self._state.version))
             self._work.paused = self._halts
         elif isinstance(copy, ZmqTrainError):
-            self._not_written(order.text, copy)
+            self._not_written(directory, copy)
         self._done(number)
 
     async def _seal(self, file: Path, version: int) -> None:

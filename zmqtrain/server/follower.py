@@ -16,12 +16,11 @@ from typing import Any
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.remains import Remains
@@ -103,13 +102,13 @@ class Follower(Decider):
             self._order_log.take(generation, first, orders, message.saved)
         for order in orders:
             self._taken += 1
-            if order.kind == "switch":
-                self._coordinated = make_policy(order.text).coordinated
+            if isinstance(order, Switch):
+                self._coordinated = make_policy(order.policy).coordinated
             self._executor.carry_out([(self._taken, order)])
-        if any(order.kind == "switch" for order in orders):
+        if any(isinstance(order, Switch) for order in orders):
             held = [] if self._coordinated else self._state.pending()
             self._executor.after_orders(partial(self._after_switch, held))
-        elif any(order.kind == "rate" for order in orders):
+        elif any(isinstance(order, Rate) for order in orders):
             self._executor.after_orders(self._report_shard)  # the leader waits for it
 
     # As a decider
@@ -227,11 +226,9 @@ def _own_orders(worker: Worker) -> list[Numbered]:
 
     There are none if it was given them before: they may not be carried out yet.
     """
-    who, life, pending, push = (worker.index,), worker.incarnation, worker.pending, worker.pushed
+    pending = worker.pending
     if pending is None or pending.is_ordered:
         return []
     pending.is_ordered = True
-    if push is None:
-        return [(0, Order("admit", who, incarnation=life))]
-    release = Order("release", who, incarnation=life, sequence=push.sequence)
-    return [(0, release)] if pending.is_decided else [(0, Order("apply", who)), (0, release)]
+    answer = Answer(worker.index, worker.incarnation, pending.sequence)
+    return [(0, answer)] if pending.is_decided else [(0, Apply(worker.index)), (0, answer)]

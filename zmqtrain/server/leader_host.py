@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.admin_api import AdminApi
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import ConfigError, FencedError, ZmqTrainError
 from zmqtrain.protocol.checkpoint import ShardFile
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.remains import Remains
@@ -76,8 +75,8 @@ class LeaderHost(Decider):
     def refused(self, error: ConfigError) -> None:
         self._leader.fail(error.exit_code, str(error))
 
-    def roster_begins(self, order: Order) -> None:
-        self._board.begin(order)
+    def roster_begins(self, roster: Roster) -> None:
+        self._board.begin(roster)
 
     def written(self, directory: str, file: ShardFile) -> None:
         self._admin.written(directory, file)

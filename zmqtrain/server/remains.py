@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.hand_over import lacking
 from zmqtrain.errors import CheckpointError
 from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Accumulate, Apply, Numbered, Order, Reduce
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
@@ -60,12 +59,10 @@ def carry_out(shard: Shard, number: int, order: Order) -> None:
     Raises:
         CheckpointError: it is about a gradient that is not there.
     """
-    if order.kind in ("apply", "reduce", "accumulate"):
-        for worker in order.workers:
-            if shard.staged(worker) is None:
-                raise CheckpointError(
-                    f"order {number} needs a gradient of worker {worker}; it has none"
-                )
-        shard.carry_out(number, order)
-    elif order.kind == "rate":
-        shard.learning_rate = float(order.text) if order.text else None
+    needed = order.workers if isinstance(order, Apply | Accumulate | Reduce) else ()
+    for worker in needed:
+        if shard.staged(worker) is None:
+            raise CheckpointError(
+                f"order {number} needs a gradient of worker {worker}; it has none"
+            )
+    shard.carry_out(order, number)

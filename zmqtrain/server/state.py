@@ -12,7 +12,7 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.coordination.state import pack
 from zmqtrain.errors import ZmqTrainError
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Answer
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
@@ -36,18 +36,17 @@ class Pending:
     # Looked up in the module at each call, as everywhere: a simulated clock may be there.
     arrived_at: float = field(default_factory=lambda: time.monotonic())
 
-    def is_answered_by(self, order: Order) -> bool:
-        """Say whether this order, of the worker's life, is about this request."""
-        if isinstance(self.message, Push):
-            return order.kind == "release" and order.sequence == self.message.sequence
-        return order.kind == "admit"
+    @property
+    def sequence(self) -> int:
+        """Sequence of a push, 0 of a pull."""
+        return self.message.sequence if isinstance(self.message, Push) else 0
 
     @property
     def is_decided(self) -> bool:
         """Whether it can be answered: a pull always can."""
         return self.result is not None or isinstance(self.message, Pull)
 
-    def reply(self, order: Order, version: int) -> PullReply | PushReply:
+    def reply(self, order: Answer, version: int) -> PullReply | PushReply:
         """Return the answer to the worker, when this order lets it go on."""
         if isinstance(self.message, Pull) or self.result is None:
             return PullReply(version, order.batches, order.stop)
@@ -74,7 +73,7 @@ class Worker:
     buffer: int = -1  # index of where its gradients go in the segment
     pending: Pending | None = None
     reply: PullReply | PushReply | None = None  # the last one, until the next request
-    early: Order | None = None  # the last one to answer a request that had not come yet
+    early: Answer | None = None  # the last one to answer a request that had not come yet
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     unacknowledged_nbytes: int = 0  # of them
 
@@ -111,7 +110,7 @@ class Worker:
     def is_released(self) -> bool:
         """Whether its pending request was answered by an order before it came."""
         pending, early = self.pending, self.early
-        return pending is not None and early is not None and pending.is_answered_by(early)
+        return pending is not None and early is not None and early.sequence == pending.sequence
 
 
 class ShardState:

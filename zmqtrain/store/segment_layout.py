@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 15
+LAYOUT_VERSION = 16
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"

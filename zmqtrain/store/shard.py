@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
-from zmqtrain.protocol.orders import Order
+from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
 from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
@@ -135,15 +135,24 @@ class Shard:
         """Say whether gradient ``number`` may still be needed."""
         return any(number == staged.buffer for staged in self._staged.values())
 
-    def carry_out(self, number: int, order: Order) -> None:
-        """Make the update, or add to the sum, if that is what the order is about."""
-        match order.kind:
-            case "apply":
-                self.apply(order.workers[0], number)
-            case "accumulate":
-                self.accumulate(order.workers[0], number)
-            case "reduce":
-                self.reduce(order.workers, number)
+    def carry_out(
+        self, order: Order, number: int = 0
+    ) -> Literal["applied", "accumulated", "unchanged"]:
+        """Change the shard as an order says; return what becomes of its gradients."""
+        match order:
+            case Apply(worker):
+                self.apply(worker, number)
+            case Reduce(workers):
+                self.reduce(workers, number)
+            case Accumulate(worker):
+                self.accumulate(worker, number)
+                return "accumulated"
+            case Rate(learning_rate):
+                self.learning_rate = learning_rate
+                return "unchanged"
+            case _:
+                return "unchanged"
+        return "applied"
 
     def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""

@@ -164,6 +164,22 @@ def _structure(kind: type) -> Check:
     return check
 
 
+def _union(kinds: tuple[type, ...]) -> Check:
+    """Check a list that names one of these structures, and holds its fields behind the name."""
+    checks = {kind.__name__: _structure(kind) for kind in kinds}
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or not value:
+            _fail("a name and fields", value)
+        name, *values = value
+        named = checks.get(name) if type(name) is str else None
+        if named is None:
+            _fail(f"one of {', '.join(checks)}", name)
+        return named(values)
+
+    return check
+
+
 def _check_of(hint: Any) -> Check:
     """Return the function that checks and converts a decoded value of the declared type."""
     if hint is float:
@@ -181,23 +197,32 @@ def _check_of(hint: Any) -> Check:
         return _mapping(_check_of(arguments[1]))
     if origin is types.UnionType and arguments[1] is type(None):
         return _optional(_check_of(arguments[0]))
+    if origin is types.UnionType:
+        return _union(arguments)
     raise TypeError(f"{hint} is not a type that messages may be declared with")
 
 
-def _getter(kind: type) -> Callable[[Any], Sequence[Any]]:
-    """Return a function to a message's values as msgpack can pack them: structures become lists."""
+def _getter(kind: type, *before: str) -> Callable[[Any], Sequence[Any]]:
+    """Return a function to a message's values as msgpack can pack them: structures become lists.
+
+    ``before``: other attributes, whose values come before those of the fields.
+    """
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in fields(kind)]
-    found = {name: _nested(hints[name]) for name in names}
-    nested = {name: lists for name, lists in found.items() if lists is not None}
-    if nested:
+    names = [*before, *(f.name for f in fields(kind))]
+    found = ((place, _nested(hints.get(name, str))) for place, name in enumerate(names))
+    nested = {place: lists for place, lists in found if lists is not None}
+    if len(names) < 2:
         return lambda message: [
-            nested[name](getattr(message, name)) if name in nested else getattr(message, name)
-            for name in names
+            nested[place](getattr(message, name)) if place in nested else getattr(message, name)
+            for place, name in enumerate(names)
         ]
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda message: [getattr(message, name) for name in names]
+    values = attrgetter(*names)
+    if not nested:
+        return values
+    return lambda message: [
+        nested[place](value) if place in nested else value
+        for place, value in enumerate(values(message))
+    ]
 
 
 def _nested(hint: Any) -> Callable[[Any], Any] | None:
@@ -206,10 +231,14 @@ def _nested(hint: Any) -> Callable[[Any], Any] | None:
         return _getter(hint)
     if not (arguments := typing.get_args(hint)):
         return None
+    is_union = typing.get_origin(hint) is types.UnionType
+    if is_union and arguments[1] is not type(None):
+        getters = {each: _getter(each, "__class__.__name__") for each in arguments}
+        return lambda value: getters[type(value)](value)
     item = _nested(arguments[0])
     if item is None:
         return None
-    if typing.get_origin(hint) is types.UnionType:
+    if is_union:
         return lambda value: None if value is None else item(value)
     return lambda values: [item(value) for value in values]
 
