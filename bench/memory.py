@@ -23,8 +23,8 @@ from zmqtrain.config.cluster import Cluster, Role
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.status import Status
-from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
+from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
 ALLOWANCE_NBYTES = 64 << 20  # for all that is not the shard: interpreter, libraries, messages
 EMPTY_MEGABYTES = 0.0003

@@ -27,7 +27,6 @@ from simulation.loop import Process, VirtualLoop, current_process, unseen
 from zmqtrain.actors import task
 from zmqtrain.data import prefetch
 from zmqtrain.observe.metrics import Metrics, Phases
-from zmqtrain.server import members, receiver
 from zmqtrain.store import segment_layout, words
 from zmqtrain.store.layout import ALIGNMENT
 from zmqtrain.store.logdir import LOCK_FILE
@@ -80,11 +79,9 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool)
         (words, "wait", lambda *_: None),  # whoever waits for a word looks again, and time passes
     ]
     if in_chunks:
-        window_nbytes = random.choice(CREDITS_NBYTES)
         fakes += [
             (chunks, "CHUNK_SIZE", CHUNK_SIZE),
-            (receiver, "WINDOW_NBYTES", window_nbytes),
-            (members, "WINDOW_NBYTES", window_nbytes),
+            (chunks, "WINDOW_NBYTES", random.choice(CREDITS_NBYTES)),
         ]
     if in_parts:
         fakes.append((segment_layout, "cut", small_parts))

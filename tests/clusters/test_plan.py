@@ -23,7 +23,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.server.receiver import MESSAGES_NBYTES
+from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
 
 @pytest.mark.parametrize("code", [*ExitCode, 134, 137, 139, 200])

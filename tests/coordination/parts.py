@@ -11,16 +11,14 @@ from simulation.model import counting_job
 from tests.asking import Asked
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.delivery import OrderDelivery
-from zmqtrain.coordination.events import PullArrived
-from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.events import PullArrived, Stepped
+from zmqtrain.coordination.leader import Leader, nothing
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.orders import Numbered
 from zmqtrain.protocol.status import TaskStatus
-from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
 from zmqtrain.wire.messages import Message
@@ -59,10 +57,14 @@ def host() -> HostStatus:
     return HostStatus(task, (), 0, time.monotonic())
 
 
-def make_delivery(peers: PeerTable, segment: Segment, others: int) -> OrderDelivery:
-    return OrderDelivery(
-        peers, segment.words, send_to_all, others=others, heartbeat_s=1.0, crash=fail
-    )
+class NoBoard:
+    """A board whose roster goes on: its workers have not come to their next word."""
+
+    def halt(self, worker: int | None = None) -> Stepped | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing lies on it."""
 
 
 def make_leader(
@@ -72,7 +74,8 @@ def make_leader(
     segment: Segment | None = None,
     peers: PeerTable | None = None,
     carry_out: Callable[[Sequence[Numbered]], None] = ignore,
-    halt: Callable[[int | None], None] | None = None,
+    has_board: bool = False,
+    on_change: Callable[[], None] = nothing,
     evaluate_every: int = 0,
 ) -> Leader:
     """Return the leader of a job of 10 steps, in which two workers are expected."""
@@ -82,24 +85,30 @@ def make_leader(
     return Leader(
         counting_job(shards, frozenset(), **fields),
         peers,
-        Journal(segment),
-        make_delivery(peers, segment, others=shards - 1),
+        segment,
         Metrics("ps"),
         TIMING,
         shards=shards,
         workers=2,
         carry_out=carry_out,
-        halt=halt,
+        send_to_all=send_to_all,
+        crash=fail,
+        on_change=on_change,
+        board=NoBoard() if has_board else None,
     )
 
 
 def leader_with_a_roster(*, segment: Segment | None = None) -> Leader:
     """Return a leader whose two workers make steps by themselves."""
-    leader = make_leader(policy="sync-replicas", segment=segment, halt=lambda worker: None)
+    leader = make_leader(policy="sync-replicas", segment=segment, has_board=True)
+    begin_with_a_roster(leader)
+    return leader
+
+
+def begin_with_a_roster(leader: Leader) -> None:
     for worker in (0, 1):
         add_peer(leader.peers, f"worker {worker}")
     leader.begin(1, 0, Ledger())
     for worker in (0, 1):
         leader.arrived(PullArrived(worker, on_board=True))
     assert leader.coordinator.roster is not None
-    return leader

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, host, leader_with_a_roster, make_leader
+from tests.coordination.parts import add_peer, begin_with_a_roster, fail, host, make_leader
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
+from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import CheckpointError, ExitCode, RefusedError
@@ -25,6 +28,7 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
+    ShardWritten,
     SwitchPolicy,
 )
 
@@ -33,10 +37,32 @@ def cannot_tell() -> HostStatus:
     raise OverflowError("Integer value out of range")
 
 
+class Host:
+    """Hosts a leader, and answers the requests to it, among them those of a chief."""
+
+    def __init__(
+        self,
+        status: Callable[[], HostStatus] = cannot_tell,
+        crash: Callable[[Exception], None] = fail,
+        **fields: Any,
+    ) -> None:
+        self.leader = make_leader(on_change=self._review, **fields)
+        self.admin = AdminApi(self.leader, status, can_save=True, crash=crash)
+        add_peer(self.leader.peers, "chief 0")
+
+    def _review(self) -> None:
+        self.admin.review()
+
+
+def hosted(*args: Any, **fields: Any) -> tuple[Leader, AdminApi]:
+    made = Host(*args, **fields)
+    return made.leader, made.admin
+
+
 async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
     """Else the chief would wait for it for ever."""
     crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-    admin = AdminApi(make_leader(), cannot_tell, can_save=False, crash=crashed.set_result)
+    _, admin = hosted(crash=crashed.set_result)
     admin.on_get_status(Asked(), GetStatus(wait_s=0.001))
     assert isinstance(await asyncio.wait_for(crashed, 60), OverflowError)
 
@@ -51,17 +77,14 @@ async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
     ],
 )
 async def test_job_that_has_not_begun_is_asked_for_nothing(handler: str, message: Message) -> None:
-    leader = make_leader()
-    add_peer(leader.peers, "chief 0")
-    admin = AdminApi(leader, cannot_tell, can_save=True, crash=lambda error: None)
+    _, admin = hosted()
     with pytest.raises(RefusedError, match="the job is not initialised"):
         getattr(admin, handler)(Asked(sender="chief 0", incarnation=1), message)
 
 
 async def test_switch_is_answered_when_it_is_made() -> None:
     request = Asked(sender="client 0")
-    leader = make_leader()
-    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    leader, admin = hosted()
     leader.begin(1, 0, Ledger())
     admin.on_switch_policy(request, SwitchPolicy("bounded-staleness:3"))
     assert request.replies == [Done("bounded-staleness:3")]
@@ -69,9 +92,7 @@ async def test_switch_is_answered_when_it_is_made() -> None:
 
 async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> None:
     """But for a ps that leaves: it may have halted at the one under way, and write no other."""
-    leader = make_leader()
-    add_peer(leader.peers, "chief 0")
-    admin = AdminApi(leader, cannot_tell, can_save=True, crash=lambda error: None)
+    leader, admin = hosted()
     leader.begin(1, 0, Ledger())
     chief = Asked(sender="chief 0", incarnation=1)
     before, again, late, leaver = (Asked(sender=f"client {n}") for n in (1, 1, 2, 0))
@@ -88,22 +109,19 @@ async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> N
 
 
 async def test_who_waits_for_a_checkpoint_waits_for_the_ps_whose_parts_are_missing() -> None:
-    leader = make_leader(shards=4)
-    add_peer(leader.peers, "chief 0")
-    admin = AdminApi(leader, host, can_save=True, crash=lambda error: None)
+    leader, admin = hosted(shards=4, status=host)
     leader.begin(1, 0, Ledger())
     admin.on_save(Asked(sender="chief 0", incarnation=1), Save("first"))
     waits = []
     for shard in (2, 1, 3):
-        admin.written("first", ShardFile(shard, f"shard-{shard}", 8, "0" * 64, 0))
+        file = ShardFile(shard, f"shard-{shard}", 8, "0" * 64, 0)
+        admin.note_file(ShardWritten("first", file))
         waits.append([(wait.owner, wait.peer) for wait in admin.status().waits][:1])
     assert waits == [[("ps 0", "ps 1, ps 3")], [("ps 0", "ps 3")], [("ps 0", "a worker to join")]]
 
 
 async def test_close_is_answered_when_nobody_computes() -> None:
-    leader = make_leader()
-    add_peer(leader.peers, "chief 0")
-    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    leader, admin = hosted()
     leader.begin(1, 0, Ledger())
     request = Asked(sender="chief 0", incarnation=1)
     admin.on_close(request, Close())
@@ -111,28 +129,24 @@ async def test_close_is_answered_when_nobody_computes() -> None:
 
 
 async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
-    leader = make_leader()
-    told = []
-    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
-    admin.status = lambda: told.append(leader.failure)  # type: ignore[method-assign, assignment, func-returns-value]
-    admin.on_get_status(Asked(), GetStatus(wait_s=100.0))
+    leader, admin = hosted(status=host)
+    watcher = Asked()
+    admin.on_get_status(watcher, GetStatus(wait_s=100.0))
     leader.fail(ExitCode.PEER_LOST, "no worker has been alive for 20 s")
-    assert told == ["no worker has been alive for 20 s"]
+    assert [status.failure for status in watcher.replies] == ["no worker has been alive for 20 s"]
 
 
 async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
-    leader = make_leader(evaluate_every=2)
-    told = []
-    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
-    admin.status = lambda: told.append(leader.step)  # type: ignore[method-assign, assignment, func-returns-value]
+    leader, admin = hosted(evaluate_every=2, status=host)
+    watcher = Asked()
     add_peer(leader.peers, "worker 0")
     leader.begin(1, 0, Ledger())
     leader.arrived(PullArrived(0))
-    admin.on_get_status(Asked(), GetStatus(wait_s=100.0))
+    admin.on_get_status(watcher, GetStatus(wait_s=100.0))
     leader.arrived(PushArrived(0, 1, 0, 10))
-    assert not told
+    assert not watcher.replies
     leader.arrived(PushArrived(0, 2, 1, 10))
-    assert told == [2]
+    assert [status.step for status in watcher.replies] == [2]
 
 
 @pytest.mark.parametrize(
@@ -146,19 +160,18 @@ async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
 async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
     message: SwitchPolicy | Extend | SetRate, answer: Done
 ) -> None:
-    leader = leader_with_a_roster()
-    add_peer(leader.peers, "chief 0")
-    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    leader, admin = hosted(policy="sync-replicas", has_board=True)
+    begin_with_a_roster(leader)
     request = Asked(sender="chief 0", incarnation=1)
     if isinstance(message, SwitchPolicy):
         admin.on_switch_policy(request, message)
     else:
         admin.on_directive(request, message)
-    leader.stepped(Stepped(1, 20, 0.5, over=False), {0: 0.5, 1: 0.5})
+    losses = {0: 0.5, 1: 0.5}
+    leader.stepped(Stepped(1, 20, 0.5, over=False, losses=losses))
     admin.review()
     assert not request.replies
-    leader.stepped(Stepped(2, 40, 1.0, over=True), {0: 0.5, 1: 0.5})
-    leader.go_on()
+    leader.stepped(Stepped(2, 40, 1.0, over=True, losses=losses))
     if isinstance(message, SwitchPolicy):  # the workers compute until they have pushed
         assert not request.replies
         for worker in (0, 1):
@@ -167,9 +180,7 @@ async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
 
 
 async def test_failure_of_a_checkpoint_is_told_until_the_next_one_is_there() -> None:
-    leader = make_leader()
-    add_peer(leader.peers, "chief 0")
-    admin = AdminApi(leader, host, can_save=True, crash=lambda error: None)
+    leader, admin = hosted(status=host)
     leader.begin(1, 0, Ledger())
     chief = Asked(sender="chief 0", incarnation=1)
     told = []
@@ -180,10 +191,8 @@ async def test_failure_of_a_checkpoint_is_told_until_the_next_one_is_there() -> 
 
 
 async def test_nothing_is_saved_without_a_ps_that_has_left_with_a_checkpoint() -> None:
-    leader = make_leader(shards=3)
-    add_peer(leader.peers, "chief 0")
+    leader, admin = hosted(shards=3, status=host)
     gone = add_peer(leader.peers, "ps 1")
-    admin = AdminApi(leader, host, can_save=True, crash=lambda error: None)
     leader.begin(1, 0, Ledger())
     chief = Asked(sender="chief 0", incarnation=1)
     early, person, late = (Asked(sender=name) for name in ("ps 2", "client 1", "ps 0"))

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, make_delivery
+from tests.coordination.parts import add_peer, fail, send_to_all
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.state import pack, unpack
@@ -43,7 +43,9 @@ class FirstShard:
             self.segment.words[ORDERS] = orders[-1][0]
 
     def delivery(self) -> OrderDelivery:
-        return make_delivery(self.peers, self.segment, others=1)
+        return OrderDelivery(
+            self.peers, self.segment.words, send_to_all, others=1, heartbeat_s=1.0, crash=fail
+        )
 
 
 def begun() -> tuple[FirstShard, OrderDelivery]:

@@ -198,9 +198,9 @@ async def test_steps_of_a_worker_never_count_down() -> None:
     leader = leader_with_a_roster()
     worker, _ = leader.peers.workers()
     losses = {0: 0.5, 1: 0.25}
-    leader.stepped(Stepped(3, 60, 1.5, over=False), losses)
+    leader.stepped(Stepped(3, 60, 1.5, over=False, losses=losses))
     assert (leader.step, worker.pushes, worker.loss) == (3, 3, 0.5)
-    leader.stepped(Stepped(4, 80, 2.0, over=True), losses)
+    leader.stepped(Stepped(4, 80, 2.0, over=True, losses=losses))
     assert (leader.step, worker.pushes) == (4, 4)
     leader.arrived(PushArrived(0, 1, 8, 10, True, 0.125))
     assert (worker.pushes, worker.loss) == (5, 0.125)
@@ -222,14 +222,12 @@ async def test_worker_that_joins_late_begins_where_the_slowest_is_and_lags_behin
 async def test_after_a_kill_a_worker_that_had_joined_late_lags_behind_nobody() -> None:
     segment = Segment.private(SegmentLayout(4, []))
     first = leader_with_a_roster(segment=segment)
-    first.stepped(Stepped(3, 60, 1.5, over=True), {0: 0.5, 1: 0.25})
+    first.stepped(Stepped(3, 60, 1.5, over=True, losses={0: 0.5, 1: 0.25}))
     peers = PeerTable(5.0, 1, lambda peer: False)
     early, late = (
         add_peer(peers, f"worker {index}", pushes=pushes) for index, pushes in ((0, 9), (1, 0))
     )
-    second = make_leader(
-        policy="sync-replicas", peers=peers, segment=segment, halt=lambda worker: None
-    )
+    second = make_leader(policy="sync-replicas", peers=peers, segment=segment, has_board=True)
     second.recover(1)
     assert early.pushes == late.pushes == 12
     second.arrived(PushArrived(1, 1, 8, 10, True, 0.125))
@@ -238,7 +236,7 @@ async def test_after_a_kill_a_worker_that_had_joined_late_lags_behind_nobody() -
 
 async def test_steps_of_a_roster_are_figures_as_those_by_messages_are() -> None:
     leader = leader_with_a_roster()
-    leader.stepped(Stepped(3, 60, 1.5, over=True), {0: 0.5, 1: 0.25})
+    leader.stepped(Stepped(3, 60, 1.5, over=True, losses={0: 0.5, 1: 0.25}))
     value = leader._metrics.registry.get_sample_value
     assert value("zmqtrain_pushes_total", {"result": "applied"}) == 6
     assert value("zmqtrain_staleness_versions_count") == 6
@@ -252,9 +250,9 @@ async def test_journal_keeps_the_end_of_a_roster_and_not_each_look_at_it() -> No
     journal, losses = Journal(segment), {0: 0.5, 1: 0.25}
     before = len(journal.read())
     for steps in range(1, 9):
-        leader.stepped(Stepped(steps, 20 * steps, 0.5 * steps, over=False), losses)
+        leader.stepped(Stepped(steps, 20 * steps, 0.5 * steps, over=False, losses=losses))
     assert len(journal.read()) == before
-    leader.stepped(Stepped(8, 160, 4.0, over=True), losses)
+    leader.stepped(Stepped(8, 160, 4.0, over=True, losses=losses))
     following = make_leader(peers=leader.peers, segment=segment)
     following.recover(1)
     assert following.step == 8

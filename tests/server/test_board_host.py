@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -38,16 +37,7 @@ class Job:
         self.segment = self.state.shard.segment
         self.waits = Waits("ps 0")
         self.told: list[Stepped] = []
-        self.watch: asyncio.Task[None]
-        self.host = BoardHost(
-            self.state,
-            report=lambda stepped, losses: self.told.append(stepped),
-            go_on=lambda: None,
-            end_leases=lambda: None,
-            spawn=self._spawn,
-            waits=self.waits,
-            patience_s=patience_s,
-        )
+        self.host = BoardHost(self.state, self.waits, patience_s)
         self.reached: dict[int, Reached] = {}
         for index in (0, 1):
             add_worker(self.state, index, buffer=index, lane="memory")
@@ -64,20 +54,30 @@ class Job:
     def leave(self) -> None:
         """The owner of the slice is not a member any more."""
         del self.state.workers[1]
-        self.host.halt(1)
+        self.take(self.host.halt(1))
+
+    def take(self, stepped: Stepped | None) -> None:
+        """Do as the leader does with what the roster has made."""
+        if stepped is not None:
+            self.told.append(stepped)
+            if stepped.over:
+                self.host.close()
+
+    async def watch(self) -> None:
+        async for stepped in self.host.watch():
+            self.take(stepped)
 
     @property
     def is_made(self) -> bool:
-        return self.told == [Stepped(1, 2, 1.0, over=True)] and self.state.version == 1
+        return (
+            self.told == [Stepped(1, 2, 1.0, over=True, losses={0: 0.5, 1: 0.5})]
+            and self.state.version == 1
+        )
 
     def _seat(self, index: int) -> Seat:
         seat = Board(self.segment).seat_of(index, 1, self.shards[index])
         assert seat is not None
         return seat
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> bool:
-        self.watch = asyncio.create_task(work)
-        return True
 
 
 def killed() -> None:
@@ -112,9 +112,9 @@ async def test_steps_that_the_shard_does_not_know_of_are_those_of_the_roster_in_
     assert roster.host.made == 0
     roster.owner.update()
     roster.other.update()
-    roster.host.report()
+    roster.take(roster.host.report())
     assert (roster.host.made, roster.state.version) == (1, 0)
-    roster.host.halt()
+    roster.take(roster.host.halt())
     assert (roster.host.made, roster.state.version) == (0, 1)
 
 
@@ -131,7 +131,7 @@ async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> N
     roster.owner.update()
     assert [(wait.owner, wait.peer) for wait in waits] == [("ps 0", "worker 1")]
     assert waits[0].until_s is not None and waits[0].until_s <= 60
-    roster.host.report()
+    roster.take(roster.host.report())
     assert roster.is_made and not roster.waits.snapshot()
     assert (roster.state.shard.parameters == 1).all()
 
@@ -143,5 +143,5 @@ async def test_member_that_stops_in_the_middle_of_its_slice_ends_the_job_in_time
         roster.owner.update()  # but its process holds its gradient still
     roster.leave()
     with pytest.raises(PeerLostError, match="worker 1"):
-        await asyncio.wait_for(roster.watch, 60)
+        await asyncio.wait_for(roster.watch(), 60)
     assert not roster.is_made

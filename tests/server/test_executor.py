@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE, SGD
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Snapshot, Switch
-from zmqtrain.server.decider import Decider
-from zmqtrain.server.executor import Executor
+from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardFailed
 
 
 class NoRate:
@@ -40,13 +39,8 @@ class Ears:
     """Keeps what comes of orders, and errors."""
 
     def __init__(self) -> None:
-        self.reports: list[tuple[Any, ...]] = []
+        self.reports: list[Outcome] = []
         self.errors: list[Exception] = []
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if not hasattr(Decider, name):
-            raise AttributeError(name)
-        return lambda *given: self.reports.append((name, *given))
 
 
 @pytest.fixture
@@ -68,15 +62,13 @@ def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
 
 
 def make_executor(state: ShardState, ears: Ears) -> Executor:
-    made = Executor(
+    return Executor(
         state,
         Metrics("ps"),
+        ears.reports.append,
         spawn=lambda coroutine: True,
         crash=ears.errors.append,
     )
-    decider: Any = ears
-    made.decider = decider
-    return made
 
 
 def answer(sequence: int) -> Order:
@@ -97,7 +89,8 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
     assert (state.pending(), state.orders, worker.answered) == ([], 2, 7)
     executor.count()
     (report,) = ears.reports
-    assert report[:3] == ("applied", 1, {0: pending.message.version})
+    assert isinstance(report, Applied)
+    assert (report.version, report.computed_on) == (1, {0: pending.message.version})
 
 
 async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Executor) -> None:
@@ -132,7 +125,7 @@ async def test_release_of_a_push_that_was_decided_before_it_came_is_reported(
     worker = add_worker(state)
     pending = add_push(state, 7)
     executor.carry_out([(1, answer(7))])
-    assert ears.reports == [("released_undecided", worker)]
+    assert ears.reports == [Early(worker)]
     assert state.pending() == [(worker, pending)]
 
 
@@ -172,7 +165,7 @@ async def test_update_that_the_rule_refuses_drops_its_push(
     pending = add_push(state, 1)
     executor.carry_out([(1, Apply(0))])
     assert pending.result == "dropped"
-    assert [name for name, *_ in ears.reports] == ["refused"]
+    assert [type(report) for report in ears.reports] == [Refused]
     assert (state.version, state.orders) == (0, 1)
 
 
@@ -232,9 +225,9 @@ async def test_snapshot_is_written_into_no_other_directory_than_that_of_an_attem
     executor.carry_out([(1, Snapshot(str(tmp_path)))])
     executor.after_orders(done.set)
     await within(done.wait())
-    ((what, directory, error),) = ears.reports
-    assert (what, directory) == ("not_written", str(tmp_path))
-    assert "is no directory of a checkpoint" in str(error)
+    (report,) = ears.reports
+    assert isinstance(report, ShardFailed) and report.directory == str(tmp_path)
+    assert "is no directory of a checkpoint" in report.error
 
 
 async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(

@@ -17,7 +17,6 @@ from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Answer, Apply, Drop, Switch
-from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.wire.messages import Arrived, Orders, Pull, ShardReport
@@ -53,14 +52,6 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
     executors = []
 
     def make(policy: str, order_log: OrderLog | None = None) -> Follower:
-        executor = Executor(
-            state,
-            Metrics("ps", 1),
-            spawn=lambda coroutine: True,
-            crash=pytest.fail,
-        )
-        executor._work.last_s = 0.0  # updates are known to be short
-        executors.append(executor)
         to_leader: Any = link
 
         async def join() -> None:
@@ -68,7 +59,7 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
 
         follower = Follower(
             state,
-            executor,
+            Metrics("ps", 1),
             to_leader,
             policy=policy,
             heartbeat_s=1.0,
@@ -77,7 +68,8 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
             crash=pytest.fail,
             order_log=order_log,
         )
-        executor.decider = follower
+        follower.executor._work.last_s = 0.0  # updates are known to be short
+        executors.append(follower.executor)
         follower.begin()
         return follower
 
@@ -124,7 +116,7 @@ async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
     worker = add_worker(state, early=Answer(0, 1, released))
     follower = follow("sync-replicas")
     add_push(state, 7, request)
-    follower._executor.carry_out(follower.arrived(worker))
+    follower.executor.carry_out(follower.arrived(worker))
     is_counted = released == 7
     assert state.version == is_counted
     follower.on_orders(Asked(over_link=True), Orders(1, (Drop(3, "it was late"),)))
@@ -151,14 +143,14 @@ async def test_push_is_ordered_once_though_its_release_waits_before_those_orders
     """The leader counted it before the switch; here it comes while something takes long."""
     request, follower, done = Asked(), follow("hogwild"), asyncio.Event()
     worker, go_on = add_worker(state), threading.Event()
-    queue = follower._executor._work
+    queue = follower.executor._work
     queue.put(go_on.wait, lambda _: None, rare=True)
     release = Answer(0, 1, 7)
     follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH, release)))
     add_push(state, 7, request)
-    follower._executor.carry_out(follower.arrived(worker))
+    follower.executor.carry_out(follower.arrived(worker))
     go_on.set()
-    follower._executor.after_orders(lambda: follower._executor.after_orders(done.set))
+    follower.executor.after_orders(lambda: follower.executor.after_orders(done.set))
     await within(done.wait())
     assert (state.version, len(request.replies)) == (1, 1)
 

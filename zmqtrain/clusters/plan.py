@@ -20,10 +20,10 @@ from zmqtrain.job import Job
 from zmqtrain.planning import plan as planning
 from zmqtrain.planning.plan import plan_for
 from zmqtrain.planning.strategy import check, is_on_workers, spread_cluster
-from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.server.shard_memory import copies_nbytes
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_name
+from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
 if TYPE_CHECKING:
     from zmqtrain.clusters.submission import Submission

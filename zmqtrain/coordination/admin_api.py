@@ -95,7 +95,6 @@ class AdminApi:
         self._watchers: list[Request] = []
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
-        leader.on_change = self.review
 
     def status(self) -> Status:
         """Return the job's status as of now."""
@@ -133,12 +132,16 @@ class AdminApi:
         if self._switch_requests and coordinator.next_policy is None:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))
 
-    def written(self, directory: str, file: ShardFile) -> None:
-        """A shard's part of a checkpoint is durable."""
+    def note_file(self, message: ShardWritten | ShardFailed) -> None:
+        """A shard's part of a checkpoint is durable, or cannot be written."""
+        directory = message.directory
         saving = self._saving.get(directory)
         if saving is None:
             return
-        saving.files[file.shard] = file
+        if isinstance(message, ShardFailed):
+            self._give_up(directory, CheckpointError(message.error))
+            return
+        saving.files[message.file.shard] = message.file
         if len(saving.files) == self._leader.shards:
             del self._saving[directory]
             files = tuple(saving.files[shard] for shard in sorted(saving.files))
@@ -146,11 +149,8 @@ class AdminApi:
             self._saved = {directory: saved}
             saving.request.reply(saved)
 
-    def not_written(self, directory: str, error: ZmqTrainError) -> None:
-        """Some shard cannot write its part of a checkpoint."""
-        saving = self._saving.pop(directory, None)
-        if saving is not None:
-            saving.request.refuse(error)
+    def _give_up(self, directory: str, error: ZmqTrainError) -> None:
+        self._saving.pop(directory).request.refuse(error)
 
     def ended(self, reason: str) -> None:
         """The host ends: answer the requests for the end."""
@@ -159,7 +159,7 @@ class AdminApi:
     def give_up_saves(self, error: ZmqTrainError) -> None:
         """A shard lost what it was writing."""
         for directory in tuple(self._saving):
-            self.not_written(directory, error)
+            self._give_up(directory, error)
 
     def ps_left(self, peer: Peer) -> None:
         """A ps has left with a checkpoint: without it there cannot be another one."""
@@ -283,10 +283,7 @@ class AdminApi:
 
     def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
         self._leader.peers.member(request)
-        if isinstance(message, ShardWritten):
-            self.written(message.directory, message.file)
-        else:
-            self.not_written(message.directory, CheckpointError(message.error))
+        self.note_file(message)
         request.reply(Done())
 
     def _check_begun(self, lacking: str) -> None:

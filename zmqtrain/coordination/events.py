@@ -67,7 +67,8 @@ class PushesReported:
 class Stepped:
     """A roster has made so many steps since it began, of ``examples`` with this sum of losses.
 
-    ``sums``: of what else was measured. ``over``: there will be no more steps.
+    ``sums``: of what else was measured. ``over``: there will be no more steps. ``losses``: the last
+    of each worker.
     """
 
     steps: int
@@ -75,6 +76,7 @@ class Stepped:
     loss: float
     over: bool
     sums: dict[str, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
@@ -42,7 +43,8 @@ from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.checkpoint import Saved, WorkerMark
 from zmqtrain.protocol.orders import Answer, Numbered, Order, Switch
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import Arrived, Extend, ShardReport
+from zmqtrain.store.segment import Segment
+from zmqtrain.wire.messages import Arrived, Extend, Message, ShardReport
 
 log = logging.getLogger(__name__)
 
@@ -66,35 +68,57 @@ def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
     return ", ".join([*names, f"and {more} more"] if more else names)
 
 
-class Leader:
-    """Decides for the whole job.
+class RosterHost(Protocol):
+    """Where the workers of a roster make steps by themselves."""
 
-    ``on_change`` is called after every event, and when the job has failed.
-    """
+    def halt(self, worker: int | None = None) -> Stepped | None:
+        """End the roster, or only take the seat of a worker; return what it has made since."""
+        ...
+
+    def close(self) -> None:
+        """Forget a roster whose end has been noted."""
+        ...
+
+
+class Leader:
+    """Decides for the whole job."""
 
     def __init__(
         self,
         job: Job,
         peers: PeerTable,
-        journal: Journal,
-        delivery: OrderDelivery,
+        segment: Segment,
         metrics: Metrics,
         timing: Timing,
         *,
         shards: int,
         workers: int,
         carry_out: Callable[[Sequence[Numbered]], None],
-        halt: Callable[[int | None], None] | None = None,
+        send_to_all: Callable[[Iterable[Request], Message], None],
+        crash: Callable[[Exception], None],
+        on_change: Callable[[], None] = nothing,
+        board: RosterHost | None = None,
+        has_copies: bool = False,
     ) -> None:
-        """``workers``: so many are expected. ``carry_out``: the host's executor of orders.
+        """``segment``: that keeps its journal. ``workers``: how many are expected.
 
-        ``halt``: end the roster, or only take the seat of a worker; None: there are no rosters.
+        ``carry_out``: the host's executor of orders. ``on_change`` is called after every event, and
+        when the job has failed. ``board``: None if there are no rosters. ``has_copies``: other
+        shards may have to know what a checkpoint after their last orders says.
         """
         self.job = job
         self.peers = peers
         self.timing = timing
         self.shards = shards
-        self.delivery = delivery
+        self.delivery = OrderDelivery(
+            peers,
+            segment.words,
+            send_to_all,
+            others=shards - 1,
+            heartbeat_s=timing.heartbeat_s,
+            crash=crash,
+            saved=self.saved if has_copies else None,
+        )
         self.policy = job.policy
         self.generation = 0  # none has begun
         self.staleness = Staleness()
@@ -103,12 +127,12 @@ class Leader:
         self.failure = ""  # why the job cannot go on
         self.failure_code = ExitCode.OK
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
-        self.on_change: Callable[[], None] = nothing
         self._workers = workers
-        self._journal = journal
+        self._journal = Journal(segment)
         self._metrics = metrics
         self._carry_out = carry_out
-        self._halt = halt
+        self._on_change = on_change
+        self._board = board
         self._later: list[Callable[[], None]] = []  # until the roster is over
         self._is_over = False
         self.coordinator = self._coordinator_from(0, Ledger())
@@ -176,7 +200,7 @@ class Leader:
             ledger=ledger,
             lookahead=self.job.prefetch,
             learning_rate=learning_rate,
-            makes_rosters=self._halt is not None,
+            makes_rosters=self._board is not None,
             evaluate_every=self.job.evaluate_every,
         )
 
@@ -244,7 +268,7 @@ class Leader:
         log.error("%s", text)
         self.failure, self.failure_code = text, code
         self.event(GivenUp(int(code), text))
-        self.on_change()
+        self._on_change()
 
     @property
     def loss(self) -> float:
@@ -324,31 +348,34 @@ class Leader:
 
         It is ended for that; for a ``worker``, who has died, with the last step that it is part of.
         """
-        if self._halt is None or self.coordinator.roster is None:
+        if self._board is None or self.coordinator.roster is None:
             call()
             return
         self._later.append(call)
-        self._halt(worker)
+        self.stepped(self._board.halt(worker))
 
-    def go_on(self) -> None:
-        """The roster is over: do what had to wait for that."""
-        calls, self._later = self._later, []
-        for call in calls:
-            self.at_rest(call)
+    def stepped(self, event: Stepped | None) -> None:
+        """A roster is so far; None: no further than before.
 
-    def stepped(self, event: Stepped, losses: Mapping[int, float]) -> None:
-        """A roster is so far; ``losses``: the last of each worker.
-
-        Its end alone is journaled: until then the board itself is what a killed host leaves.
+        Its end alone is journaled: until then the board itself is what a killed host leaves. Then
+        it is time for what had to wait for that.
         """
-        coordinator, before = self.coordinator, self.step
+        if event is None or self._board is None or self.coordinator.roster is None:
+            return
+        before = self.step
         if event.over:
             self._carry_out(self._decide(event))
         else:
-            coordinator.handle(event)
-        more = coordinator.version - before
-        if not more:
-            return
+            self.coordinator.handle(event)
+        if more := self.step - before:
+            self._show_steps(more, event.losses)
+        if event.over:
+            self._board.close()
+            calls, self._later = self._later, []
+            for call in calls:
+                self.at_rest(call)
+
+    def _show_steps(self, more: int, losses: Mapping[int, float]) -> None:
         gradients = more * len(losses)
         self.throughput.observe(self.step, time.monotonic())
         for worker in losses:
@@ -357,7 +384,7 @@ class Leader:
         self._metrics.pushes.applied.inc(gradients)
         self._metrics.parameter_version.set(self.step)
         for worker, loss in losses.items():
-            self._show_worker(worker, coordinator.members[worker].sequence, loss)
+            self._show_worker(worker, self.coordinator.members[worker].sequence, loss)
         self._show_step(self.step)
 
     def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
@@ -406,7 +433,7 @@ class Leader:
         self.delivery.give(orders)
         if text := divergence(self.coordinator.refused, self.job.max_nonfinite):
             self.fail(ExitCode.DIVERGED, text)
-        self.on_change()
+        self._on_change()
         return self.delivery.due()
 
     def _reconcile(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
@@ -36,36 +36,22 @@ class _Stuck(NamedTuple):
 
 
 class BoardHost:
-    """Opens the board for the leader's rosters, and reports to the leader how far they are."""
+    """Opens the board for the leader's rosters, and knows how far they are.
 
-    def __init__(
-        self,
-        state: ShardState,
-        *,
-        report: Callable[[Stepped, Mapping[int, float]], None],
-        go_on: Callable[[], None],
-        end_leases: Callable[[], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], bool],
-        waits: Waits,
-        patience_s: float,
-    ) -> None:
-        """``report`` is given how far a roster is, and the last loss of each worker.
+    What it returns is for the leader, which then closes the board if the roster is over.
+    """
 
-        ``go_on`` is called when one is over and the shard is at rest. ``end_leases``: find out who
-        has died. ``waits``: of the ps. ``patience_s``: for a member that has left, but lives, and
-        is in the middle of its slice.
+    def __init__(self, state: ShardState, waits: Waits, patience_s: float) -> None:
+        """``waits``: of the ps.
+
+        ``patience_s``: for a member that has left, but lives, and is in the middle of its slice.
         """
         self._state = state
         self._board = Board(state.shard.segment)
-        self._report = report
-        self._go_on = go_on
-        self._end_leases = end_leases
-        self._spawn = spawn
         self._waits = waits
         self._patience_s = patience_s
         self._unopened: list[int | None] = []  # halts of the roster that is ordered, not open
         self._ends = asyncio.Event()  # the roster does
-        self._is_watched = False
         self._reported = 0  # steps of this roster that the leader knows of
         self._stuck: _Stuck | None = None
 
@@ -81,7 +67,7 @@ class BoardHost:
         """Steps of the roster in force, as last reported: the shard's version lacks them."""
         return self._reported if self._board.in_force else 0
 
-    def begin(self, roster: Roster) -> None:
+    def begin(self, roster: Roster) -> Stepped | None:
         """Put a roster in force, before its members are released."""
         lives = [self._state.workers.get(index) for index in roster.workers]
         holders = [
@@ -91,44 +77,49 @@ class BoardHost:
         self._board.open(self._state.version, roster.steps, roster.next_batch, holders)
         self._reported = 0
         self._ends.clear()
-        self._watch_over()
         halts, self._unopened = self._unopened, []
         for worker in halts:
-            self.halt(worker)
+            self._take(worker)
+        return self.report() if halts else None
 
     def recover(self, *, is_over: bool) -> None:
         """Go on where a killed ps was; ``is_over``: the leader knows that the roster is."""
-        if self._board.in_force and is_over:
-            self._board.close()
-        elif self._board.in_force:
-            if any(map(self._board.is_taken, range(len(self._board.holders)))):
-                self._ends.set()
-            self._watch_over()
+        if is_over:
+            self.close()
+        elif any(map(self._board.is_taken, range(len(self._board.holders)))):
+            self._ends.set()
 
-    def halt(self, worker: int | None = None) -> None:
+    def close(self) -> None:
+        if self._board.in_force:
+            self._board.close()
+
+    def halt(self, worker: int | None = None) -> Stepped | None:
         """End the roster with the step under way; a ``worker``: as soon as its word allows.
 
         A worker that has died may have made its gradient ready: then the step under way counts it.
         """
         if not self._board.in_force:
             self._unopened.append(worker)
-            return
+            return None
+        self._take(worker)
+        return self.report()
+
+    def _take(self, worker: int | None) -> None:
         for place, holder in enumerate(self._board.holders):
             if worker in (None, holder.worker):
                 self._board.take(place)
         self._ends.set()
-        self.report()
 
-    def report(self) -> None:
-        """Report to the leader how far the roster is, and whether it is over."""
+    def report(self) -> Stepped | None:
+        """Return how far the roster is, if that has changed, and whether it is over."""
         board = self._board
         if not board.in_force:
-            return
+            return None
         self._finish_for_those_that_left()
         over = board.is_over
         steps = board.made if over else board.sealed
         if steps == self._reported and not over:
-            return
+            return None
         self._reported = steps
         figures = {
             holder.worker: board.figures(place, steps) for place, holder in enumerate(board.holders)
@@ -137,42 +128,33 @@ class BoardHost:
         loss = sum(each.loss for each in figures.values())
         losses = {worker: each.last for worker, each in figures.items()}
         sums = reduce(added, [dict(each.sums) for each in figures.values()])
-        self._report(Stepped(steps, examples, loss, over, sums), losses if steps else {})
-        if over:
-            board.close()
-            self._go_on()
+        return Stepped(steps, examples, loss, over, sums, losses if steps else {})
 
-    def _watch_over(self) -> None:
-        if not self._is_watched:
-            self._is_watched = True
-            self._spawn(self._watch())
+    async def watch(self) -> AsyncIterator[Stepped | None]:
+        """Yield what rosters make while they end; None: a member seems to have died.
 
-    async def _watch(self) -> None:
-        """
         Raises:
             PeerLostError: a member that has left, but lives, does not end its update.
         """
         while self._board.in_force:
             if await within(LOOK_S, self._ends):
                 await asyncio.sleep(SOON_S)
-                self.report()
-            else:
-                self._look()
+                if (stepped := self.report()) is not None:
+                    yield stepped
+            elif self._lacks_a_member():
+                yield None
             if self._stuck is not None and time.monotonic() > self._stuck.until:
                 raise PeerLostError(
                     f"{self._stuck.peer} has been in the middle of an update for "
                     f"{self._patience_s:g} s and nobody else can finish that: it is stopped; end "
                     "or continue its process, and start the job again"
                 )
-        self._is_watched = False
 
-    def _look(self) -> None:
-        """End the leases of members that have died."""
+    def _lacks_a_member(self) -> bool:
         segment, board = self._state.shard.segment, self._board
         holders = enumerate(board.holders)
         here = [holder.buffer for place, holder in holders if not board.is_taken(place)]
-        if segment.path is not None and not all(map(segment.is_held, here)):
-            self._end_leases()
+        return segment.path is not None and not all(map(segment.is_held, here))
 
     def _finish_for_those_that_left(self) -> None:
         """Do what they left undone of a step that all gradients are ready for."""

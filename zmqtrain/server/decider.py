@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
-from zmqtrain.errors import ConfigError, ZmqTrainError
-from zmqtrain.protocol.checkpoint import ShardFile
-from zmqtrain.protocol.orders import Numbered, Roster
+from zmqtrain.actors.actor import Request
+from zmqtrain.coordination.membership import Peer
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.protocol.orders import Numbered
+from zmqtrain.server.executor import Executor, Outcome
 from zmqtrain.server.remains import Remains
-from zmqtrain.server.state import Worker
+from zmqtrain.server.state import ShardState, Worker
+
+Handler = Callable[[Request, Any], None]
 
 
 class Decider:
     """Takes a shard's requests, and what comes of orders. Ps 0 has one kind, the others another."""
 
+    def __init__(
+        self,
+        state: ShardState,
+        metrics: Metrics,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], bool],
+        crash: Callable[[Exception], None],
+        copies_sent: bool = False,
+    ) -> None:
+        """``copies_sent``: copy parameters before sending, since updates go on meanwhile."""
+        self._state = state
+        self._spawn = spawn
+        self.executor = Executor(
+            state, metrics, self.note, spawn=spawn, crash=crash, copies_sent=copies_sent
+        )
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """The handlers of the messages that it takes."""
+        raise NotImplementedError
+
     def arrived(self, worker: Worker) -> Sequence[Numbered]:
         """Return the orders to carry out here now that a worker's request has arrived."""
+        raise NotImplementedError
+
+    def note(self, outcome: Outcome) -> None:
+        """Take what came of an order."""
         raise NotImplementedError
 
     def at_rest(self, call: Callable[[], None]) -> None:
@@ -37,25 +67,17 @@ class Decider:
         """Return what a group that is over hands on; no order is under way. None: nothing."""
         raise NotImplementedError
 
-    # What comes of orders
+    def joined(self, peer: Peer) -> None:
+        """A task has a new life. Tasks join the leader as well as other ps."""
 
-    def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
-        """The shard is at this version, by workers' gradients computed on those versions."""
+    def left(self, peer: Peer) -> None:
+        """A task has left, or its lease has run out."""
 
-    def refused(self, error: ConfigError) -> None:
-        """The update rule has refused; the parameters are as they were before."""
+    def watch(self) -> None:
+        """Look after what may take too long."""
 
-    def switched(self, spec: str) -> None:
-        """From this order on the policy is another."""
+    def end(self) -> None:
+        """The chief has ended the run: nothing more counts."""
 
-    def roster_begins(self, roster: Roster) -> None:
-        """From this order on workers make steps by themselves."""
-
-    def released_undecided(self, worker: Worker) -> None:
-        """A worker may go on after a push that was decided on before it arrived here."""
-
-    def written(self, directory: str, file: ShardFile) -> None:
-        """This shard's part of the checkpoint in ``directory`` is durable."""
-
-    def not_written(self, directory: str, error: ZmqTrainError) -> None:
-        """This shard's part of the checkpoint in ``directory`` could not be written."""
+    def ended(self, reason: str) -> None:
+        """This ps ends: answer the requests that wait for that."""

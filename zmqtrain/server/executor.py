@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
@@ -30,11 +30,18 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import (
+    Keep,
+    Pull,
+    PullReply,
+    Push,
+    PushReply,
+    ShardFailed,
+    ShardWritten,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +59,32 @@ class Applied:
     at: float  # of the monotonic clock
 
 
-class Executor:
-    """Carries out the orders of one ps, and tells its decider what comes of them."""
+@dataclass(slots=True)
+class Refused:
+    """The update rule has refused; the parameters are as they were before."""
 
-    decider: Decider  # set when it is there
+    error: ConfigError
+
+
+@dataclass(slots=True)
+class Early:
+    """A worker may go on after a push on which nothing is decided here yet."""
+
+    worker: Worker
+
+
+Outcome: TypeAlias = Applied | Refused | Early | Switch | Roster | ShardWritten | ShardFailed
+"""What comes of an order. A switch and a roster have been carried out."""
+
+
+class Executor:
+    """Carries out the orders of one ps, and reports what comes of them."""
 
     def __init__(
         self,
         state: ShardState,
         metrics: Metrics,
+        report: Callable[[Outcome], None],
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], bool],
         crash: Callable[[Exception], None],
@@ -69,6 +93,7 @@ class Executor:
         """``copies_sent``: copy parameters before sending, since updates go on meanwhile."""
         self._state = state
         self._metrics = metrics
+        self._report = report
         self._spawn = spawn
         self._copies_sent = copies_sent
         self._work = WorkQueue(str(state.task), on_error=crash)
@@ -144,10 +169,11 @@ class Executor:
                 self._state.decided(index, "dropped", reason)
             case Rate():
                 self._state.shard.carry_out(order)
-            case Switch(policy):
-                self._switched(policy)
+            case Switch():
+                self._report(order)
+                self._log_policy(order.policy)
             case Roster():
-                self.decider.roster_begins(order)
+                self._report(order)
         self._done(number)
 
     def _done(self, number: int) -> None:
@@ -187,7 +213,7 @@ class Executor:
             raise TypeError(f"an update came to {error!r}")
         for worker in workers:
             self._state.decided(worker, "dropped", str(error))
-        self.decider.refused(error)
+        self._report(Refused(error))
 
     def count(self) -> None:
         """Count in the metrics, and report, the updates that were made since the last call."""
@@ -199,10 +225,9 @@ class Executor:
             metrics.parameter_version.set(applied.version)
             for base in applied.computed_on.values():
                 metrics.staleness_versions.observe(max(0, applied.version - 1 - base))
-            self.decider.applied(applied.version, applied.computed_on, applied.at)
+            self._report(applied)
 
-    def _switched(self, policy: str) -> None:
-        self.decider.switched(policy)
+    def _log_policy(self, policy: str) -> None:
         if policy != self._policy:  # a pass begins with the same one anew
             self._policy = policy
             log.info("the policy is %s from version %d on", policy, self._state.version)
@@ -216,7 +241,7 @@ class Executor:
             worker.early = order
             state.keep(worker)
             if pending is not None:
-                self.decider.released_undecided(worker)
+                self._report(Early(worker))
             return
         worker.pending = None
         reply = worker.reply = pending.reply(order, state.version)
@@ -256,11 +281,12 @@ class Executor:
         except ZmqTrainError as error:
             self._not_written(directory, error)
         else:
-            self.decider.written(directory, written)
+            self._report(ShardWritten(directory, written))
 
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._metrics.checkpoint_failures.write.inc()
-        self.decider.not_written(directory, error)
+        log.error("this shard's part of the checkpoint was not written: %s", error)
+        self._report(ShardFailed(directory, f"{self._state.task}: {error}"))
 
 
 def _copy(directory: str, state: ShardState) -> Path:

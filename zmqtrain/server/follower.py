@@ -17,12 +17,13 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.coordination.hand_over import OrderLog
-from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
+from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.policies import make_policy
-from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
+from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
-from zmqtrain.server.decider import Decider
-from zmqtrain.server.executor import Executor
+from zmqtrain.server.decider import Decider, Handler
+from zmqtrain.server.executor import Early, Outcome, Refused
 from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
@@ -42,7 +43,7 @@ class Follower(Decider):
     def __init__(
         self,
         state: ShardState,
-        executor: Executor,
+        metrics: Metrics,
         link: Link,
         *,
         policy: str,
@@ -50,19 +51,18 @@ class Follower(Decider):
         join: Callable[[], Coroutine[Any, Any, object]],
         spawn: Spawn,
         crash: Callable[[Exception], None],
+        copies_sent: bool = False,
         order_log: OrderLog | None = None,
     ) -> None:
         """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link.
 
         ``order_log``: if others have copies of what this shard holds.
         """
-        self._state = state
-        self._executor = executor
+        super().__init__(state, metrics, spawn=spawn, crash=crash, copies_sent=copies_sent)
         self._link = link
         self._first_policy = policy
         self._heartbeat_s = heartbeat_s
         self._join = join
-        self._spawn = spawn
         self._coordinated = make_policy(policy).coordinated
         self._taken = 0  # number of the last order that was taken up
         self._journal = Journal(state.shard.segment)
@@ -104,14 +104,18 @@ class Follower(Decider):
             self._taken += 1
             if isinstance(order, Switch):
                 self._coordinated = make_policy(order.policy).coordinated
-            self._executor.carry_out([(self._taken, order)])
+            self.executor.carry_out([(self._taken, order)])
         if any(isinstance(order, Switch) for order in orders):
             held = [] if self._coordinated else self._state.pending()
-            self._executor.after_orders(partial(self._after_switch, held))
+            self.executor.after_orders(partial(self._after_switch, held))
         elif any(isinstance(order, Rate) for order in orders):
-            self._executor.after_orders(self._report_shard)  # the leader waits for it
+            self.executor.after_orders(self._report_shard)  # the leader waits for it
 
     # As a decider
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        return {Orders: self.on_orders}
 
     def arrived(self, worker: Worker) -> Sequence[Numbered]:
         if self._is_free(worker):
@@ -119,22 +123,17 @@ class Follower(Decider):
         self._report_arrival(worker)
         return ()
 
-    def refused(self, error: ConfigError) -> None:
-        log.error("%s", error)
-        self._failure = str(error)  # the leader is sent a report, and the chief saves
-
-    def switched(self, spec: str) -> None:
-        self._journal.begin(spec.encode())
-
-    def released_undecided(self, worker: Worker) -> None:
-        self._executor.carry_out(self.arrived(worker))
-
-    def written(self, directory: str, file: ShardFile) -> None:
-        self._spawn(self._deliver(ShardWritten(directory, file)))
-
-    def not_written(self, directory: str, error: ZmqTrainError) -> None:
-        log.error("this shard's part of the checkpoint was not written: %s", error)
-        self._spawn(self._deliver(ShardFailed(directory, f"{self._state.task}: {error}")))
+    def note(self, outcome: Outcome) -> None:
+        match outcome:
+            case Refused(error):
+                log.error("%s", error)
+                self._failure = str(error)  # the leader is sent a report, and the chief saves
+            case Switch(policy):
+                self._journal.begin(policy.encode())
+            case Early(worker):
+                self.executor.carry_out(self.arrived(worker))
+            case ShardWritten() | ShardFailed():
+                self._spawn(self._deliver(outcome))
 
     def at_rest(self, call: Callable[[], None]) -> None:
         call()  # rosters are of jobs with one shard
@@ -183,7 +182,7 @@ class Follower(Decider):
         """Decide here on what is still held: the leader counts it as decided since the switch."""
         for worker, pending in tuple(held):
             if worker.pending is pending:
-                self._executor.carry_out(_own_orders(worker))
+                self.executor.carry_out(_own_orders(worker))
 
     # Reports to the leader
 

@@ -2,50 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
-from zmqtrain.coordination.membership import Peer
-from zmqtrain.errors import ConfigError, FencedError, ZmqTrainError
-from zmqtrain.protocol.checkpoint import ShardFile
+from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.status import HostStatus
+from zmqtrain.errors import FencedError
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
-from zmqtrain.server.decider import Decider
+from zmqtrain.server.decider import Decider, Handler
+from zmqtrain.server.executor import Applied, Outcome, Refused
+from zmqtrain.server.members import Members
 from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
+from zmqtrain.wire.messages import (
+    Arrived,
+    Close,
+    Evaluate,
+    Evaluated,
+    Extend,
+    GetStatus,
+    RequestSave,
+    RequestStop,
+    Save,
+    SaveEnded,
+    SetRate,
+    ShardFailed,
+    ShardReport,
+    ShardWritten,
+    SwitchPolicy,
+)
 
 
 class LeaderHost(Decider):
-    """Decides about shard 0 by asking the leader."""
+    """Decides about shard 0 by asking the leader, which it hosts."""
 
     def __init__(
         self,
+        actor: JobActor,
         state: ShardState,
-        leader: Leader,
-        admin: AdminApi,
+        peers: PeerTable,
+        members: Members,
+        host_status: Callable[[], HostStatus],
         *,
-        fingerprint: Mapping[str, str],
-        carry_out: Callable[[Sequence[Numbered]], None],
-        board: BoardHost,
+        has_copies: bool,
     ) -> None:
-        self._state = state
-        self._leader = leader
-        self._admin = admin
-        self._fingerprint = fingerprint
-        self._carry_out = carry_out
-        self._board = board
+        """``actor``: the ps. ``has_copies``: others have copies of what it holds."""
+        job, timing = actor.job, actor.timing
+        super().__init__(
+            state,
+            actor.metrics,
+            spawn=actor.spawn,
+            crash=actor.crash,
+            copies_sent=job.consistent_reads,
+        )
+        self._members = members
+        self._host_status = host_status
+        self._fingerprint = actor.fingerprint
+        self._board = BoardHost(state, actor.waits, timing.peer_timeout_s)
+        self._is_board_watched = False
+        self.leader = Leader(
+            job,
+            peers,
+            state.shard.segment,
+            actor.metrics,
+            timing,
+            shards=actor.plan.shards,
+            workers=actor.plan.workers,
+            carry_out=self.executor.carry_out,
+            send_to_all=actor.send_to_all,
+            crash=actor.crash,
+            on_change=self._review,
+            board=self._board if actor.plan.exchange.is_board else None,
+            has_copies=has_copies,
+        )
+        self._admin = AdminApi(
+            self.leader,
+            self._status,
+            can_save=bool(job.logdir),
+            has_copies=actor.plan.copies > 1,
+            crash=actor.crash,
+        )
+        if actor.plan.shards > 1:
+            self._spawn(self.leader.delivery.keep_others())
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        leader, admin = self.leader, self._admin
+        return {
+            Arrived: leader.on_arrived,
+            ShardReport: leader.on_shard_report,
+            GetStatus: admin.on_get_status,
+            SwitchPolicy: admin.on_switch_policy,
+            RequestSave: admin.on_request_save,
+            RequestStop: admin.on_request_stop,
+            Save: admin.on_save,
+            SaveEnded: admin.on_save_ended,
+            ShardWritten: admin.on_shard_file,
+            ShardFailed: admin.on_shard_file,
+            Close: admin.on_close,
+            Evaluate: admin.on_evaluate,
+            Evaluated: admin.on_evaluated,
+            Extend: admin.on_directive,
+            SetRate: admin.on_directive,
+        }
 
     def arrived(self, worker: Worker) -> Sequence[Numbered]:
         push = worker.pushed
         if push is None:
             on_board = self._board.reaches(worker.index)
-            return self._leader.arrived(PullArrived(worker.index, on_board))
-        return self._leader.arrived(
+            return self.leader.arrived(PullArrived(worker.index, on_board))
+        return self.leader.arrived(
             PushArrived(
                 worker.index,
                 push.sequence,
@@ -57,35 +130,30 @@ class LeaderHost(Decider):
             )
         )
 
+    def note(self, outcome: Outcome) -> None:
+        match outcome:
+            case Applied(version, _, computed_on, _, at):
+                self.leader.applied(version, computed_on, at)
+            case Refused(error):
+                self.leader.fail(error.exit_code, str(error))
+            case Roster():
+                self.leader.stepped(self._board.begin(outcome))
+                self._watch_board()
+            case ShardWritten() | ShardFailed():
+                self._admin.note_file(outcome)
+
     def joined(self, peer: Peer) -> None:
-        """Report a task's new life to the leader."""
         if peer.role == Role.PS:
             self._admin.give_up_saves(FencedError(f"{peer} has a new life"))
-        self._leader.joined(peer)
+        self.leader.joined(peer)
 
     def left(self, peer: Peer) -> None:
-        """Report to the leader that a task has left, or that its lease has run out."""
         if peer.role == Role.PS:
             self._admin.ps_left(peer)
-        self._leader.left(peer)
-
-    def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
-        self._leader.applied(version, computed_on, at)
-
-    def refused(self, error: ConfigError) -> None:
-        self._leader.fail(error.exit_code, str(error))
-
-    def roster_begins(self, roster: Roster) -> None:
-        self._board.begin(roster)
-
-    def written(self, directory: str, file: ShardFile) -> None:
-        self._admin.written(directory, file)
-
-    def not_written(self, directory: str, error: ZmqTrainError) -> None:
-        self._admin.not_written(directory, error)
+        self.leader.left(peer)
 
     def at_rest(self, call: Callable[[], None]) -> None:
-        self._leader.at_rest(call)
+        self.leader.at_rest(call)
 
     def begin(self) -> bool:
         state = self._state
@@ -94,18 +162,54 @@ class LeaderHost(Decider):
             ledger = restored_ledger(read_manifest(state.restored_from), self._fingerprint)
         self._admin.forget_saves()
         rate = state.shard.learning_rate
-        return self._leader.begin(state.generation, state.version, ledger, rate)
+        return self.leader.begin(state.generation, state.version, ledger, rate)
+
+    def recover(self) -> None:
+        self.leader.recover(self._state.generation)
+        self._board.recover(is_over=self.leader.coordinator.roster is None)
+        self._watch_board()
+        for worker, _ in self._state.pending():
+            self.executor.carry_out(self.arrived(worker))
 
     def remains(self) -> Remains | None:
         """What the leader has decided counts; so this shard has yet to carry out its own rest."""
-        delivery = self._leader.delivery
+        delivery = self.leader.delivery
         last = delivery.last(self._state.generation)
         if last is None:
             return None
         return Remains(self._state.shard, last, last.end, delivery.undone)
 
-    def recover(self) -> None:
-        self._leader.recover(self._state.generation)
-        self._board.recover(is_over=self._leader.coordinator.roster is None)
-        for worker, _ in self._state.pending():
-            self._carry_out(self.arrived(worker))
+    def watch(self) -> None:
+        self.leader.watch()
+        self.leader.stepped(self._board.report())
+
+    def end(self) -> None:
+        self.leader.end()
+
+    def ended(self, reason: str) -> None:
+        self._admin.ended(reason)
+
+    def _review(self) -> None:
+        self._admin.review()
+
+    def _status(self) -> HostStatus:
+        self.executor.count()  # the leader has the figures of all updates so far
+        self.leader.stepped(self._board.report())
+        status = self._host_status()
+        status.task.step += self._board.made
+        return status
+
+    def _watch_board(self) -> None:
+        if not self._is_board_watched:
+            self._is_board_watched = True
+            self._spawn(self._follow_board())
+
+    async def _follow_board(self) -> None:
+        """Hand on what rosters make, and which of their workers have died."""
+        async for stepped in self._board.watch():
+            if stepped is not None:
+                self.leader.stepped(stepped)
+                continue
+            for peer in self._members.end_leases():
+                self.left(peer)
+        self._is_board_watched = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 
 from zmqtrain.actors.actor import Request
@@ -15,10 +15,10 @@ from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.fingerprint import DATA, fingerprint_difference, remedy_of_difference
 from zmqtrain.observe.metrics import Metrics, Phases
-from zmqtrain.server.receiver import WINDOW_NBYTES
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
 from zmqtrain.units import shortened
+from zmqtrain.wire import chunks
 from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Shutdown, Welcome
 
 MAX_WAITS = 16  # of one task, shown in the status
@@ -45,15 +45,8 @@ def check_times(beat: Heartbeat) -> None:
         )
 
 
-def ignore(peer: Peer) -> None:
-    """Do nothing: tasks join the leader as well."""
-
-
 class Members:
-    """Handles joins and leaves, and drops the requests of tasks that are gone.
-
-    ``on_life`` is called with every new life of a task, ``on_end`` with every end of one.
-    """
+    """Handles joins and leaves, and drops the requests of tasks that are gone."""
 
     def __init__(
         self,
@@ -70,12 +63,11 @@ class Members:
         self._metrics = metrics
         self._fingerprint = dict(fingerprint)
         self._segment = segment
-        self.on_life: Callable[[Peer], None] = ignore
-        self.on_end: Callable[[Peer], None] = ignore
         self._shutdown: Shutdown | None = None
         self._workers_gone = asyncio.Event()
 
-    def on_join(self, request: Request, message: Join) -> None:
+    def on_join(self, request: Request, message: Join) -> tuple[Peer | None, Peer | None]:
+        """Return the life that has ended, and the one that has begun; None: none has."""
         sender = request.sender
         self._check_job(str(sender), message.fingerprint)
         if DATA in message.fingerprint:
@@ -83,19 +75,22 @@ class Members:
         before = self._peers.get(sender.role, sender.index)
         peer = self._peers.join(request, message)
         if peer is None:
-            return
+            return None, None
         if peer is not before:
             self._begin_life(peer, before)
         self._count()
-        request.reply(Welcome(peer.incarnation, self._segment, WINDOW_NBYTES))
+        request.reply(Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES))
+        return (before, peer) if peer is not before else (None, None)
 
-    def on_leave(self, request: Request, message: Leave) -> None:
+    def on_leave(self, request: Request, message: Leave) -> Peer:
+        """Return the task that has left."""
         peer = self._peers.member(request)
         peer.gone = peer.left = True
         log.info("%s left: %s", peer, message.reason)
         self._gone(peer)
         if request.envelope.request_id:
             request.reply(Done())
+        return peer
 
     def on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
         peer = self._peers.member(request)
@@ -109,12 +104,14 @@ class Members:
         if self._shutdown is not None and peer.is_worker:
             request.send(self._shutdown)  # it was lost, or the worker has joined since
 
-    def end_leases(self) -> None:
-        """End the tasks whose lease ran out since the last call."""
-        for peer in self._peers.expired():
+    def end_leases(self) -> list[Peer]:
+        """Return the tasks whose lease ran out since the last call: they have left."""
+        ended = list(self._peers.expired())
+        for peer in ended:
             log.warning("%s %s: it has left", peer, peer.absence)
             self._metrics.lease_expirations[peer.role].inc()
             self._gone(peer)
+        return ended
 
     def close(self, shutdown: Shutdown) -> None:
         """Admit no new task, and make every worker leave."""
@@ -157,7 +154,6 @@ class Members:
             self._gone(before)
         if peer.is_worker:
             self._state.join(peer)
-        self.on_life(peer)
 
     def _gone(self, peer: Peer) -> None:
         """Drop the pending request and the waits of a task that is gone."""
@@ -166,7 +162,6 @@ class Members:
             if worker is not None:
                 text = f"{peer} was silent for too long and is no longer a member"
                 worker.refuse(FencedError(text))
-        self.on_end(peer)
         self._note_if_empty()
         self._count()
 

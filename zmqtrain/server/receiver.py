@@ -12,7 +12,6 @@ from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.buffers import GradientBuffers
-from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_room
@@ -22,13 +21,7 @@ from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push,
 
 log = logging.getLogger(__name__)
 
-WINDOW_NBYTES = 8 << 20
-"""Bytes of chunks that a worker may send to a ps without acknowledgement."""
-
 EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
-
-MESSAGES_NBYTES = 2 * WINDOW_NBYTES
-"""Memory of these chunks at a ps: the allocator keeps as much again as was freed last."""
 
 
 class Receiver:
@@ -39,7 +32,6 @@ class Receiver:
         state: ShardState,
         peers: PeerTable,
         buffers: GradientBuffers,
-        decider: Decider,
         executor: Executor,
         metrics: Metrics,
         *,
@@ -50,14 +42,19 @@ class Receiver:
         self._state = state
         self._peers = peers
         self._buffers = buffers
-        self._decider = decider
         self._executor = executor
         self._metrics = metrics
         self._holds_lease = holds_lease
         made, trained = make_compression(compression), state.shard.layout.trained
         self._decode = chunks.take_in_at if made is None else Decompressor(made, trained).decode
 
-    def on_pull(self, request: Request, pull: Pull) -> None:
+    def take_in(self, request: Request, message: Pull | Push) -> Worker | None:
+        """Enter a worker's request; None: it has come before, or some of its chunks were lost."""
+        if isinstance(message, Pull):
+            return self._take_pull(request, message)
+        return self._take_push(request, message)
+
+    def _take_pull(self, request: Request, pull: Pull) -> Worker | None:
         peer = self._peers.member(request)
         worker = self._state.workers[peer.index]
         if worker.has_pulled:
@@ -66,13 +63,13 @@ class Receiver:
             self._answer_again(
                 worker, request, "the pull", is_pending=is_pending, was_last=was_last
             )
-            return
+            return None
         self._buffers.assign(worker)
         peer.lanes = pull.lanes
         self._metrics.pulls.inc()
-        self._enter(worker, Pending(pull, request))
+        return self._enter(worker, Pending(pull, request))
 
-    def on_push(self, request: Request, push: Push) -> None:
+    def _take_push(self, request: Request, push: Push) -> Worker | None:
         try:
             worker = self._worker(request)
         except FencedError:
@@ -85,10 +82,10 @@ class Receiver:
             was_last = push.sequence == worker.answered
             what = f"push {push.sequence}"
             self._answer_again(worker, request, what, is_pending=is_pending, was_last=was_last)
-            return
+            return None
         self._check_push(request, push, worker)
-        if not self._take_in(request, push, worker):
-            return
+        if not self._complete(request, push, worker):
+            return None
         self._state.shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
         pending = Pending(push, request)
         if not push.finite:
@@ -96,7 +93,7 @@ class Receiver:
             pending.reason = "the loss or the gradient is NaN or infinite"
             self._metrics.nonfinite_gradients.inc()
             self._metrics.pushes.refused.inc()
-        self._enter(worker, pending)
+        return self._enter(worker, pending)
 
     def on_chunk(self, request: Request, chunk: Chunk) -> None:
         """Decode a chunk of a gradient into the worker's buffer."""
@@ -111,19 +108,17 @@ class Receiver:
             self._decode(start, tensors, chunks.at(gradient, chunk.index))
             worker.chunks.add(chunk.index)
         worker.unacknowledged_nbytes += sum(tensor.nbytes for tensor in tensors)
-        if 2 * worker.unacknowledged_nbytes >= WINDOW_NBYTES:
+        if 2 * worker.unacknowledged_nbytes >= chunks.WINDOW_NBYTES:
             request.reply(ChunksReceived(worker.unacknowledged_nbytes))
             worker.unacknowledged_nbytes = 0
 
     def _worker(self, request: Request) -> Worker:
         return self._state.workers[self._peers.member(request).index]
 
-    def _enter(self, worker: Worker, pending: Pending) -> None:
-        """Enter a request, and carry out the orders that follow from it."""
+    def _enter(self, worker: Worker, pending: Pending) -> Worker:
         worker.pending, worker.reply = pending, None
         self._state.keep(worker)
-        if self._state.initialised:
-            self._executor.carry_out(self._decider.arrived(worker))
+        return worker
 
     def _answer_again(
         self, worker: Worker, request: Request, what: str, *, is_pending: bool, was_last: bool
@@ -177,7 +172,7 @@ class Receiver:
         if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
             raise ProtocolError(f"{worker} pushes batch {push.batch}, which it has no lease on")
 
-    def _take_in(self, request: Request, push: Push, worker: Worker) -> bool:
+    def _complete(self, request: Request, push: Push, worker: Worker) -> bool:
         """Complete the gradient in the worker's buffer in the segment.
 
         False: some of its chunks were lost. So the push counts as lost as well; the answer to the

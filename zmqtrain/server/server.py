@@ -20,8 +20,6 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role, Task, bind_endpoint
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.coordination.admin_api import AdminApi
-from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.group import Group
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.coordination.leader import Leader
@@ -30,7 +28,6 @@ from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import TaskStatus
-from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
@@ -54,7 +51,6 @@ from zmqtrain.server.shard_memory import (
     open_segment,
 )
 from zmqtrain.server.state import ShardState
-from zmqtrain.store.journal import Journal
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import segment_layout
@@ -62,35 +58,19 @@ from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import chunks
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
-    Arrived,
     Chunk,
-    Close,
     Done,
-    Evaluate,
-    Evaluated,
-    Extend,
     Gather,
-    GetStatus,
     Heartbeat,
     Initialize,
     Join,
     Keep,
     Leave,
     MapSegment,
-    Orders,
     Pull,
     Push,
     Read,
-    RequestSave,
-    RequestStop,
-    Save,
-    SaveEnded,
-    SetRate,
-    ShardFailed,
-    ShardReport,
-    ShardWritten,
     Shutdown,
-    SwitchPolicy,
 )
 
 log = logging.getLogger(__name__)
@@ -107,7 +87,6 @@ class ParameterServer(JobActor):
     def __init__(self, config: TaskConfig, plan: Plan, transport: Transport) -> None:
         super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
-        self._admin: AdminApi | None = None
         self._config = config
         self._segment: Segment | None = None
         self._shutdown: Shutdown | None = None
@@ -116,9 +95,9 @@ class ParameterServer(JobActor):
         self.remains: Remains | None = None  # for the workers that are left of its group
         self._executor: Executor | None = None
         self._drain: Drain | None = None
-        self._board_host: BoardHost | None = None  # where the leader is
         self._members: Members
         self._decider: Decider
+        self._receiver: Receiver
 
     # Its life
 
@@ -152,8 +131,7 @@ class ParameterServer(JobActor):
             self.metrics.role_state.set("training")
         self.spawn(self._watch())
         await self.stopping.wait()
-        if self._admin is not None:
-            self._admin.ended(self._shutdown.reason if self._shutdown else f"{self.task} ends")
+        self._decider.ended(self._shutdown.reason if self._shutdown else f"{self.task} ends")
         return await self._farewell()
 
     async def _watch(self) -> None:
@@ -165,15 +143,14 @@ class ParameterServer(JobActor):
             note_alive(self.state.shard.segment)
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
-            self._members.end_leases()
+            for peer in self._members.end_leases():
+                self._decider.left(peer)
             for request in self.peers.resolve_contested():
                 self._dispatch(request)
             self._chief.check(self.peers)
+            self._decider.watch()
             if self.leader is not None:
-                self.leader.watch()
                 self._check_group()
-            if self._board_host is not None:
-                self._board_host.report()
 
     @property
     def end(self) -> Shutdown | None:
@@ -187,16 +164,20 @@ class ParameterServer(JobActor):
         return {peer.index: peer.heard_at for peer in peers if peer.is_worker}
 
     def _on_join(self, request: Request, message: Join) -> None:
-        if message.group == self.plan.group:
-            self._members.on_join(request, message)
-        else:
+        if message.group != self.plan.group:
             self.on_gather(request, Gather(message.group, ()))
+            return
+        ended, begun = self._members.on_join(request, message)
+        if ended is not None:
+            self._decider.left(ended)
+        if begun is not None:
+            self._decider.joined(begun)
 
     def _on_leave(self, request: Request, message: Leave) -> None:
         if request.over_link and self._drain is not None:
             self._drain.leader_left(message.reason)
         else:
-            self._members.on_leave(request, message)
+            self._decider.left(self._members.on_leave(request, message))
 
     def _check_group(self) -> None:
         """End the group if it can go on without those that are silent, and they without it.
@@ -223,8 +204,7 @@ class ParameterServer(JobActor):
         if known is not None and not self.peers.may_replace(known, request):
             self.peers.member(request)  # else it was stopped before it joined here
         self._shutdown = message
-        if self.leader is not None:
-            self.leader.end()
+        self._decider.end()
         self.metrics.role_state.set("finished")
         self.metrics.ended_timestamp_seconds.set_to_current_time()
         self._members.close(message)
@@ -284,146 +264,84 @@ class ParameterServer(JobActor):
     def _build(self, state: ShardState) -> None:
         """Make the parts and the table of message handlers."""
         self.state = state
-        segment, metrics, job = state.shard.segment, self.metrics, self.job
         died = partial(has_dropped_its_lock, state)
         peers = self.peers = PeerTable(self.timing.lease_s, self.plan.shards, died)
-        executor = self._executor = Executor(
-            state,
-            metrics,
-            spawn=self.spawn,
-            crash=self.crash,
-            copies_sent=job.consistent_reads,
-        )
-        self._drain = Drain(state, executor, self.timing.heartbeat_s)
+        segment_name = state.shard.segment.name if self.lane != "tcp" else ""
         self._members = Members(
-            state,
-            peers,
-            metrics,
-            fingerprint=self.fingerprint,
-            segment=segment.name if self.lane != "tcp" else "",
+            state, peers, self.metrics, fingerprint=self.fingerprint, segment=segment_name
         )
-        of_decider = self._lead(executor) if self.task.index == 0 else self._follow(executor)
-        executor.decider = self._decider
+        decider = self._decider = self._lead() if self.task.index == 0 else self._follow()
+        executor = self._executor = decider.executor
+        self._drain = Drain(state, executor, self.timing.heartbeat_s)
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
-        receiver = Receiver(
+        receiver = self._receiver = Receiver(
             state,
             peers,
             buffers,
-            self._decider,
             executor,
-            metrics,
-            compression=job.compression,
+            self.metrics,
+            compression=self.job.compression,
             holds_lease=self.leader.holds_lease if self.leader is not None else None,
         )
-        parameters = ParameterAccess(state, peers, self._decider, executor, metrics, job)
+        parameters = ParameterAccess(state, peers, decider, executor, self.metrics, self.job)
         self.handlers = {
             Join: self._on_join,
             Gather: self.on_gather,
             Leave: self._on_leave,
             Heartbeat: self._members.on_heartbeat,
             MapSegment: buffers.on_map_segment,
-            Pull: receiver.on_pull,
+            Pull: self._on_request,
             Chunk: receiver.on_chunk,
-            Push: receiver.on_push,
+            Push: self._on_request,
             Initialize: parameters.on_initialize,
             Read: parameters.on_read,
             Keep: parameters.on_keep,
             Shutdown: self._on_shutdown,
-            **of_decider,
+            **decider.handlers,
         }
+
+    def _on_request(self, request: Request, message: Pull | Push) -> None:
+        """Take in a worker's request, and carry out the orders that follow from it."""
+        worker = self._receiver.take_in(request, message)
+        if worker is not None and self.state.initialised:
+            self._decider.executor.carry_out(self._decider.arrived(worker))
 
     @property
     def _has_copies(self) -> bool:
         """Whether others may have to hand on what this ps holds, and it what they hold."""
         return bool(self.plan.group) and self.plan.copies > 1
 
-    def _lead(self, executor: Executor) -> Handlers:
-        """Host the leader; return its message handlers."""
-        state, timing = self.state, self.timing
+    def _lead(self) -> Decider:
+        """Host the leader."""
         self.metrics.group.set(self.plan.group)
-        segment, others = state.shard.segment, self.plan.shards - 1
-        delivery = OrderDelivery(
-            self.peers,
-            segment.words,
-            self.send_to_all,
-            others=others,
-            heartbeat_s=timing.heartbeat_s,
-            crash=self.crash,
-            saved=(lambda: leader.saved()) if self._has_copies else None,
-        )
-        board = self._board_host = BoardHost(
-            state,
-            report=lambda *given: leader.stepped(*given),
-            go_on=lambda: leader.go_on(),
-            end_leases=self._members.end_leases,
-            spawn=self.spawn,
-            waits=self.waits,
-            patience_s=timing.peer_timeout_s,
-        )
-        leader = self.leader = Leader(
-            self.job,
-            self.peers,
-            Journal(segment),
-            delivery,
-            self.metrics,
-            timing,
-            shards=self.plan.shards,
-            workers=self.plan.workers,
-            carry_out=executor.carry_out,
-            halt=board.halt if self.plan.exchange.is_board else None,
-        )
-        admin = self._admin = AdminApi(
-            leader,
-            self._host_status,
-            can_save=bool(self.job.logdir),
-            has_copies=self.plan.copies > 1,
-            crash=self.crash,
-        )
-        self._decider = LeaderHost(
-            state,
-            leader,
-            admin,
-            fingerprint=self.fingerprint,
-            carry_out=executor.carry_out,
-            board=board,
-        )
-        self._members.on_life, self._members.on_end = self._decider.joined, self._decider.left
-        if others:
-            self.spawn(delivery.keep_others())
-        return {
-            Arrived: leader.on_arrived,
-            ShardReport: leader.on_shard_report,
-            GetStatus: admin.on_get_status,
-            SwitchPolicy: admin.on_switch_policy,
-            RequestSave: admin.on_request_save,
-            RequestStop: admin.on_request_stop,
-            Save: admin.on_save,
-            SaveEnded: admin.on_save_ended,
-            ShardWritten: admin.on_shard_file,
-            ShardFailed: admin.on_shard_file,
-            Close: admin.on_close,
-            Evaluate: admin.on_evaluate,
-            Evaluated: admin.on_evaluated,
-            Extend: admin.on_directive,
-            SetRate: admin.on_directive,
-        }
-
-    def _follow(self, executor: Executor) -> Handlers:
-        """Follow the leader; return the handlers of its messages."""
-        link = self.link(Task(Role.PS, 0), self.ps_endpoints[0])
-        follower = self._decider = Follower(
+        host = LeaderHost(
+            self,
             self.state,
-            executor,
+            self.peers,
+            self._members,
+            self._host_status,
+            has_copies=self._has_copies,
+        )
+        self.leader = host.leader
+        return host
+
+    def _follow(self) -> Decider:
+        """Follow the leader."""
+        link = self.link(Task(Role.PS, 0), self.ps_endpoints[0])
+        follower = Follower(
+            self.state,
+            self.metrics,
             link,
             policy=self.job.policy,
             heartbeat_s=self.timing.heartbeat_s,
             join=partial(self._join_leader, link),
             spawn=self.spawn,
             crash=self.crash,
+            copies_sent=self.job.consistent_reads,
             order_log=OrderLog(self.plan.most_workers) if self._has_copies else None,
         )
         self.spawn(follower.run())
-        return {Orders: follower.on_orders}
+        return follower
 
     async def _join_leader(self, link: Link) -> None:
         await join_all(self, [link])
@@ -455,18 +373,13 @@ class ParameterServer(JobActor):
         return [own, *((p.role, p.index, p.metrics) for p in self.peers if not p.gone)]
 
     def _host_status(self) -> HostStatus:
-        if self._executor is not None:
-            self._executor.count()  # the leader has the figures of all updates so far
-        state, on_board = self.state, 0
-        if self._board_host is not None:
-            self._board_host.report()
-            on_board = self._board_host.made
+        state = self.state
         task = TaskStatus(
             role=self.task.role.value,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
             incarnation=self.incarnation,
-            step=state.version + on_board,
+            step=state.version,
             silent_s=0.0,
             leases=(),
             loss=float("nan"),

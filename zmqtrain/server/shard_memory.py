@@ -19,13 +19,13 @@ from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.units import counted, data_size
+from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
 log = logging.getLogger(__name__)
 

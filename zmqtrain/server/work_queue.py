@@ -72,10 +72,12 @@ class WorkQueue:
             try:
                 outcome = None
                 if work is not None:
+                    started = time.perf_counter()
                     try:
-                        outcome = self._timed(work)
+                        outcome = work()
                     except ZmqTrainError as error:
                         outcome = error
+                    self.last_s = time.perf_counter() - started
                 then(outcome)
             finally:
                 self._busy = False

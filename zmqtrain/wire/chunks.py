@@ -20,6 +20,12 @@ from zmqtrain.wire.messages import Chunk
 CHUNK_SIZE = FRAME_NBYTES // 4
 """Elements in a chunk, 1 MiB."""
 
+WINDOW_NBYTES = 8 << 20
+"""Bytes of chunks that a worker may send to a ps without acknowledgement."""
+
+MESSAGES_NBYTES = 2 * WINDOW_NBYTES
+"""Memory of these chunks at a ps: the allocator keeps as much again as was freed last."""
+
 Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
 """Makes what is sent of ``flat[start : start + n]``, given the start and that run of it."""
 
