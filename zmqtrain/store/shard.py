@@ -140,36 +140,35 @@ class Shard:
     ) -> Literal["applied", "accumulated", "unchanged"]:
         """Change the shard as an order says; return what becomes of its gradients."""
         match order:
-            case Apply(worker):
-                self.apply(worker, number)
-            case Reduce(workers):
-                self.reduce(workers, number)
-            case Accumulate(worker):
-                self.accumulate(worker, number)
-                return "accumulated"
+            case Apply() | Reduce() | Accumulate():
+                self._changes.make(self._change_of(order, number))
+                return "accumulated" if isinstance(order, Accumulate) else "applied"
             case Rate(learning_rate):
                 self.learning_rate = learning_rate
-                return "unchanged"
-            case _:
-                return "unchanged"
-        return "applied"
+        return "unchanged"
 
     def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""
-        staged = self._staged[worker]
-        n = staged.examples
-        self._changes.make(Change(UPDATE, (staged,), n, n, self.version, order=order))
+        self.carry_out(Apply(worker), order)
 
     def accumulate(self, worker: int, order: int = 0) -> None:
         """Add the worker's gradient to the step's sum."""
-        self._fold(ACCUMULATE, (worker,), order)
+        self.carry_out(Accumulate(worker), order)
 
     def reduce(self, workers: tuple[int, ...], order: int = 0) -> None:
         """Apply the mean of the sum and of these workers' gradients, added in this order.
 
         It is the mean over their examples.
         """
-        self._fold(UPDATE, workers, order)
+        self.carry_out(Reduce(workers), order)
+
+    def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
+        staged = tuple([self._staged[worker] for worker in order.workers])
+        before = 0 if isinstance(order, Apply) else self.accumulated
+        kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
+        examples = before + sum([one.examples for one in staged])
+        unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
+        return Change(kind, staged, examples, unit, self.version, before > 0, number)
 
     def _bind(self) -> Changes:
         """Return the arithmetic; only with a replaced learning rate the rule's is looked up."""
@@ -185,12 +184,6 @@ class Shard:
             safe=self.safe,
             threads=self._threads,
         )
-
-    def _fold(self, kind: int, workers: tuple[int, ...], order: int) -> None:
-        before, staged = self.accumulated, tuple(self._staged[worker] for worker in workers)
-        examples = before + sum(one.examples for one in staged)
-        unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
-        self._changes.make(Change(kind, staged, examples, unit, self.version, before > 0, order))
 
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""
