@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import tracemalloc
 import typing
+from collections.abc import Iterator
+from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bad_input.parts import make_job, table
+from tests.fuzz import inputs
 from tests.wire.values import values_of
-from zmqtrain.wire.buffers import DTYPES, Tensor
+from zmqtrain.wire.buffers import DTYPES, Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, encode
 from zmqtrain.wire.messages import Message, Parameters, Push, PushReply, Read
 
@@ -22,6 +29,9 @@ ADDRESSABLE = {
     str: st.one_of(st.sampled_from(["apply", "release", "reduce"]), st.text(max_size=9)),
     bool: st.booleans(),
 }
+GROWTH_NBYTES = 1 << 15
+"""What five hundred hostile messages may leave behind."""
+
 KEYS = st.sampled_from(["orders", "step", "stuck", "bytes", "x"])
 
 MESSAGES = st.one_of(*(values_of(kind, ADDRESSABLE, KEYS) for kind in typing.get_args(Message)))
@@ -62,3 +72,49 @@ def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
             assert isinstance((await t.someone("client", 7).ask(Read())).message, Parameters)
 
     asyncio.run(scenario())
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """What is allocated is counted, and nothing is logged: pytest keeps what is."""
+    logging.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    logging.disable(logging.NOTSET)
+
+
+def damaged(dice: Random) -> Iterator[list[Buffer]]:
+    """Yield each kind of message with its header cut, and noise."""
+    for _, content in inputs.examples():
+        header, *frames = inputs.frames_of(content)
+        yield [header[: dice.randrange(1, len(header))], *frames]
+    yield [dice.randbytes(dice.randrange(200)) for _ in range(dice.randrange(1, 5))]
+    yield [b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n"]
+
+
+@pytest.mark.usefixtures("traced")
+async def test_bytes_that_are_no_message_are_counted_and_leave_nothing_behind() -> None:
+    dice = Random(3)
+    async with table(make_job()) as t:
+        await t.begin()
+        stranger = t.someone("client", 9)
+
+        async def suffer() -> int:
+            sent = list(damaged(dice))
+            for frames in sent:
+                stranger.send(frames)
+            await stranger.ask(Read(values=False))
+            gc.collect()
+            return len(sent)
+
+        count = 0
+        for _ in range(10):  # what these leave is replaced by what follows
+            count += await suffer()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10):
+            count += await suffer()
+        assert tracemalloc.get_traced_memory()[0] - before < GROWTH_NBYTES
+        registry = t.ps.metrics.registry
+        assert registry.get_sample_value("zmqtrain_decode_errors_total") == count > 900
+        await t.check(*await t.worker())

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
+import zmq
 
 from tests.transport.conftest import Lane
 from zmqtrain.errors import ConfigError
@@ -94,6 +95,26 @@ async def test_garbage_on_the_port_harms_nobody(tcp: Lane, garbage: bytes) -> No
     assert await late_answers.first(1) == [[b"welcome"]]
     by_peer = [m for p, m in zip(inbox.peers, inbox.messages, strict=True) if p == inbox.peers[0]]
     assert by_peer == [[b"before"], *([b"%d" % number] for number in range(5))]
+
+
+async def test_address_of_another_connection_cannot_be_taken(tcp: Lane) -> None:
+    listener, inbox = tcp.listen()
+    good, answers = tcp.peer(listener.address)
+    good.send([b"before"])
+    await inbox.first(1)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
+        thief.setsockopt(zmq.IDENTITY, inbox.peers[0])
+        thief.setsockopt(zmq.LINGER, 0)
+        with thief.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
+            thief.connect(listener.address)
+            thief.send_multipart([b"noise"])
+            assert await asyncio.to_thread(connected.poll, 10_000)
+        good.send([b"after"])
+        await inbox.first(2)
+        listener.send([b"answer"], inbox.peers[1])
+        await answers.first(1)
+    assert inbox.messages == [[b"before"], [b"after"]]
+    assert answers.messages == [[b"answer"]]
 
 
 async def test_claimed_frame_of_exabytes_ends_its_connection(tcp: Lane) -> None:

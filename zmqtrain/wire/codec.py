@@ -209,19 +209,16 @@ def _getter(kind: type, *before: str) -> Callable[[Any], Sequence[Any]]:
     """
     hints = typing.get_type_hints(kind)
     names = [*before, *(f.name for f in fields(kind))]
+    if not names:
+        return lambda value: ()
+    get = attrgetter(*names)
+    values: Callable[[Any], Sequence[Any]] = get if len(names) > 1 else lambda value: (get(value),)
     found = ((place, _nested(hints.get(name, str))) for place, name in enumerate(names))
     nested = {place: lists for place, lists in found if lists is not None}
-    if len(names) < 2:
-        return lambda message: [
-            nested[place](getattr(message, name)) if place in nested else getattr(message, name)
-            for place, name in enumerate(names)
-        ]
-    values = attrgetter(*names)
     if not nested:
         return values
-    return lambda message: [
-        nested[place](value) if place in nested else value
-        for place, value in enumerate(values(message))
+    return lambda value: [
+        nested[place](held) if place in nested else held for place, held in enumerate(values(value))
     ]
 
 
