@@ -14,7 +14,7 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.events import PullArrived, Stepped
 from zmqtrain.coordination.leader import Leader, nothing
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.orders import Numbered

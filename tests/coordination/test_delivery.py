@@ -11,7 +11,7 @@ import pytest
 from tests.asking import Asked
 from tests.coordination.parts import add_peer, fail, send_to_all
 from zmqtrain.coordination.delivery import OrderDelivery
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.protocol.orders import Answer, Apply, Numbered, Order, Switch
 from zmqtrain.store.segment import Segment

@@ -13,7 +13,7 @@ from tests.clock import Clock
 from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.policies.sync_replicas import TokenSyncReplicas
 from zmqtrain.protocol.orders import Answer, Apply, Numbered

@@ -11,7 +11,7 @@ from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.leader import A_WORKER, names_of
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job import ENDLESS
 from zmqtrain.protocol.status import Status, Wait

@@ -7,7 +7,7 @@ import pytest
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.optim import SGD, Rule, Update
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.layout import Variable

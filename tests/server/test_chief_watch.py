@@ -8,7 +8,7 @@ import pytest
 
 from tests.coordination.parts import add_peer
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import GroupOverError, OrphanedError, PeerLostError, ZmqTrainError
 from zmqtrain.server.chief_watch import ChiefWatch
 

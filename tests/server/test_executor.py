@@ -14,7 +14,7 @@ import pytest
 from tests.asking import Asked
 from tests.limits import within
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE, SGD
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Snapshot, Switch

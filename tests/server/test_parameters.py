@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.server.conftest import make_state
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import Parameters, Read

@@ -7,7 +7,7 @@ import pytest
 
 from tests.coordination.parts import add_peer
 from tests.server.conftest import SIZE, make_state
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.protocol.orders import Answer
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState, Worker

@@ -18,7 +18,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import Leader
-from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import try_policy

@@ -38,18 +38,18 @@ from zmqtrain.protocol.orders import (
 )
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
-MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
+Stage: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker: its pull has not arrived; the policy holds it; it was released and has
 not pushed since; it may go on, but there is no batch for it; it has a batch, but others compute all
 that the job still needs; it was sent a stop."""
 
 
 @dataclass(slots=True)
-class Member:
+class WorkerState:
     """A live worker, as the coordinator sees it."""
 
     incarnation: int
-    state: MemberState = "joining"
+    state: Stage = "joining"
     sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
     parts: int = 0  # bit i: on shard i
@@ -62,8 +62,8 @@ class Member:
     unpushed: int = 0  # gradients that counted in rosters, for which it pushed nothing
 
 
-def _no_workers() -> dict[MemberState, set[int]]:
-    return {state: set() for state in get_args(MemberState)}
+def _no_workers() -> dict[Stage, set[int]]:
+    return {state: set() for state in get_args(Stage)}
 
 
 @dataclass
@@ -80,8 +80,8 @@ class Coordinator:
     version: int = 0
     lookahead: int = 1  # batches leased to a worker beyond the one it computes on
     ledger: Ledger = field(default_factory=Ledger)
-    members: dict[int, Member] = field(default_factory=dict)
-    workers_by_state: dict[MemberState, set[int]] = field(default_factory=_no_workers)
+    members: dict[int, WorkerState] = field(default_factory=dict)
+    workers_by_state: dict[Stage, set[int]] = field(default_factory=_no_workers)
     undecided: set[int] = field(default_factory=set)  # the policy keeps their pushes for later
     next_policy: Policy | None = None
     learning_rate: float | None = None  # in place of the optimizer's
@@ -194,7 +194,7 @@ class Coordinator:
     def _life_changed(self, event: Joined | Left) -> list[Order]:
         orders = self._left(event.worker)
         if isinstance(event, Joined):
-            self.members[event.worker] = Member(event.incarnation)
+            self.members[event.worker] = WorkerState(event.incarnation)
             self.workers_by_state["joining"].add(event.worker)
         return orders
 
@@ -276,7 +276,7 @@ class Coordinator:
         return orders
 
     def _part_arrived(
-        self, worker: int, member: Member, sequence: int, part: int, finite: bool
+        self, worker: int, member: WorkerState, sequence: int, part: int, finite: bool
     ) -> list[Order]:
         """Decide on a push once it has arrived on all shards that it must arrive on."""
         if sequence != member.arriving:
@@ -292,7 +292,7 @@ class Coordinator:
             self.ledger.arrive(worker, member.batch, member.examples, member.loss, member.sums)
         return self._orders(self._decide(worker, member))
 
-    def _decide(self, worker: int, member: Member) -> list[Decision]:
+    def _decide(self, worker: int, member: WorkerState) -> list[Decision]:
         """Return what becomes of a worker's push."""
         if self.finished:
             return [Drop(worker, "the job is complete")]
@@ -458,12 +458,12 @@ class Coordinator:
             self._change(worker, "stopped")
             orders.append(self._answer(worker, stop=True))
 
-    def _change(self, worker: int, state: MemberState) -> None:
+    def _change(self, worker: int, state: Stage) -> None:
         member = self.members[worker]
         self.workers_by_state[member.state].remove(worker)
         self.workers_by_state[state].add(worker)
         member.state = state
 
-    def _workers(self, *states: MemberState) -> list[int]:
+    def _workers(self, *states: Stage) -> list[int]:
         """Return the workers in any of these states, in order."""
         return sorted(worker for state in states for worker in self.workers_by_state[state])

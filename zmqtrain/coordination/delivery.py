@@ -16,7 +16,7 @@ from typing import Any
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders, Saved

@@ -30,7 +30,7 @@ from zmqtrain.coordination.events import (
     Stepped,
 )
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ExitCode, ProtocolError

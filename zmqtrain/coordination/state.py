@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgpack
 
 from zmqtrain.coordination import events
-from zmqtrain.coordination.coordinator import Coordinator, Member
+from zmqtrain.coordination.coordinator import Coordinator, WorkerState
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.protocol.orders import Order
@@ -55,7 +55,7 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """What the elements of a container are packed as."""
 
 _RECORDS = (
-    *(Member, Ledger, Coordinator),
+    *(WorkerState, Ledger, Coordinator),
     *get_args(events.Event),
     *get_args(Order),
     messages.Arrived,

@@ -10,7 +10,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.leader import A_WORKER, Leader, names_of
-from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.peers import Peer
 from zmqtrain.job import ENDLESS
 from zmqtrain.policies import Held
 from zmqtrain.protocol.status import State, Status, TaskStatus, Wait

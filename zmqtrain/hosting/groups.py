@@ -35,7 +35,7 @@ from zmqtrain.errors import (
 from zmqtrain.hosting.succession import Succession
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.planning.plan import Plan
-from zmqtrain.server.members import within
+from zmqtrain.server.peer_handlers import within
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
@@ -94,7 +94,7 @@ class Gatherer(JobActor):
         """``server``: which it hosted in that group; ``fingerprint``: of the job, there."""
         super().__init__(config, plan.among_workers(), transport)
         self.found: Group | None = None
-        remains = server.remains if server is not None else None
+        remains = server.orphan if server is not None else None
         lost = plan.in_group(group.number, group.members)
         self._succession = Succession(self, lost, remains, fingerprint or lost.fingerprint())
         self._saving: asyncio.Future[None] | None = None
@@ -283,8 +283,8 @@ async def serve_groups(
             group = gatherer.found
         finally:
             server = _server_among(actors)
-            if server is not None and server.remains is not None:
-                server.remains.close()
+            if server is not None and server.orphan is not None:
+                server.orphan.close()
 
 
 def _server_among(actors: Iterable[JobActor]) -> ParameterServer | None:

@@ -23,8 +23,8 @@ from zmqtrain.coordination.hand_over import left_of, newest
 from zmqtrain.errors import CheckpointError, ZmqTrainError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
-from zmqtrain.server.members import within
-from zmqtrain.server.remains import Remains
+from zmqtrain.server.orphaned_shard import OrphanedShard
+from zmqtrain.server.peer_handlers import within
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.wire.messages import HandedOver, HandOver
 
@@ -40,7 +40,7 @@ class Succession:
         self,
         actor: JobActor,
         plan: Plan,
-        remains: Remains | None,
+        remains: OrphanedShard | None,
         fingerprint: Mapping[str, str],
     ) -> None:
         """``actor``: speaks with the others. ``plan``: that of the lost group."""

@@ -13,7 +13,7 @@ from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
 from zmqtrain.metrics import added
 from zmqtrain.protocol.orders import Roster
-from zmqtrain.server.members import within
+from zmqtrain.server.peer_handlers import within
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
 from zmqtrain.store.board import Board, Holder

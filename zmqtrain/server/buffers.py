@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.errors import RefusedError
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.wire.messages import Mapped, MapSegment

@@ -7,7 +7,7 @@ import time
 
 from zmqtrain.actors.waits import PATIENCE_S
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.errors import GroupOverError, OrphanedError, PeerLostError
 from zmqtrain.observe.logs import StateLogger
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.peers import Peer
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.orders import Numbered
 from zmqtrain.server.executor import Executor, Outcome
-from zmqtrain.server.remains import Remains
+from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import ShardState, Worker
 
 Handler = Callable[[Request, Any], None]
@@ -63,7 +63,7 @@ class Decider:
         """Go on where a killed process was; its shard and requests are restored already."""
         raise NotImplementedError
 
-    def remains(self) -> Remains | None:
+    def orphan(self) -> OrphanedShard | None:
         """Return what a group that is over hands on; no order is under way. None: nothing."""
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
 from zmqtrain.server.decider import Decider, Handler
 from zmqtrain.server.executor import Early, Outcome, Refused
-from zmqtrain.server.remains import Remains
+from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardFailed, ShardReport, ShardWritten
@@ -150,13 +150,13 @@ class Follower(Decider):
             self._report_shard()  # the leader may have begun, and sent orders, before
         return self._journal.begin(self._first_policy.encode())
 
-    def remains(self) -> Remains | None:
+    def orphan(self) -> OrphanedShard | None:
         if self._order_log is None:
             return None
         state, last = self._state, self._order_log.last
         if last is None:  # it was restarted, and has had no order since
             last = LastOrders(state.generation, state.orders + 1, (), None)
-        return Remains(state.shard, last, state.orders)
+        return OrphanedShard(state.shard, last, state.orders)
 
     def recover(self) -> None:
         self._taken = self._state.orders

@@ -10,15 +10,15 @@ from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import FencedError
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider, Handler
 from zmqtrain.server.executor import Applied, Outcome, Refused
-from zmqtrain.server.members import Members
-from zmqtrain.server.remains import Remains
+from zmqtrain.server.orphaned_shard import OrphanedShard
+from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import (
@@ -48,7 +48,7 @@ class LeaderHost(Decider):
         actor: JobActor,
         state: ShardState,
         peers: PeerTable,
-        members: Members,
+        peer_handlers: PeerHandlers,
         host_status: Callable[[], HostStatus],
         *,
         has_copies: bool,
@@ -62,7 +62,7 @@ class LeaderHost(Decider):
             crash=actor.crash,
             copies_sent=job.consistent_reads,
         )
-        self._members = members
+        self._peer_handlers = peer_handlers
         self._host_status = host_status
         self._fingerprint = actor.fingerprint
         self._board = BoardHost(state, actor.waits, timing.peer_timeout_s)
@@ -171,13 +171,13 @@ class LeaderHost(Decider):
         for worker, _ in self._state.pending():
             self.executor.carry_out(self.arrived(worker))
 
-    def remains(self) -> Remains | None:
+    def orphan(self) -> OrphanedShard | None:
         """What the leader has decided counts; so this shard has yet to carry out its own rest."""
         delivery = self.leader.delivery
         last = delivery.last(self._state.generation)
         if last is None:
             return None
-        return Remains(self._state.shard, last, last.end, delivery.undone)
+        return OrphanedShard(self._state.shard, last, last.end, delivery.undone)
 
     def watch(self) -> None:
         self.leader.watch()
@@ -210,6 +210,6 @@ class LeaderHost(Decider):
             if stepped is not None:
                 self.leader.stepped(stepped)
                 continue
-            for peer in self._members.end_leases():
+            for peer in self._peer_handlers.end_leases():
                 self.left(peer)
         self._is_board_watched = False

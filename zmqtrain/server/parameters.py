@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics

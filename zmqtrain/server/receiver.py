@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.buffers import GradientBuffers

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import unpack
 from zmqtrain.server.state import Pending, Result, ShardState, Worker
 from zmqtrain.store import segment_layout

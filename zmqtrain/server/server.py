@@ -23,7 +23,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.coordination.leader import Leader
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.planning.plan import Plan
@@ -35,11 +35,11 @@ from zmqtrain.server.drain import Drain
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.leader_host import LeaderHost
-from zmqtrain.server.members import Members, within
+from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.parameters import ParameterAccess
+from zmqtrain.server.peer_handlers import PeerHandlers, within
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
-from zmqtrain.server.remains import Remains
 from zmqtrain.server.shard_memory import (
     close_or_remove,
     digest_of,
@@ -92,10 +92,10 @@ class ParameterServer(JobActor):
         self._shutdown: Shutdown | None = None
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
-        self.remains: Remains | None = None  # for the workers that are left of its group
+        self.orphan: OrphanedShard | None = None  # once its group is over
         self._executor: Executor | None = None
         self._drain: Drain | None = None
-        self._members: Members
+        self._peer_handlers: PeerHandlers
         self._decider: Decider
         self._receiver: Receiver
 
@@ -143,7 +143,7 @@ class ParameterServer(JobActor):
             note_alive(self.state.shard.segment)
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
-            for peer in self._members.end_leases():
+            for peer in self._peer_handlers.end_leases():
                 self._decider.left(peer)
             for request in self.peers.resolve_contested():
                 self._dispatch(request)
@@ -167,7 +167,7 @@ class ParameterServer(JobActor):
         if message.group != self.plan.group:
             self.on_gather(request, Gather(message.group, ()))
             return
-        ended, begun = self._members.on_join(request, message)
+        ended, begun = self._peer_handlers.on_join(request, message)
         if ended is not None:
             self._decider.left(ended)
         if begun is not None:
@@ -177,7 +177,7 @@ class ParameterServer(JobActor):
         if request.over_link and self._drain is not None:
             self._drain.leader_left(message.reason)
         else:
-            self._decider.left(self._members.on_leave(request, message))
+            self._decider.left(self._peer_handlers.on_leave(request, message))
 
     def _check_group(self) -> None:
         """End the group if it can go on without those that are silent, and they without it.
@@ -207,7 +207,7 @@ class ParameterServer(JobActor):
         self._decider.end()
         self.metrics.role_state.set("finished")
         self.metrics.ended_timestamp_seconds.set_to_current_time()
-        self._members.close(message)
+        self._peer_handlers.close(message)
         request.reply(Done())
         self._may_leave.set()
         self.stop(message.exit_code)
@@ -221,7 +221,7 @@ class ParameterServer(JobActor):
             if not in_time:
                 log.warning("leaving without the chief's shutdown")
             return self.stop_code
-        await self._members.drain(self.timing)
+        await self._peer_handlers.drain(self.timing)
         log.info("the run is over: %s", self._shutdown.reason)
         return self._shutdown.exit_code
 
@@ -252,11 +252,11 @@ class ParameterServer(JobActor):
         if self._executor is not None:
             self._executor.close()
             if self.plan.group and isinstance(error, PeerLostError) and self.state.initialised:
-                self.remains = self._decider.remains()
+                self.orphan = self._decider.orphan()
             goes_on = may_go_on(error, is_over=self._shutdown is not None)
             goes_on = goes_on and not (self.plan.group and isinstance(error, PeerLostError))
             keep = goes_on and self.state.initialised and self.state.shard.safe
-        if self._segment is not None and self.remains is None:
+        if self._segment is not None and self.orphan is None:
             close_or_remove(self._segment, keep=keep)
 
     # Its parts
@@ -267,7 +267,7 @@ class ParameterServer(JobActor):
         died = partial(has_dropped_its_lock, state)
         peers = self.peers = PeerTable(self.timing.lease_s, self.plan.shards, died)
         segment_name = state.shard.segment.name if self.lane != "tcp" else ""
-        self._members = Members(
+        self._peer_handlers = PeerHandlers(
             state, peers, self.metrics, fingerprint=self.fingerprint, segment=segment_name
         )
         decider = self._decider = self._lead() if self.task.index == 0 else self._follow()
@@ -288,7 +288,7 @@ class ParameterServer(JobActor):
             Join: self._on_join,
             Gather: self.on_gather,
             Leave: self._on_leave,
-            Heartbeat: self._members.on_heartbeat,
+            Heartbeat: self._peer_handlers.on_heartbeat,
             MapSegment: buffers.on_map_segment,
             Pull: self._on_request,
             Chunk: receiver.on_chunk,
@@ -318,7 +318,7 @@ class ParameterServer(JobActor):
             self,
             self.state,
             self.peers,
-            self._members,
+            self._peer_handlers,
             self._host_status,
             has_copies=self._has_copies,
         )

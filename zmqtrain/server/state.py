@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Task
-from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.state import pack
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.protocol.orders import Answer

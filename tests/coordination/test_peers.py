@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.asking import Asked
-from zmqtrain.coordination.membership import AHEAD_MS, PeerTable
+from zmqtrain.coordination.peers import AHEAD_MS, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.messages import Join, Pull
 
@@ -37,7 +37,7 @@ def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> N
 
 
 def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.coordination.membership.has_ended", lambda told: told == "dead")
+    monkeypatch.setattr("zmqtrain.coordination.peers.has_ended", lambda told: told == "dead")
     for told, is_free in (("alive", False), ("dead", True)):
         peers = PeerTable(5.0, 1, lambda peer: False)
         for message in (join("first/1", told), join("second/1")):
@@ -49,7 +49,7 @@ def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("zmqtrain.coordination.membership.time.monotonic", lambda: now)
+    monkeypatch.setattr("zmqtrain.coordination.peers.time.monotonic", lambda: now)
     peers = PeerTable(5.0, 1, lambda peer: False)
     first, second = join("first/1"), join("second/1")
     peers.join(from_worker(first), first)
@@ -68,7 +68,7 @@ def test_second_task_of_a_name_is_refused_once_the_first_has_shown_life(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("zmqtrain.coordination.membership.time.monotonic", lambda: now)
+    monkeypatch.setattr("zmqtrain.coordination.peers.time.monotonic", lambda: now)
     peers = PeerTable(5.0, 1, lambda peer: False)
     first, second = (Asked(join(nonce), name) for nonce in ("first/1", "second/1"))
     member = peers.join(first, first.envelope.message)

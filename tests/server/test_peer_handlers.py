@@ -11,26 +11,26 @@ from tests.asking import Asked
 from tests.coordination.parts import add_peer
 from tests.server.conftest import make_state
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.server import members as members_module
-from zmqtrain.server.members import Members
+from zmqtrain.server import peer_handlers
+from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Leave, Shutdown
 
 TIMING = Timing(heartbeat_s=100.0, lease_s=200.0)
 
 
 @pytest.fixture
-def members(peers: PeerTable, monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(members_module, "FAREWELL_S", 0.01)
+def members(peers: PeerTable, monkeypatch: pytest.MonkeyPatch) -> PeerHandlers:
+    monkeypatch.setattr(peer_handlers, "FAREWELL_S", 0.01)
     state = make_state()
-    made = Members(state, peers, Metrics("ps"), fingerprint={}, segment="")
+    made = PeerHandlers(state, peers, Metrics("ps"), fingerprint={}, segment="")
     state.join(add_peer(peers, "worker 0"))
     made.close(Shutdown(0, "step 10 of 10 is done"))
     return made
 
 
-async def test_ps_waits_for_goodbyes_of_workers_that_show_life(members: Members) -> None:
+async def test_ps_waits_for_goodbyes_of_workers_that_show_life(members: PeerHandlers) -> None:
     draining = asyncio.ensure_future(members.drain(TIMING))
     await asyncio.sleep(0.1)
     assert not draining.done()
@@ -39,7 +39,7 @@ async def test_ps_waits_for_goodbyes_of_workers_that_show_life(members: Members)
 
 
 async def test_ps_does_not_wait_for_workers_that_are_silent(
-    members: Members, peers: PeerTable
+    members: PeerHandlers, peers: PeerTable
 ) -> None:
     for peer in peers:
         peer.heard_at = time.monotonic() - 1000.0
@@ -47,7 +47,7 @@ async def test_ps_does_not_wait_for_workers_that_are_silent(
 
 
 async def test_worker_that_joins_or_beats_after_the_end_is_told_to_leave(
-    members: Members, peers: PeerTable
+    members: PeerHandlers, peers: PeerTable
 ) -> None:
     request = Asked(incarnation=1)
     members.on_heartbeat(request, Heartbeat())

@@ -1,4 +1,4 @@
-"""What is left of a ps whose group of workers is over: its shard, and the last orders it knows."""
+"""A shard whose ps is gone with its group of workers, and the last orders that the ps knew."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 
 
-class Remains:
-    """A shard whose memory outlives its ps, until it is handed over. ``last``: the last orders."""
+class OrphanedShard:
+    """A shard whose memory outlives its ps, until it is handed over.
+
+    ``last``: the last orders that the ps knew.
+    """
 
     def __init__(
         self, shard: Shard, last: LastOrders, done: int, own: Iterable[Numbered] = ()

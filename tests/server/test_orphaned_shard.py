@@ -13,7 +13,7 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.optim import Momentum, Update
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Rate, Reduce
-from zmqtrain.server.remains import Remains, carry_out
+from zmqtrain.server.orphaned_shard import OrphanedShard, carry_out
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
@@ -31,7 +31,7 @@ ORDERS = (
 LAST = LastOrders(1, 1, ORDERS, Saved(3, "sync-replicas", LedgerState(0, (), 0)))
 
 
-def remains(index: int, done: int, *, is_leader: bool = False) -> Remains:
+def remains(index: int, done: int, *, is_leader: bool = False) -> OrphanedShard:
     """Return what is left of a shard with all of the model, after so many orders.
 
     That of the leader's host has given itself the others, by numbers of its own.
@@ -46,11 +46,11 @@ def remains(index: int, done: int, *, is_leader: bool = False) -> Remains:
     for number, order in enumerate(ORDERS[:done], 1):
         carry_out(shard, number, order)
     if is_leader:
-        return Remains(shard, LAST, LAST.end, [*enumerate(ORDERS[done:], 40)])
-    return Remains(shard, LAST, done)
+        return OrphanedShard(shard, LAST, LAST.end, [*enumerate(ORDERS[done:], 40)])
+    return OrphanedShard(shard, LAST, done)
 
 
-def written(directory: Path, left: Remains, index: int) -> dict[str, bytes]:
+def written(directory: Path, left: OrphanedShard, index: int) -> dict[str, bytes]:
     directory.mkdir()
     layouts = left_of(LAYOUTS, (index,)) or {}
     file = left.write(directory, layouts[index], LAST)

@@ -1,4 +1,4 @@
-"""The members of one ps: joins, leaves, heartbeats, leases."""
+"""How a ps handles its peers: joins, leaves, heartbeats, leases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import fields
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.fingerprint import DATA, fingerprint_difference, remedy_of_difference
 from zmqtrain.observe.metrics import Metrics, Phases
@@ -45,7 +45,7 @@ def check_times(beat: Heartbeat) -> None:
         )
 
 
-class Members:
+class PeerHandlers:
     """Handles joins and leaves, and drops the requests of tasks that are gone."""
 
     def __init__(
