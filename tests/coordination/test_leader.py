@@ -165,7 +165,7 @@ async def test_waits_are_those_for_the_worker_whose_push_comes_last(
         leader.arrived(PushArrived(first, step, 2 * step - 2 + first, 1))
         clock.tick()
         leader.arrived(PushArrived(last, step, 2 * step - 2 + last, 1))
-    value = leader._metrics.registry.get_sample_value
+    value = leader.metrics.registry.get_sample_value
     name = "zmqtrain_waited_for_seconds_total"
     assert [value(name, {"worker": worker}) for worker in ("0", "1")] == [1.0, 2.0]
 
@@ -188,7 +188,7 @@ async def test_wait_that_a_report_ends_is_for_the_last_worker_in_it(
         ones = (1,) * len(workers)
         told = Arrived(workers, ones, ones, (True,) * len(workers))
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), told)
-    value = leader._metrics.registry.get_sample_value
+    value = leader.metrics.registry.get_sample_value
     name = "zmqtrain_waited_for_seconds_total"
     assert not value(name, {"worker": "0"})
     assert value(name, {"worker": "1"}) == 2.0  # since its push came to the leader
@@ -215,7 +215,7 @@ async def test_worker_that_joins_late_begins_where_the_slowest_is_and_lags_behin
     assert late.pushes == 60
     leader.arrived(PushArrived(2, 1, 8, 10, True, 0.125))
     assert late.pushes == 61
-    value = leader._metrics.registry.get_sample_value
+    value = leader.metrics.registry.get_sample_value
     assert value("zmqtrain_worker_step", {"worker": "2"}) == 61
 
 
@@ -237,7 +237,7 @@ async def test_after_a_kill_a_worker_that_had_joined_late_lags_behind_nobody() -
 async def test_steps_of_a_roster_are_figures_as_those_by_messages_are() -> None:
     leader = leader_with_a_roster()
     leader.stepped(Stepped(3, 60, 1.5, over=True, losses={0: 0.5, 1: 0.25}))
-    value = leader._metrics.registry.get_sample_value
+    value = leader.metrics.registry.get_sample_value
     assert value("zmqtrain_pushes_total", {"result": "applied"}) == 6
     assert value("zmqtrain_staleness_versions_count") == 6
     assert value("zmqtrain_parameter_version") == value("zmqtrain_global_step") == 3
@@ -284,7 +284,7 @@ async def test_what_happens_before_the_first_generation_is_not_decided_on() -> N
 async def test_figures_of_the_policy_are_those_of_its_workers_and_tokens() -> None:
     leader = make_leader(policy="sync-replicas:aggregate=1,tokens=3")
     leader.begin(1, 0, Ledger())
-    value = leader._metrics.registry.get_sample_value
+    value = leader.metrics.registry.get_sample_value
     for worker in (0, 1):
         leader.joined(add_peer(leader.peers, f"worker {worker}"))
         leader.arrived(PullArrived(worker))
@@ -311,7 +311,7 @@ async def test_figures_of_the_policy_are_those_of_its_workers_and_tokens() -> No
 
 async def test_workers_are_expected_that_were_asked_for_or_came_and_have_not_left() -> None:
     leader = make_leader()
-    value = leader._metrics.registry.get_sample_value
+    value = leader.metrics.registry.get_sample_value
     expected = []
 
     def note() -> None:
@@ -327,4 +327,4 @@ async def test_workers_are_expected_that_were_asked_for_or_came_and_have_not_lef
     note()
     peers[1].gone = peers[1].left = True
     note()
-    assert expected == [leader._workers, 4, 3, 3, 2]
+    assert expected == [2, 4, 3, 3, 2]

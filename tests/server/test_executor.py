@@ -41,6 +41,12 @@ class Ears:
     def __init__(self) -> None:
         self.reports: list[Outcome] = []
         self.errors: list[Exception] = []
+        self.copied = asyncio.Event()  # a shard, which is not made durable here
+
+    def spawn(self, seal: Coroutine[Any, Any, None]) -> bool:
+        seal.close()
+        self.copied.set()
+        return True
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def ears() -> Ears:
 @pytest.fixture
 def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
     made = make_executor(state, ears)
-    made._work.last_s = 0.0  # updates are known to be short
+    made.work.last_s = 0.0  # updates are known to be short
     yield made
     made.close()
 
@@ -66,7 +72,7 @@ def make_executor(state: ShardState, ears: Ears) -> Executor:
         state,
         Metrics("ps"),
         ears.reports.append,
-        spawn=lambda coroutine: True,
+        spawn=ears.spawn,
         crash=ears.errors.append,
     )
 
@@ -188,25 +194,17 @@ async def test_worker_that_reads_its_slices_elsewhere_is_sent_none(
 
 
 async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
-    executor: Executor, state: ShardState, tmp_path: Path
+    executor: Executor, ears: Ears, state: ShardState, tmp_path: Path
 ) -> None:
     """So nothing is answered that the checkpoint does not hold."""
     add_worker(state)
     request = Asked()
     add_push(state, 1, request)
-    is_taken = asyncio.Event()
-
-    def spawn(seal: Coroutine[Any, Any, None]) -> bool:
-        seal.close()
-        is_taken.set()
-        return True
-
-    executor._spawn = spawn
     executor.halt_at_snapshot()
     snapshot = Snapshot(str(checkpoint.begin(tmp_path, 0)))
     executor.carry_out([(1, Rate(0.5)), (2, snapshot)])
     executor.carry_out([(3, Apply(0)), (4, answer(1))])
-    await within(is_taken.wait())
+    await within(ears.copied.wait())
     executor.carry_out([(5, Rate(0.25))])
     await asyncio.sleep(0)
     assert executor.halted

@@ -68,7 +68,7 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
             crash=pytest.fail,
             order_log=order_log,
         )
-        follower.executor._work.last_s = 0.0  # updates are known to be short
+        follower.executor.work.last_s = 0.0  # updates are known to be short
         executors.append(follower.executor)
         follower.begin()
         return follower
@@ -143,7 +143,7 @@ async def test_push_is_ordered_once_though_its_release_waits_before_those_orders
     """The leader counted it before the switch; here it comes while something takes long."""
     request, follower, done = Asked(), follow("hogwild"), asyncio.Event()
     worker, go_on = add_worker(state), threading.Event()
-    queue = follower.executor._work
+    queue = follower.executor.work
     queue.put(go_on.wait, lambda _: None, rare=True)
     release = Answer(0, 1, 7)
     follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH, release)))

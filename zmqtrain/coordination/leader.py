@@ -129,7 +129,7 @@ class Leader:
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
         self._workers = workers
         self._journal = Journal(segment)
-        self._metrics = metrics
+        self.metrics = metrics
         self._carry_out = carry_out
         self._on_change = on_change
         self._board = board
@@ -241,9 +241,9 @@ class Leader:
             self._peopled_at = now
         if self.unpeopled_s > limit_s:
             self.fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
-        self._metrics.expected_workers.set(self._expected())
+        self.metrics.expected_workers.set(self._expected())
         waiting = list(coordinator.held())
-        self._metrics.waiting_workers.set(len(waiting))
+        self.metrics.waiting_workers.set(len(waiting))
         self._show_policy_state()
         for held in waiting:
             if now - self.waiting_since.get(held.worker, now) <= limit_s:
@@ -288,7 +288,7 @@ class Leader:
         """A task said goodbye, or its lease ran out."""
         if peer.is_worker:
             self.waiting_since.pop(peer.index, None)
-            self._metrics.worker_step.forget(peer.index)
+            self.metrics.worker_step.forget(peer.index)
             self.event(Left(peer.index))
 
     def arrived(self, event: PullArrived | PushArrived) -> Sequence[Numbered]:
@@ -380,9 +380,9 @@ class Leader:
         self.throughput.observe(self.step, time.monotonic())
         for worker in losses:
             self._observe_staleness(worker, 0, more)
-        self._metrics.staleness_versions.observe(0, times=gradients)
-        self._metrics.pushes.applied.inc(gradients)
-        self._metrics.parameter_version.set(self.step)
+        self.metrics.staleness_versions.observe(0, times=gradients)
+        self.metrics.pushes.applied.inc(gradients)
+        self.metrics.parameter_version.set(self.step)
         for worker, loss in losses.items():
             self._show_worker(worker, self.coordinator.members[worker].sequence, loss)
         self._show_step(self.step)
@@ -459,13 +459,13 @@ class Leader:
         for order in orders:
             if isinstance(order, Answer) and order.sequence and order.worker != last:
                 waited_s = now - self.waiting_since.get(order.worker, now)
-                self._metrics.waited_for_seconds[last].inc(waited_s)
+                self.metrics.waited_for_seconds[last].inc(waited_s)
 
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:
             if isinstance(order, Switch):
                 if order.policy != self.policy:
-                    self._metrics.policy_switches.inc()
+                    self.metrics.policy_switches.inc()
                 self.policy = order.policy
                 self._show_policy()
 
@@ -496,7 +496,7 @@ class Leader:
         if peer is not None:
             step += peer.joined_at
             peer.pushes, peer.loss = step, loss
-        self._metrics.worker_step[worker].set(step)
+        self.metrics.worker_step[worker].set(step)
 
     def _level_steps(self) -> None:
         """Let all workers be as far as the first one, as far as is shown."""
@@ -507,16 +507,16 @@ class Leader:
             peer.pushes = most
 
     def _show_step(self, version: int) -> None:
-        self._metrics.global_step.set(version)
-        self._metrics.rosters.set(self.coordinator.rosters)
+        self.metrics.global_step.set(version)
+        self.metrics.rosters.set(self.coordinator.rosters)
         if self._learning_rate is not None:
             set_by_callback = self.coordinator.learning_rate
             own = rate_at(self._learning_rate, version - 1)
-            self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
+            self.metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
 
     def _show_policy_state(self) -> None:
         """Show how far workers are behind and, of a policy that has tokens, where they are."""
-        metrics, policy = self._metrics, self.coordinator.policy
+        metrics, policy = self.metrics, self.coordinator.policy
         behind = self.coordinator.behind()
         for worker in metrics.worker_behind_steps.keys() - behind.keys():
             metrics.worker_behind_steps.forget(worker)
@@ -531,5 +531,5 @@ class Leader:
 
     def _show_policy(self) -> None:
         bound = make_policy(self.policy).staleness_bound
-        self._metrics.policy.info({"policy": self.policy})
-        self._metrics.staleness_bound_steps.set(math.inf if bound is None else bound)
+        self.metrics.policy.info({"policy": self.policy})
+        self.metrics.staleness_bound_steps.set(math.inf if bound is None else bound)

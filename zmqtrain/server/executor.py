@@ -96,7 +96,7 @@ class Executor:
         self._report = report
         self._spawn = spawn
         self._copies_sent = copies_sent
-        self._work = WorkQueue(str(state.task), on_error=crash)
+        self.work = WorkQueue(str(state.task), on_error=crash)
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, crash)
         self._halts = False
@@ -110,21 +110,21 @@ class Executor:
         If it has halted, it goes on up to the one after.
         """
         self._halts = True
-        self._work.paused = False
-        self._work.run()
+        self.work.paused = False
+        self.work.run()
 
     @property
     def halted(self) -> bool:
-        return self._work.paused
+        return self.work.paused
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once all orders so far are done; the shard is idle then."""
-        self._work.put(None, lambda _: call(), lasting=True)
-        self._work.run()
+        self.work.put(None, lambda _: call(), lasting=True)
+        self.work.run()
 
     def forget_orders(self) -> None:
         """Carry out no order that came so far and is not done: its generation is over."""
-        self._work.forget()
+        self.work.forget()
 
     def keep(self, keep: Keep | None) -> None:
         """Copy what the shard owns once it comes to this version, in place of the copy before."""
@@ -136,14 +136,14 @@ class Executor:
         return self._kept if self._keep is not None and self._keep.version == version else None
 
     def close(self) -> None:
-        self._work.close()
+        self.work.close()
 
     def carry_out(self, orders: Iterable[Numbered]) -> None:
         """Carry out numbered orders; each is done before the next is begun.
 
         The segment keeps the number of the last one done. 0: this shard ordered it by itself.
         """
-        shard, put, keep_changed = self._state.shard, self._work.put, self._state.keep_changed
+        shard, put, keep_changed = self._state.shard, self.work.put, self._state.keep_changed
         for number, order in orders:
             match order:
                 case Apply() | Reduce() | Accumulate():
@@ -155,7 +155,7 @@ class Executor:
                     put(copy, partial(self._copied, number, directory), rare=True)
                 case _:
                     put(None, partial(self._go_on, number, order))
-        self._work.run()
+        self.work.run()
 
     def _go_on(self, number: int, order: Order, _: object) -> None:
         """Carry out an order that changes no parameters."""
@@ -197,14 +197,14 @@ class Executor:
         if self._keep is not None and self._keep.version == version:
             shard = self._state.shard
             copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
-            self._work.put(copy, self._copied_values, rare=True, first=True)
+            self.work.put(copy, self._copied_values, rare=True, first=True)
         for worker in workers:
             if push := self._state.decided(worker, "applied"):
                 computed_on[worker] = push.version
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
-            Applied(version, len(workers), computed_on, self._work.last_s, time.monotonic())
+            Applied(version, len(workers), computed_on, self.work.last_s, time.monotonic())
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
@@ -269,7 +269,7 @@ class Executor:
         """A copy of the shard is in a file; it is made durable beside the next orders."""
         if isinstance(copy, Path):
             self._spawn(self._seal(copy, self._state.version))
-            self._work.paused = self._halts
+            self.work.paused = self._halts
         elif isinstance(copy, ZmqTrainError):
             self._not_written(directory, copy)
         self._done(number)
