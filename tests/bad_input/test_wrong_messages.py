@@ -54,7 +54,10 @@ GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bia
         (PUSH, [GRADIENT] * 2, "2 tensors"),
         (replace(PUSH, finite=False), [GRADIENT], "1 tensors"),
         (replace(PUSH, sequence=3), [GRADIENT], "push 3 of worker 0 follows push 0"),
-        (replace(PUSH, sequence=-7), [GRADIENT], "push -7 of worker 0 was answered"),
+        *(
+            (replace(PUSH, sequence=n), [GRADIENT], f"push {n} of worker 0 follows push 0")
+            for n in (0, -7)
+        ),
         (replace(PUSH, batch=99), [GRADIENT], "batch 99"),
         (replace(PUSH, sums=dict.fromkeys(map(str, range(17)), 0.0)), [GRADIENT], "17 sums"),
         (replace(PUSH, sums={"x" * 257: 0.0}), [GRADIENT], "1 sums named 'xxx"),

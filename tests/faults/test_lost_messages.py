@@ -13,6 +13,7 @@ from simulation.schedule import Fault
 from tests.traces import calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.checkpoint import Saved
+from zmqtrain.protocol.orders import Answer
 from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Orders, Pull, Push, ShardWritten, Shutdown
 
@@ -43,8 +44,12 @@ def test_checkpoint_is_written_once_although_the_reply_that_says_so_was_lost(
     assert len(written) == 2
 
 
+def stops(orders: Orders) -> bool:
+    return any(isinstance(order, Answer) and order.stop for order in orders.orders)
+
+
 def test_last_orders_that_are_lost_again_and_again_are_waited_for() -> None:
-    lost = drop(Orders, *range(1, 7), where=lambda orders: any(o.stop for o in orders.orders))
+    lost = drop(Orders, *range(1, 7), where=stops)
     assert held(calm(ps=2, rules=(lost,))).matched > (6,)
 
 

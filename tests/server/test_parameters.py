@@ -19,6 +19,9 @@ from zmqtrain.wire.messages import Parameters, Read
 class AtRest:
     """A decider and an executor that have nothing under way."""
 
+    def __init__(self) -> None:
+        self.executor = self
+
     def at_rest(self, call: Callable[[], None]) -> None:
         call()
 
@@ -44,7 +47,7 @@ class Reader:
 def test_readers_of_one_version_share_a_copy_which_no_update_changes(peers: PeerTable) -> None:
     state, rest = make_state(moving_average=0.5), AtRest()
     parts: Any = rest
-    access = ParameterAccess(state, peers, parts, parts, None, None)  # type: ignore[arg-type]
+    access = ParameterAccess(state, peers, parts, None, None)  # type: ignore[arg-type]
 
     def read(**fields: Any) -> Reader:
         reader: Any = Reader()
@@ -64,7 +67,7 @@ def test_readers_of_one_version_share_a_copy_which_no_update_changes(peers: Peer
 
 def test_copy_that_nobody_is_sent_any_more_is_given_up(peers: PeerTable) -> None:
     parts: Any = AtRest()
-    access = ParameterAccess(make_state(), peers, parts, parts, None, None)  # type: ignore[arg-type]
+    access = ParameterAccess(make_state(), peers, parts, None, None)  # type: ignore[arg-type]
     reader: Any = Reader()
     access.on_read(reader, Read())
     assert reader.copy() is not None

@@ -16,7 +16,6 @@ from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
 from zmqtrain.server.decider import Decider
-from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import checkpoint
 from zmqtrain.store.logdir import is_claim_seen
@@ -35,14 +34,13 @@ class ParameterAccess:
         state: ShardState,
         peers: PeerTable,
         decider: Decider,
-        executor: Executor,
         metrics: Metrics,
         job: Job,
     ) -> None:
         self._state = state
         self._peers = peers
         self._decider = decider
-        self._executor = executor
+        self._executor = decider.executor
         self._metrics = metrics
         self._job = job
         self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # on their way

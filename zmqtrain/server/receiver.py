@@ -58,11 +58,7 @@ class Receiver:
         peer = self._peers.member(request)
         worker = self._state.workers[peer.index]
         if worker.has_pulled:
-            is_pending = worker.pending is not None and worker.pushed is None
-            was_last = isinstance(worker.reply, PullReply)
-            self._answer_again(
-                worker, request, "the pull", is_pending=is_pending, was_last=was_last
-            )
+            self._answer_again(worker, request, 0)
             return None
         self._buffers.assign(worker)
         peer.lanes = pull.lanes
@@ -75,13 +71,10 @@ class Receiver:
         except FencedError:
             self._metrics.pushes.fenced.inc()
             raise
-        if push.sequence <= worker.received:
+        if 0 < push.sequence <= worker.received:
             self._state.duplicates += 1
             self._metrics.pushes.duplicate.inc()
-            is_pending = worker.pushed is not None and push.sequence == worker.received
-            was_last = push.sequence == worker.answered
-            what = f"push {push.sequence}"
-            self._answer_again(worker, request, what, is_pending=is_pending, was_last=was_last)
+            self._answer_again(worker, request, push.sequence)
             return None
         self._check_push(request, push, worker)
         if not self._complete(request, push, worker):
@@ -120,19 +113,15 @@ class Receiver:
         self._state.keep(worker)
         return worker
 
-    def _answer_again(
-        self, worker: Worker, request: Request, what: str, *, is_pending: bool, was_last: bool
-    ) -> None:
-        """Answer a repeated request as before, without another effect.
-
-        ``what``: a name of it. ``is_pending``, ``was_last``: it is not answered yet, or was last.
-        """
-        if is_pending and worker.pending is not None:
-            worker.pending.request = request
-        elif was_last and worker.reply is not None:
-            answer = partial(self._reply_again, request, worker.reply)
-            self._executor.after_orders(answer)
+    def _answer_again(self, worker: Worker, request: Request, sequence: int) -> None:
+        """Answer a repeated push, or pull (0), as before, without another effect."""
+        pending, reply = worker.pending, worker.reply
+        if pending is not None and pending.sequence == sequence:
+            pending.request = request
+        elif reply is not None and worker.answered == sequence:
+            self._executor.after_orders(partial(self._reply_again, request, reply))
         else:
+            what = f"push {sequence}" if sequence else "the pull"
             raise RefusedError(f"{what} of {worker} was answered long ago")
 
     def _reply_again(self, request: Request, reply: PullReply | PushReply) -> None:

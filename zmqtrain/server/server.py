@@ -283,7 +283,7 @@ class ParameterServer(JobActor):
             compression=self.job.compression,
             holds_lease=self.leader.holds_lease if self.leader is not None else None,
         )
-        parameters = ParameterAccess(state, peers, decider, executor, self.metrics, self.job)
+        parameters = ParameterAccess(state, peers, decider, self.metrics, self.job)
         self.handlers = {
             Join: self._on_join,
             Gather: self.on_gather,
