@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 Asking: TypeAlias = tuple[RoutingId, str, int]
-"""Who asks, and the number of the request: the same when it is sent again."""
+"""A sender and the number of its request: the same when it is sent again."""
 
 
 @dataclass(slots=True)

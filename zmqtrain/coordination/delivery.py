@@ -41,7 +41,7 @@ class OrderDelivery:
         crash: Callable[[Exception], None],
         saved: Callable[[], Saved] | None = None,
     ) -> None:
-        """``words``: of the segment of this shard. ``others``: so many other shards there are.
+        """``words``: of the segment of this shard. ``others``: the number of other shards.
 
         ``saved``: what a checkpoint of now says, if the others have to know.
         """

@@ -15,7 +15,7 @@ def completion(step: int, steps: int) -> str:
 
 
 def divergence(refused: int, allowed: int) -> str:
-    """Return why a job ends that has refused so many gradients; "" if it goes on."""
+    """Return why a job ends after this number of refused gradients; "" if it goes on."""
     if refused <= allowed:
         return ""
     return (

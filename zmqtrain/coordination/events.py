@@ -42,7 +42,7 @@ class PullArrived:
 class PushArrived:
     """Push ``sequence`` of a worker's life has arrived on shard 0.
 
-    It was computed from ``batch``, of so many ``examples`` with this mean ``loss``. ``finite``:
+    It was computed from ``batch``, of ``examples`` examples with this mean ``loss``. ``finite``:
     whether this part of it is. ``sums``: over these examples, of what else was measured.
     """
 
@@ -65,7 +65,7 @@ class PushesReported:
 
 @dataclass(slots=True)
 class Stepped:
-    """A roster has made so many steps since it began, of ``examples`` with this sum of losses.
+    """A roster has made ``steps`` steps since it began, of ``examples`` with this sum of losses.
 
     ``sums``: of what else was measured. ``over``: there will be no more steps. ``losses``: the last
     of each worker.

@@ -4,7 +4,7 @@ Each member of a group hosts a part, as far as there are any; the first hosts le
 When a member is lost for good, the others *gather*: each tells all others that it gives the group
 up, and whom it hears. The lowest of those that hear one another proposes them, if they are a quorum
 of the group. Two quorums share a member, so two halves of a broken network do not both go on. Which
-of two proposals counts is decided where all look, in the logdir: whoever writes it first there.
+of two proposals counts is decided in the logdir, where all look: the one that is there first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gathering:
         now: float,
         heard_at: Mapping[int, float] | None = None,
     ) -> None:
-        """``lease_s``: who is silent for so long is not heard, nor waited for.
+        """``lease_s``: a worker silent for longer is not heard, nor waited for.
 
         ``heard_at``: when other workers were last heard in the group; a member of which that is
         not known counts as heard now.
@@ -47,7 +47,7 @@ class Gathering:
         self.group = group
         self._lease_s = lease_s
         self._heard_at = dict.fromkeys(group.members, now) | dict(heard_at or {})
-        self._hears: dict[int, tuple[float, Collection[int]]] = {}  # when it said so, and whom
+        self._hears: dict[int, tuple[float, Collection[int]]] = {}  # said when, of whom
         self._circle: tuple[int, ...] = (worker,)
         self._since = now  # when the circle became this one
 
@@ -86,7 +86,7 @@ class Gathering:
         return Group(self.group.number + 1, found) if may_decide else None
 
     def _may_come(self, circle: Collection[int], now: float) -> bool:
-        """Say whether someone who is not in the circle has been heard within a lease."""
+        """Say whether a worker outside the circle has been heard within a lease."""
         late = (at for who, at in self._heard_at.items() if who not in circle)
         return any(now - at < self._lease_s for at in late)
 

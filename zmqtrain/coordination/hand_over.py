@@ -19,7 +19,7 @@ from zmqtrain.store.placement import nearest
 
 
 class OrderLog:
-    """The last orders that a ps was given: at least as many as another ps may lack.
+    """The last orders that a ps was given, among them all that another ps may lack.
 
     A worker goes on once every ps has answered it. So none of them lacks more than one update of
     each worker, and the orders that go with it.

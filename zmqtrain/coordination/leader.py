@@ -48,8 +48,8 @@ from zmqtrain.wire.messages import Arrived, Extend, Message, ShardReport
 
 log = logging.getLogger(__name__)
 
-A_WORKER = "a worker to join"  # who is waited for if none is alive
-NAMED = 3  # workers that are named where someone waits for many
+A_WORKER = "a worker to join"  # what a job waits for if no worker is alive
+NAMED = 3  # workers named in a wait for many
 
 
 def nothing() -> None:
@@ -59,7 +59,7 @@ def nothing() -> None:
 def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
     """Return the names of at most ``NAMED`` workers, those in ``first`` first, and how many more.
 
-    There may be a thousand of them, and as many who wait for them.
+    There may be a thousand of them, and a thousand waits for them.
     """
     order = [worker for worker in first if worker in workers]
     order += islice((worker for worker in workers if worker not in order), NAMED)
@@ -337,7 +337,7 @@ class Leader:
     def holds_lease(self, worker: int, batch: int) -> bool:
         """Say whether a push of this batch may come from this worker.
 
-        Who pushes has left the roster, so it is over, and the ledger knows it from here on.
+        A worker that pushes has left its roster, so the roster is over; the ledger learns its end.
         """
         if self.coordinator.roster is not None:
             self.at_rest(nothing)
@@ -346,7 +346,7 @@ class Leader:
     def at_rest(self, call: Callable[[], None], worker: int | None = None) -> None:
         """Call when no roster is in force: at once, or as soon as it is over.
 
-        It is ended for that; for a ``worker``, who has died, with the last step that it is part of.
+        The roster is ended for that; for a ``worker`` that has died, with its last step.
         """
         if self._board is None or self.coordinator.roster is None:
             call()
@@ -355,10 +355,10 @@ class Leader:
         self.stepped(self._board.halt(worker))
 
     def stepped(self, event: Stepped | None) -> None:
-        """A roster is so far; None: no further than before.
+        """Take in how far a roster is; None: no further than before.
 
-        Its end alone is journaled: until then the board itself is what a killed host leaves. Then
-        it is time for what had to wait for that.
+        Only its end is journaled: until then the board itself survives a killed host. After the end
+        the calls follow that had to wait for it.
         """
         if event is None or self._board is None or self.coordinator.roster is None:
             return
@@ -421,7 +421,7 @@ class Leader:
 
     def _decide(self, event: Event) -> Sequence[Numbered]:
         if isinstance(event, Extend) and make_policy(self.policy).staleness_bound is not None:
-            # A pass need not be a multiple of the workers: who gets one batch less is not slow.
+            # A pass need not be a multiple of the workers: one with a batch less is not slow.
             self._level_steps()
         entry = pack(event)
         if not self._journal.append(entry):

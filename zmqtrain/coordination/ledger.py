@@ -112,7 +112,7 @@ class Ledger:
         loss: float,
         sums: Mapping[str, float] = NOTHING,
     ) -> None:
-        """In each of so many steps, each worker counted its oldest batch and was given the next.
+        """In each of ``steps`` steps, each worker counted its oldest batch and was given the next.
 
         ``examples`` with this sum of losses, and these other sums, were counted.
         """

@@ -19,7 +19,7 @@ from zmqtrain.store.segment_layout import MAX_STEPS, SEATS
 def roster_for(
     workers: Sequence[int], policy: Policy, ledger: Ledger, steps: int, lookahead: int
 ) -> Roster | None:
-    """Return the roster of these workers, who have just been released; None if there can be none.
+    """Return a roster of these workers, all of which were just answered; None: none is possible.
 
     ``steps``: those up to the end, or to the next evaluation. The last one, and the end of a pass,
     are left to the coordinator.

@@ -142,7 +142,7 @@ def _held(leader: Leader) -> Iterator[Wait]:
 
 
 def _awaited(coordinator: Coordinator, held: Held, first: Sequence[int]) -> tuple[str, str]:
-    """Return who is waited for, and why: workers, and ps that a push has not arrived at."""
+    """Return what is awaited (workers, and ps that a push has not reached), and why."""
     lacking = coordinator.lacking(held.by)
     if not lacking:
         return names_of(held.by, first) or A_WORKER, held.reason

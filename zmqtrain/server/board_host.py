@@ -1,4 +1,4 @@
-"""The ps's part in a roster: it opens the board, looks after the dead, and ends the roster."""
+"""A ps's part in a roster: it opens the board, finishes what dead members left, and ends it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class GradientBuffers:
     """
 
     def __init__(self, state: ShardState, peers: PeerTable, workers: int) -> None:
-        """``workers``: so many are expected."""
+        """``workers``: the number expected."""
         self._state = state
         self._peers = peers
         self._limit = 2 * workers + SPARE

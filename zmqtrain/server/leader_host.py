@@ -53,7 +53,10 @@ class LeaderHost(Decider):
         *,
         has_copies: bool,
     ) -> None:
-        """``actor``: the ps. ``has_copies``: others have copies of what it holds."""
+        """``actor``: the ps. ``host_status``: the state of it that the leader does not know.
+
+        ``has_copies``: other ps have copies of its shard.
+        """
         job, timing = actor.job, actor.timing
         super().__init__(
             state,

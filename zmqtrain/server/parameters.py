@@ -89,7 +89,7 @@ class ParameterAccess:
     def _copy(self, message: Read) -> Flat:
         """Return a copy of what is asked for: updates go on while it is on its way.
 
-        Who asks for the same meanwhile gets the same copy, as workers do at the end of an epoch.
+        A reader that asks for the same meanwhile, as workers do after an epoch, gets the same copy.
         """
         state, shard = self._state, self._state.shard
         key = state.generation, state.version, message.average, message.copies

@@ -1,8 +1,8 @@
 """The parameter server: `python -m zmqtrain.roles.ps`.
 
-The path of a gradient: the receiver checks it and stages it in the segment, the decider (ps 0 asks
-the leader, the others follow it) says when it counts, the executor carries the orders out one after
-another on the shard, and the answer to the push lets the worker go on.
+The path of a gradient: the receiver checks it and stages it in the segment, the decider (on ps 0 it
+asks the leader, elsewhere it follows the leader) returns orders, the executor carries these out one
+after another on the shard, and the answer to the push lets the worker go on.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class ChunksReceived:
-    """Acknowledges so many bytes of chunks; the sender may send as many more."""
+    """Acknowledges this number of bytes of chunks; the sender may send the same number again."""
 
     nbytes: int
 
