@@ -36,7 +36,6 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
-    ShardFailed,
     ShardReport,
     ShardWritten,
     Shutdown,
@@ -50,7 +49,7 @@ FOR_SOME = {
         *(SwitchPolicy, RequestSave, RequestStop, Gather, Evaluate),
     },
     "ps": {
-        *(Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave, Gather),
+        *(Arrived, ShardReport, ShardWritten, RequestSave, Gather),
         *(Evaluate, Evaluated),
     },
     "client": {SwitchPolicy, RequestSave, RequestStop},

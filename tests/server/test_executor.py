@@ -22,7 +22,7 @@ from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardFailed
+from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
 
 
 class NoRate:
@@ -224,8 +224,9 @@ async def test_snapshot_is_written_into_no_other_directory_than_that_of_an_attem
     executor.after_orders(done.set)
     await within(done.wait())
     (report,) = ears.reports
-    assert isinstance(report, ShardFailed) and report.directory == str(tmp_path)
-    assert "is no directory of a checkpoint" in report.error
+    assert isinstance(report, ShardWritten)
+    assert (report.directory, report.file) == (str(tmp_path), None)
+    assert "is no directory of a checkpoint" in report.reason
 
 
 async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(

@@ -25,7 +25,6 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
-    ShardFailed,
     ShardReport,
     ShardWritten,
     Shutdown,
@@ -41,7 +40,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
         ("chief", "ps"): (Evaluate,),
         ("worker", "ps", "chief"): (Gather,),
         ("chief",): (Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
-        ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
+        ("ps",): (Arrived, ShardReport, ShardWritten),
         ("chief", _CLIENT): (SwitchPolicy, RequestStop),
         ("chief", "ps", _CLIENT): (RequestSave,),  # a ps that leaves
     }.items()

@@ -40,7 +40,6 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
-    ShardFailed,
     ShardWritten,
     SwitchPolicy,
 )
@@ -132,14 +131,14 @@ class AdminApi:
         if self._switch_requests and coordinator.next_policy is None:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))
 
-    def note_file(self, message: ShardWritten | ShardFailed) -> None:
+    def note_file(self, message: ShardWritten) -> None:
         """A shard's part of a checkpoint is durable, or cannot be written."""
         directory = message.directory
         saving = self._saving.get(directory)
         if saving is None:
             return
-        if isinstance(message, ShardFailed):
-            self._give_up(directory, CheckpointError(message.error))
+        if message.file is None:
+            self._give_up(directory, CheckpointError(message.reason))
             return
         saving.files[message.file.shard] = message.file
         if len(saving.files) == self._leader.shards:
@@ -281,7 +280,7 @@ class AdminApi:
         if peer is not None and not peer.gone and peer.contact is not None:
             peer.contact.send(message, tensors)
 
-    def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
+    def on_shard_file(self, request: Request, message: ShardWritten) -> None:
         self._leader.peers.member(request)
         self.note_file(message)
         request.reply(Done())

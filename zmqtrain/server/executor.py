@@ -39,7 +39,6 @@ from zmqtrain.wire.messages import (
     PullReply,
     Push,
     PushReply,
-    ShardFailed,
     ShardWritten,
 )
 
@@ -73,7 +72,7 @@ class Early:
     worker: Worker
 
 
-Outcome: TypeAlias = Applied | Refused | Early | Switch | Roster | ShardWritten | ShardFailed
+Outcome: TypeAlias = Applied | Refused | Early | Switch | Roster | ShardWritten
 """What comes of an order. A switch and a roster have been carried out."""
 
 
@@ -286,7 +285,7 @@ class Executor:
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._metrics.checkpoint_failures.write.inc()
         log.error("this shard's part of the checkpoint was not written: %s", error)
-        self._report(ShardFailed(directory, f"{self._state.task}: {error}"))
+        self._report(ShardWritten(directory, None, f"{self._state.task}: {error}"))
 
 
 def _copy(directory: str, state: ShardState) -> Path:

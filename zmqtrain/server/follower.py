@@ -27,7 +27,7 @@ from zmqtrain.server.executor import Early, Outcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardFailed, ShardReport, ShardWritten
+from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardReport, ShardWritten
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Follower(Decider):
                 self._journal.begin(policy.encode())
             case Early(worker):
                 self.executor.carry_out(self.arrived(worker))
-            case ShardWritten() | ShardFailed():
+            case ShardWritten():
                 self._spawn(self._deliver(outcome))
 
     def at_rest(self, call: Callable[[], None]) -> None:
@@ -210,7 +210,7 @@ class Follower(Decider):
         for begin in range(0, len(pushes), BATCH):
             self._link.send(Arrived(*zip(*pushes[begin : begin + BATCH], strict=True)))
 
-    async def _deliver(self, message: ShardWritten | ShardFailed) -> None:
+    async def _deliver(self, message: ShardWritten) -> None:
         """Send this until the leader has it, though this ps may have to join again first."""
         while True:
             try:

@@ -33,7 +33,6 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
-    ShardFailed,
     ShardReport,
     ShardWritten,
     SwitchPolicy,
@@ -108,7 +107,6 @@ class LeaderHost(Decider):
             Save: admin.on_save,
             SaveEnded: admin.on_save_ended,
             ShardWritten: admin.on_shard_file,
-            ShardFailed: admin.on_shard_file,
             Close: admin.on_close,
             Evaluate: admin.on_evaluate,
             Evaluated: admin.on_evaluated,
@@ -142,7 +140,7 @@ class LeaderHost(Decider):
             case Roster():
                 self.leader.stepped(self._board.begin(outcome))
                 self._watch_board()
-            case ShardWritten() | ShardFailed():
+            case ShardWritten():
                 self._admin.note_file(outcome)
 
     def joined(self, peer: Peer) -> None:

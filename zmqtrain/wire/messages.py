@@ -350,18 +350,14 @@ class Save:
 
 @dataclass(slots=True)
 class ShardWritten:
-    """Other ps to leader: this shard's part of the checkpoint in ``directory`` is durable."""
+    """Other ps to leader: this shard's part of the checkpoint in ``directory`` is durable.
+
+    ``file`` None: it could not be written, for this reason.
+    """
 
     directory: str
-    file: ShardFile
-
-
-@dataclass(slots=True)
-class ShardFailed:
-    """Other ps to leader: this shard's part of the checkpoint in ``directory`` is not written."""
-
-    directory: str
-    error: str
+    file: ShardFile | None
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -451,5 +447,5 @@ Message = (
     | Initialize | Pull | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Keep
     | Parameters | Evaluate | Evaluated | Heartbeat | HeartbeatReply | Arrived | ShardReport
     | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Save | ShardWritten
-    | ShardFailed | Saved | Close | Extend | SetRate | Shutdown | GetStatus | Status
+    | Saved | Close | Extend | SetRate | Shutdown | GetStatus | Status
 )  # fmt: skip
