@@ -7,7 +7,6 @@ messages. The task that hosts it (ps 0) calls it with events and carries out its
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -29,19 +28,17 @@ from zmqtrain.coordination.events import (
     PushesReported,
     Stepped,
 )
+from zmqtrain.coordination.figures import Figures
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.job import ENDLESS, Job
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
-from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.checkpoint import Saved, WorkerMark
-from zmqtrain.protocol.orders import Answer, Numbered, Order, Switch
+from zmqtrain.protocol.orders import Numbered, Order, Switch
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.wire.messages import Arrived, Extend, Message, ShardReport
@@ -121,9 +118,7 @@ class Leader:
         )
         self.policy = job.policy
         self.generation = 0  # none has begun
-        self.staleness = Staleness()
-        self.throughput = Throughput()
-        self._losses: dict[int, float] = {}  # of each worker's last push
+        self.figures = Figures(job, peers, metrics)
         self.failure = ""  # why the job cannot go on
         self.failure_code = ExitCode.OK
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
@@ -138,12 +133,10 @@ class Leader:
         self.coordinator = self._coordinator_from(0, Ledger())
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._states = StateLogger(log)
-        self._taken = 0  # tokens, as of the last look
-        self._learning_rate = getattr(job.optimizer, "learning_rate", None)
         if job.steps < ENDLESS:
             metrics.global_step_target.set(job.steps)
         metrics.expected_workers.set(workers)
-        self._show_policy()
+        self.figures.show_policy(self.policy)
 
     @property
     def has_begun(self) -> bool:
@@ -221,7 +214,7 @@ class Leader:
         for peer in self.peers.workers():
             if (member := self.coordinator.members.get(peer.index)) is not None:
                 peer.pushes += member.unpushed
-        self._level_steps()  # at which step each of them joined is not known any more
+        self.figures.level_steps()  # at which step each of them joined is not known any more
         self._reconcile()
 
     def end(self) -> None:
@@ -244,7 +237,7 @@ class Leader:
         self.metrics.expected_workers.set(self._expected())
         waiting = list(coordinator.held())
         self.metrics.waiting_workers.set(len(waiting))
-        self._show_policy_state()
+        self.figures.show_policy_state(coordinator)
         for held in waiting:
             if now - self.waiting_since.get(held.worker, now) <= limit_s:
                 continue
@@ -270,11 +263,6 @@ class Leader:
         self.event(GivenUp(int(code), text))
         self._on_change()
 
-    @property
-    def loss(self) -> float:
-        """The mean of the workers' last losses, which no order of arrival changes."""
-        return sum(self._losses.values()) / len(self._losses) if self._losses else math.nan
-
     # What happens
 
     def joined(self, peer: Peer) -> None:
@@ -295,7 +283,7 @@ class Leader:
         """A worker's request has arrived at the host: return the orders for the host."""
         self.waiting_since[event.worker] = time.monotonic()
         if isinstance(event, PushArrived):
-            self._show_worker(event.worker, event.sequence, event.loss)
+            self.figures.show_worker(self.coordinator, event.worker, event.sequence, event.loss)
         return self.handle(event)
 
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
@@ -368,36 +356,16 @@ class Leader:
         else:
             self.coordinator.handle(event)
         if more := self.step - before:
-            self._show_steps(more, event.losses)
+            self.figures.stepped(self.coordinator, more, event.losses)
         if event.over:
             self._board.close()
             calls, self._later = self._later, []
             for call in calls:
                 self.at_rest(call)
 
-    def _show_steps(self, more: int, losses: Mapping[int, float]) -> None:
-        gradients = more * len(losses)
-        self.throughput.observe(self.step, time.monotonic())
-        for worker in losses:
-            self._observe_staleness(worker, 0, more)
-        self.metrics.staleness_versions.observe(0, times=gradients)
-        self.metrics.pushes.applied.inc(gradients)
-        self.metrics.parameter_version.set(self.step)
-        for worker, loss in losses.items():
-            self._show_worker(worker, self.coordinator.members[worker].sequence, loss)
-        self._show_step(self.step)
-
     def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
         """The host's shard is at ``version``, by workers' gradients computed on those versions."""
-        self.throughput.observe(version, at)
-        for worker, base in computed_on.items():
-            self._observe_staleness(worker, max(0, version - 1 - base))
-        self._show_step(version)
-
-    def _observe_staleness(self, worker: int, versions: int, gradients: int = 1) -> None:
-        self.staleness.observe(versions, gradients)
-        if (peer := self.peers.get("worker", worker)) is not None:
-            peer.staleness.observe(versions, gradients)
+        self.figures.applied(self.coordinator, version, computed_on, at)
 
     # Events and orders
 
@@ -422,13 +390,13 @@ class Leader:
     def _decide(self, event: Event) -> Sequence[Numbered]:
         if isinstance(event, Extend) and make_policy(self.policy).staleness_bound is not None:
             # A pass need not be a multiple of the workers: one with a batch less is not slow.
-            self._level_steps()
+            self.figures.level_steps()
         entry = pack(event)
         if not self._journal.append(entry):
             self._begin_journal()
             self._journal.append(entry)
         orders = self.coordinator.handle(event)
-        self._count_waits(event, orders)
+        self.figures.count_waits(event, orders, self.waiting_since, time.monotonic())
         self._follow_switches(orders)
         self.delivery.give(orders)
         if text := divergence(self.coordinator.refused, self.job.max_nonfinite):
@@ -447,27 +415,13 @@ class Leader:
             if member is None or member.incarnation != peer.incarnation:
                 self.event(Joined(worker, peer.incarnation))
 
-    def _count_waits(self, event: Event, orders: Sequence[Order]) -> None:
-        """Count for the worker whose push came last how long those have waited that may go on."""
-        if isinstance(event, PushArrived):
-            last = event.worker
-        elif isinstance(event, PushesReported) and event.arrived.workers:
-            last = event.arrived.workers[-1]
-        else:
-            return
-        now = time.monotonic()
-        for order in orders:
-            if isinstance(order, Answer) and order.sequence and order.worker != last:
-                waited_s = now - self.waiting_since.get(order.worker, now)
-                self.metrics.waited_for_seconds[last].inc(waited_s)
-
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:
             if isinstance(order, Switch):
                 if order.policy != self.policy:
                     self.metrics.policy_switches.inc()
                 self.policy = order.policy
-                self._show_policy()
+                self.figures.show_policy(self.policy)
 
     def _begin_journal(self) -> bool:
         """Write the whole state into the journal, in place of its entries so far."""
@@ -484,52 +438,3 @@ class Leader:
             log.warning("a killed ps 0 will go back to the last checkpoint: %s", reason)
             self._journal.give_up()
         return not reason
-
-    def _show_worker(self, worker: int, sequence: int, loss: float) -> None:
-        """Show how many gradients a worker has made, whose last push has this number."""
-        present = {peer.index for peer in self.peers.workers()} | {worker}
-        self._losses[worker] = loss
-        self._losses = {w: self._losses[w] for w in sorted(self._losses) if w in present}
-        member = self.coordinator.members.get(worker)
-        step = sequence + (member.unpushed if member is not None else 0)
-        peer = self.peers.get("worker", worker)
-        if peer is not None:
-            step += peer.joined_at
-            peer.pushes, peer.loss = step, loss
-        self.metrics.worker_step[worker].set(step)
-
-    def _level_steps(self) -> None:
-        """Let all workers be as far as the first one, as far as is shown."""
-        workers = list(self.peers.workers())
-        most = max((peer.pushes for peer in workers), default=0)
-        for peer in workers:
-            peer.joined_at += most - peer.pushes
-            peer.pushes = most
-
-    def _show_step(self, version: int) -> None:
-        self.metrics.global_step.set(version)
-        self.metrics.rosters.set(self.coordinator.rosters)
-        if self._learning_rate is not None:
-            set_by_callback = self.coordinator.learning_rate
-            own = rate_at(self._learning_rate, version - 1)
-            self.metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
-
-    def _show_policy_state(self) -> None:
-        """Show how far workers are behind and, of a policy that has tokens, where they are."""
-        metrics, policy = self.metrics, self.coordinator.policy
-        behind = self.coordinator.behind()
-        for worker in metrics.worker_behind_steps.keys() - behind.keys():
-            metrics.worker_behind_steps.forget(worker)
-        for worker, steps in behind.items():
-            metrics.worker_behind_steps[worker].set(steps)
-        queue = policy if isinstance(policy, TokenQueue) else None
-        metrics.tokens_queued.set(math.nan if queue is None else len(queue.tokens))
-        metrics.token_takers.set(math.nan if queue is None else len(queue.takers))
-        taken = 0 if queue is None else queue.taken
-        metrics.tokens_taken.inc(taken - self._taken if taken >= self._taken else taken)
-        self._taken = taken
-
-    def _show_policy(self) -> None:
-        bound = make_policy(self.policy).staleness_bound
-        self.metrics.policy.info({"policy": self.policy})
-        self.metrics.staleness_bound_steps.set(math.inf if bound is None else bound)
