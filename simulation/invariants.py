@@ -17,7 +17,7 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary, parameters_sha256
-from zmqtrain.optim import new_slots
+from zmqtrain.optim import Mean, new_slots
 from zmqtrain.policies import make_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.store.placement import place
@@ -318,7 +318,7 @@ def reference_parameters(job: Job, gradients: int) -> dict[str, Any]:
         for batch in range(step * gradients, (step + 1) * gradients):
             job.model.loss_and_gradients(values, train.take(plan.indices(batch)), out)
             parts.append(layout.flat_of(out))
-        update.apply_mean([part[: layout.trained] for part in parts], gradients, step)
+        update.apply(Mean([part[: layout.trained] for part in parts], gradients), step)
         state, first = slice(layout.trained, layout.averaged), slice(layout.averaged, None)
         flat[state] = parts[0][state]
         for part in parts[1:]:

@@ -22,7 +22,7 @@ from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.models.backend import array_module
-from zmqtrain.optim import Adam, Flat, Ftrl, Update
+from zmqtrain.optim import Adam, Flat, Ftrl, Mean, Update
 from zmqtrain.store.finite import all_finite
 
 pytestmark = pytest.mark.gpu
@@ -60,9 +60,9 @@ def test_update_on_the_gpu_gives_the_bits_of_the_numpy_rule(
     slots = {name: device[name][host.inside] for name in host.slots}
     for step in range(3):
         gradients = [host.gradient(number) for number in range(step, step + 3)]
-        reference.bind(host.parameters, host.slots).apply_mean(gradients, 3, step)
+        reference.bind(host.parameters, host.slots).apply(Mean(gradients, 3), step)
         on_device = [cupy.asarray(gradient) for gradient in gradients]
-        update.bind(parameters, slots).apply_mean(on_device, 3, step)
+        update.bind(parameters, slots).apply(Mean(on_device, 3), step)
     found = {name: cupy.asnumpy(array).tobytes() for name, array in device.items()}
     assert found == host.memory
 

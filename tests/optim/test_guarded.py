@@ -24,6 +24,7 @@ from zmqtrain.optim import (
     Flat,
     Ftrl,
     Lion,
+    Mean,
     Momentum,
     RMSProp,
     Update,
@@ -88,8 +89,8 @@ def test_guarded_update_gives_the_bits_of_an_unguarded_one(
     for step in range(2):
         pushed = [normal(size, 10 * step + number) for number in range(gradients)]
         guarded.redo.begin()
-        bound.apply_mean(pushed, count, step)
-        reference.apply_mean(pushed, count, step)
+        bound.apply(Mean(pushed, count), step)
+        reference.apply(Mean(pushed, count), step)
     assert guarded.bits == plain.bits
     assert guarded.redo.progress.tolist() == [size, size]
 
@@ -106,20 +107,20 @@ def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, firs
     reference = update.bind(whole.parameters, whole.slots)
     factors = None
     if update.is_layered:  # known before the first element was changed
-        factors = factors_of([update.rule], reference.squares([gradient], 1, 0), [size], 0)
-    reference.apply_mean([gradient], 1, 0)
+        factors = factors_of([update.rule], reference.squares(Mean([gradient]), 0), [size], 0)
+    reference.apply(Mean([gradient]), 0)
     part = slice(0, COPY)  # of it the process had done all, and had the next run ready in part
     slots = {name: slot[part] for name, slot in memory.slots.items()}
     left = Redo([a[part] for a in memory.redo.arrays], memory.redo.copies, memory.redo.progress)
-    as_fused(update, first).bind(memory.parameters[part], slots, left).apply_mean(
-        [gradient[part]], 1, 0, factors
+    as_fused(update, first).bind(memory.parameters[part], slots, left).apply(
+        Mean([gradient[part]]), 0, factors
     )
     for array, copy in zip(memory.redo.arrays, memory.redo.copies, strict=True):
         copy[:10] = array[COPY : COPY + 10]  # the old values, for which nothing has counted yet
     memory.redo.resume()
     second = as_fused(update, not first)
     bound = second.bind(memory.parameters, memory.slots, memory.redo)
-    bound.apply_mean([gradient], 1, 0, factors)
+    bound.apply(Mean([gradient]), 0, factors)
     assert memory.bits == whole.bits
 
 
@@ -131,7 +132,7 @@ def test_compiled_loop_killed_at_any_page_leaves_what_can_be_finished(
     """It is killed as it first reads, or first writes, some page of some array."""
     update, size = Update(Momentum(0.1), moving_average=0.9), 2 * KERNEL_BLOCK + 77
     whole, gradient = Memory(update, size), normal(size, 1)
-    update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
+    update.bind(whole.parameters, whole.slots).apply(Mean([gradient]), 0)
     length = KERNEL_BLOCK if which == "copies" else size
     found = set()
     for place, page in product(range(3), range(-(-4 * length // mmap.PAGESIZE))):
@@ -139,11 +140,11 @@ def test_compiled_loop_killed_at_any_page_leaves_what_can_be_finished(
         arrays = {"gradient": [given] * 3, "arrays": memory.redo.arrays}
         array = arrays.get(which, memory.redo.copies)[place]
         bound = update.bind(memory.parameters, memory.slots, memory.redo)
-        is_killed = child_is_killed(array, page, allowed, partial(bound.apply_mean, [given], 1, 0))
+        is_killed = child_is_killed(array, page, allowed, partial(bound.apply, Mean([given]), 0))
         assert is_killed is (which != "gradient" or allowed == NOTHING)
         found.add(tuple(memory.redo.progress.tolist()))
         memory.redo.resume()
-        bound.apply_mean([gradient], 1, 0)
+        bound.apply(Mean([gradient]), 0)
         assert memory.bits == whole.bits, f"killed at page {page} of array {place}"
     ends = (0, KERNEL_BLOCK, 2 * KERNEL_BLOCK, size)
     if (which, allowed) == ("arrays", mmap.PROT_READ):  # killed as it copies what is ready

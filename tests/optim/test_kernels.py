@@ -28,6 +28,7 @@ from zmqtrain.optim import (
     Ftrl,
     InverseTime,
     Lion,
+    Mean,
     Momentum,
     Piecewise,
     RMSProp,
@@ -226,7 +227,7 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
     for gradient in pushed[1:]:
         total += gradient
     by_hand.step(7, total * np.float32(1 / count))
-    update.bind(by_mean.parameters, by_mean.slots).apply_mean(pushed, count, 7)
+    update.bind(by_mean.parameters, by_mean.slots).apply(Mean(pushed, count), 7)
     assert by_mean.memory == by_hand.memory
     assert all((pushed[number] == by_mean.gradient(number)).all() for number in range(gradients))
 
@@ -304,8 +305,8 @@ def test_a_loop_is_compiled_once_for_all_memory_and_steps(update: Update) -> Non
     run = Run(update, 100)
     bound = update.bind(run.parameters, run.slots)
     for step in range(2):
-        bound.apply_mean([run.gradient(0)] * 3, 3, step)
-        bound.apply_mean([np.frombuffer(run.gradient(0).tobytes(), np.float32)], 1, step)
+        bound.apply(Mean([run.gradient(0)] * 3, 3), step)
+        bound.apply(Mean([np.frombuffer(run.gradient(0).tobytes(), np.float32)]), step)
     assert cpu._loaded.cache_info().misses == compiled
 
 
@@ -318,7 +319,7 @@ def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:
     slots.clear()
     gc.collect()
     assert gone() is not None
-    bound.apply_mean([run.gradient(0)], 1, 0)
+    bound.apply(Mean([run.gradient(0)]), 0)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from zmqtrain.errors import PeerLostError
 from zmqtrain.protocol.orders import Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.store.board import Board, Seat
+from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.segment import Reached, reach
 from zmqtrain.store.shard import Shard
 
 
-class Interrupted(Shard):
-    """A shard as a member sees it, to whom something happens in the middle of its update."""
+class Interrupted(Dense):
+    """A shard's block as a member sees it, who is interrupted in the middle of its update."""
 
     happens: Callable[[], None] = staticmethod(lambda: None)
 
@@ -44,10 +45,7 @@ class Job:
             self.reached[index] = reach(self.segment.name, self.segment.layout)
             self.reached[index].gradient(index)[:] = -1
         self.host.begin(Roster((0, 1), steps=9, next_batch=0))
-        shard = self.state.shard
-        self.shards = [
-            Interrupted(shard.layout, shard.rule, self.segment, safe=True) for _ in self.reached
-        ]
+        self.blocks: list[Interrupted] = []
         self.other, self.owner = map(self._seat, (0, 1))
         assert self.other.offer(1, 0.5) and self.owner.offer(1, 0.5)
 
@@ -75,7 +73,13 @@ class Job:
         )
 
     def _seat(self, index: int) -> Seat:
-        seat = Board(self.segment).seat_of(index, 1, self.shards[index])
+        of = self.state.shard
+        shard = Shard(of.layout, of.rule, self.segment, safe=True)
+        shard.dense = Interrupted(
+            of.layout, of.rule, self.segment, safe=True, threads=1, device=None
+        )
+        self.blocks.append(shard.dense)
+        seat = Board(self.segment).seat_of(index, 1, shard)
         assert seat is not None
         return seat
 
@@ -98,7 +102,7 @@ async def test_slice_of_a_member_that_died_is_updated_by_the_ps(where: str) -> N
     roster = Job()
     roster.other.update()
     if where == "in its update":
-        roster.shards[1].happens = killed
+        roster.blocks[1].happens = killed
         with pytest.raises(Killed):
             roster.owner.update()
     del roster.reached[1]
@@ -127,7 +131,7 @@ async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> N
         roster.leave()
         waits.extend(roster.waits.snapshot())
 
-    roster.shards[1].happens = left
+    roster.blocks[1].happens = left
     roster.owner.update()
     assert [(wait.owner, wait.peer) for wait in waits] == [("ps 0", "worker 1")]
     assert waits[0].until_s is not None and waits[0].until_s <= 60
@@ -138,7 +142,7 @@ async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> N
 
 async def test_member_that_stops_in_the_middle_of_its_slice_ends_the_job_in_time() -> None:
     roster = Job(patience_s=0.01)
-    roster.shards[1].happens = killed
+    roster.blocks[1].happens = killed
     with pytest.raises(Killed):
         roster.owner.update()  # but its process holds its gradient still
     roster.leave()

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.kills import dying_at
 from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.store import board as boards
-from zmqtrain.store import changes, parts, words
 from zmqtrain.store import segment_layout as segments
+from zmqtrain.store import words
 from zmqtrain.store.board import DONE, MADE, Board, Figures, Holder, Seat, Terms, owned
+from zmqtrain.store.holdings import dense
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -30,7 +31,7 @@ VARIABLES = (
 )
 UPDATE = Update(Adam(0.1), l2=0.01, moving_average=0.9, fused=False)
 BEGAN = 5
-INTERRUPTED = (boards.__file__, changes.__file__, parts.__file__, redo.__file__)
+INTERRUPTED = (boards.__file__, dense.__file__, redo.__file__)
 
 
 @pytest.fixture(autouse=True)

@@ -151,10 +151,10 @@ class World:
 
 
 class Slices:
-    """Stands for a shard."""
+    """Stands for a shard, and for the block that it holds."""
 
     def __init__(self, world: World) -> None:
-        self._world, self.segment = world, world.segment
+        self._world, self.segment, self.dense = world, world.segment, self
 
     def take_over_rate(self) -> None:
         pass

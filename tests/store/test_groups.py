@@ -21,6 +21,7 @@ from zmqtrain.optim import (
     Exponential,
     Ftrl,
     Lion,
+    Mean,
     Momentum,
     Piecewise,
     RMSProp,
@@ -85,7 +86,7 @@ def test_variable_is_updated_as_if_it_were_alone(
             slots = new_slots(expected, w)
             for version in range(2):
                 gradients = [each[name].reshape(-1) for each in pushed]
-                expected.bind(w, slots).apply_mean(gradients, 2, version)
+                expected.bind(w, slots).apply(Mean(gradients, 2), version)
             assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
             for slot, values in slots.items():
                 assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)

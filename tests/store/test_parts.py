@@ -18,11 +18,8 @@ from tests.harness import until
 from tests.kills import dying_at
 from tests.store import killed
 from zmqtrain.optim import Adam, Flat, Update, redo
-from zmqtrain.optim.pipeline import Piece
 from zmqtrain.store import segment_layout as segments
-from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.layout import Variable
-from zmqtrain.store.parts import Mean, Part
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import PAGE, PART_SIZE, PARTS, PROGRESS_AT, PROGRESS_STRIDE, cut
@@ -65,53 +62,36 @@ def test_any_number_of_threads_and_parts_gives_the_same_bits(
         shard.accumulate(0)
         shard.accumulate(1)
         shard.reduce((2, 1))
-        arrays = [shard.parameters, *shard.slots.values(), segment.sum]
-        found.add(tuple(array.tobytes() for array in arrays))
+        found.add((*bits(shard), segment.sum.tobytes()))
     assert len(found) == 1
 
 
 def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed leaves as many half done as it has threads: here two, anywhere."""
     monkeypatch.setattr(segments, "PART_SIZE", SMALL)
+    monkeypatch.setattr(segments, "REDO_SIZE", SMALL // 2)  # so that a part takes several blocks
     size, update = 3 * SMALL, Update(Adam(0.1), fused=False)
-    gradient = normal(size, 1)
+    layout = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)[0]
 
-    def begun() -> tuple[Memory, list[Part]]:
-        layout = segments.SegmentLayout(size, [slot.name for slot in update.slots])
-        layout.redo_size = SMALL // 2  # so that a part takes several blocks
-        segment = Segment.private(layout)
-        segment.parameters[:] = normal(size, 2)
-        return Memory(segment), parts_of(segment)
+    def begun() -> Shard:
+        shard = Shard(layout, update, safe=True)
+        shard.initialize(normal(size, 2))
+        shard.segment.gradient(0)[:] = normal(size, 1)
+        shard.dense.begin_parts(range(3))
+        return shard
 
-    def parts_of(segment: Segment) -> list[Part]:
-        return [
-            Part(Memory(segment), part.where, segment.redo(number), [Piece(slice(0, size))], update)
-            for number, part in enumerate(segment.layout.parts)
-        ]
+    def dies(shard: Shard, part: int, line: int) -> bool:
+        return dying_at(line, lambda: shard.dense.update_parts([part], [0], 0), [redo.__file__])
 
-    def dies(part: Part, line: int) -> bool:
-        return dying_at(
-            line, lambda: part.update(Mean([gradient], None, 1), 0, None), [redo.__file__]
-        )
-
-    def bits(memory: Memory) -> list[bytes]:
-        return [array.tobytes() for array in (memory.parameters, *memory.slots.values())]
-
-    whole, parts = begun()
-    for part in parts:
-        part.begin()
-        part.update(Mean([gradient], None, 1), 0, None)
-    lines = len(list(takewhile(lambda line: dies(begun()[1][0], line), range(1000))))
+    whole = begun()
+    whole.dense.update_parts(range(3), [0], 0)
+    lines = len(list(takewhile(lambda line: dies(begun(), 0, line), range(1000))))
     assert lines > 20
     for first, second in product(range(0, lines, 3), repeat=2):
-        left, parts = begun()
-        for part in parts:
-            part.begin()
-        assert dies(parts[0], first)
-        assert dies(parts[2], second)
-        for part in parts:
-            part.resume(of_sum=False)
-            part.update(Mean([gradient], None, 1), 0, None)
+        left = begun()
+        assert dies(left, 0, first)
+        assert dies(left, 2, second)
+        left.dense.update_parts(range(3), [0], 0)
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 
 
@@ -131,7 +111,7 @@ def test_shard_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_pa
             assert updater.stdout is not None
             assert updater.stdout.readline() == b"begun\n"
             done = progress_of(path)[:, redo.DONE]
-            goal = choose.randrange(PART_SIZE)
+            goal = choose.randrange(PART_SIZE // 2)
             try:
                 until(lambda: ((goal <= done) & (done < PART_SIZE)).any(), "a part under way", str)  # noqa: B023
             finally:
@@ -154,6 +134,10 @@ def progress_of(path: Path) -> NDArray[np.int64]:
 
 def arrays_of(shard: Shard) -> list[Flat]:
     return [shard.parameters, *shard.slots.values()]
+
+
+def bits(shard: Shard) -> tuple[bytes, ...]:
+    return tuple(array.tobytes() for array in arrays_of(shard))
 
 
 def normal(size: int, seed: int) -> Flat:

@@ -4,6 +4,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
 from zmqtrain.optim.formula import FormulaRule, LayerRule
+from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
 from zmqtrain.optim.rules import (
     LAMB,
@@ -51,6 +52,7 @@ __all__ = [
     "Cosine",
     "Schedule",
     "AVERAGE",
+    "Mean",
     "Update",
     "BoundUpdate",
     "new_slots",

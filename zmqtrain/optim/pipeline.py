@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.checks import check_decay, check_non_negative
 from zmqtrain.optim.formula import FormulaRule, LayerRule, at, squares_of
+from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.redo import Redo
 
 AVERAGE = "average"
@@ -104,21 +106,9 @@ class Update:
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        self.bind(parameters, slots).apply_mean([gradient], 1, step)
-
-    def check(self, step: int) -> None:
-        """Check that the rule, and those of all groups, can make this update.
-
-        Raises:
-            ConfigError: one cannot.
-        """
-        for update in self.by_group()[1:]:
-            update.check(step)
-        if isinstance(self.rule, FormulaRule) and kernels.has_formula(self.rule):
-            self.rule.hyperparameters(step)
-            return
-        nothing = np.empty(0, np.float32)  # what a rule raises, it raises for an empty block, too
-        self.rule.update(nothing, nothing, {slot.name: nothing for slot in self.rule.slots}, step)
+        bound = self.bind(parameters, slots)
+        bound.check(step)
+        bound.apply(Mean([gradient]), step)
 
     @property
     def is_layered(self) -> bool:
@@ -199,7 +189,7 @@ class BoundUpdate:
         average = None if update.moving_average is None else AVERAGE
         self._update = update
         self._groups = [
-            kernels.Memory(
+            kernels.Operands(
                 each.rule,
                 parameters,
                 slots,
@@ -209,105 +199,91 @@ class BoundUpdate:
             )
             for each in update.by_group()
         ]
-        self._memory = self._groups[0]
-        self._asked_first = self._groups if len(self._groups) > 1 else []
+        self._operands = self._groups[0]
+        self._checks = [_check_of(operands.rule) for operands in self._groups]
         self._is_layered = update.is_layered
-        self._kernels = [kernels.bind(memory, compiled=update.fused) for memory in self._groups]
+        self._kernels = [kernels.bind(operands, compiled=update.fused) for operands in self._groups]
         whole = [Piece(slice(0, len(parameters)))]
         self._pieces = whole if pieces is None else pieces
         self._runs = _runs(self._pieces) or whole
         self._scratch: Flat | None = None
 
-    def apply_mean(
-        self,
-        gradients: Sequence[Flat],
-        count: float,
-        step: int,
-        factors: Flat | None = None,
-        weights: Sequence[float] | None = None,
-    ) -> None:
-        """Apply, as update ``step``, the sum of ``gradients`` in this order, divided by ``count``.
-
-        ``gradients``: at least one, of shape (n,); only read. The sum is computed and used block by
-        block, in one pass over memory. An interrupted crash-safe update goes on from its last
-        block. ``factors``: of each variable, for a layered update; None: all is one variable.
-        ``weights``: each gradient is multiplied by its own; None: all are 1.
+    def check(self, step: int) -> None:
+        """Check that the rule, and those of all groups, can make update ``step``.
 
         Raises:
-            ConfigError: the rule cannot make this update; nothing was changed.
+            ConfigError: one cannot.
         """
+        for check in self._checks:
+            check(step)
+
+    def apply(self, mean: Mean, step: int, factors: Flat | None = None) -> None:
+        """Apply a mean of gradients as update ``step``, for which :meth:`check` has passed.
+
+        The gradients have shape (n,) and are only read; they are added up block by block, in one
+        pass over memory. An interrupted crash-safe update goes on from its last block.
+        ``factors``: of each variable, for a layered update; None: all is one variable.
+        """
+        gradients, divisor, weights = mean
         if factors is None and self._is_layered:
-            size = len(self._memory.parameters)
-            squares = self.squares(gradients, count, step, weights)
-            factors = factors_of([self._memory.rule], squares, [size], step)
-        for memory in self._asked_first:  # none may refuse after another has changed elements
-            if isinstance(memory.rule, FormulaRule):
-                memory.rule.hyperparameters(step)
-        share = self._update.share(step + 1) if self._memory.average else None
-        scale = np.float32(1 / count)
-        start = 0 if self._memory.redo is None else self._memory.redo.done
+            size = len(self._operands.parameters)
+            factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
+        share = self._update.share(step + 1) if self._operands.average else None
+        scale = np.float32(1 / divisor)
+        start = 0 if self._operands.redo is None else self._operands.redo.done
         if len(gradients) == 1 and weights is None and factors is None and len(self._runs) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
-            own, terms = gradients[0][start:], kernels.Terms(step, scale, share, None)
-            self._kernels[self._runs[0].group](own, start, terms)
+            own, scalars = gradients[0][start:], kernels.Scalars(step, scale, share, None)
+            self._kernels[self._runs[0].group](own, start, scalars)
             return
-        for block, gradient in self._sums(gradients, weights, start):
+        for block, gradient in self._sums(mean, start):
             for piece, group, factor in self._cut(block, factors):
                 own = gradient[piece.start - block.start : piece.stop - block.start]
-                terms = kernels.Terms(step, scale, share, factor)
-                self._kernels[group](own, piece.start, terms)
+                scalars = kernels.Scalars(step, scale, share, factor)
+                self._kernels[group](own, piece.start, scalars)
 
-    def squares(
-        self,
-        gradients: Sequence[Flat],
-        count: float,
-        step: int,
-        weights: Sequence[float] | None = None,
-    ) -> list[Squares]:
+    def squares(self, mean: Mean, step: int) -> list[Squares]:
         """Return, for each piece, its variable and the sums of squares for its factor.
 
-        The arguments are those of :meth:`apply_mean`, which comes after this.
+        The arguments are those of :meth:`apply`, which comes after this.
         """
-        arrays = self._memory.arrays[:-1]
+        arrays, scale = self._operands.arrays[:-1], np.float32(1 / mean.divisor)
         found = []
         for piece, variable, group in self._pieces:
             rule, l2 = self._groups[group].rule, self._groups[group].l2
             here = at(arrays, piece)
             of_parameters = of_direction = 0.0
-            own = [gradient[piece] for gradient in gradients]
-            for block, gradient in self._sums(own, weights, 0):
-                scale = np.float32(1 / count)
+            for block, gradient in self._sums(mean.at(piece), 0):
                 w, d = squares_of(rule, at(here, block), gradient, step, scale, l2)
                 of_parameters, of_direction = of_parameters + w, of_direction + d
             found.append((variable, of_parameters, of_direction))
         return found
 
-    def _sums(
-        self, gradients: Sequence[Flat], weights: Sequence[float] | None, start: int
-    ) -> Iterator[tuple[slice, Flat]]:
-        """Yield the weighted sum of ``gradients`` from element ``start`` on, block by block.
+    def _sums(self, mean: Mean, start: int) -> Iterator[tuple[slice, Flat]]:
+        """Yield the weighted sum of the gradients from element ``start`` on, block by block.
 
         A single gradient is one block. An empty one is a block, too, since the rule may raise.
         """
+        gradients, _, weights = mean
         first, size = gradients[0], len(gradients[0])
         if (len(gradients) == 1 and weights is None) or not size:
             yield slice(start, size), first[start:] if start else first
             return
-        length = min(len(self._memory.parameters), block_size(first))
+        length = min(len(self._operands.parameters), block_size(first))
         if self._scratch is None:
             self._scratch = np.empty_like(first, shape=length)
         with np.errstate(all="ignore"):
             for block in blocks(size, length, start):
                 total = self._scratch[: block.stop - block.start]
-                parts = [gradient[block] for gradient in gradients]
+                terms = [gradient[block] for gradient in gradients]
                 if weights is not None:
-                    parts = [p * np.float32(w) for p, w in zip(parts, weights, strict=True)]
-                if len(parts) == 1:
-                    total[...] = parts[0]
+                    terms = [g * np.float32(w) for g, w in zip(terms, weights, strict=True)]
+                if len(terms) == 1:
+                    total[...] = terms[0]
                 else:
-                    np.add(parts[0], parts[1], out=total)
-                for part in parts[2:]:
-                    total += part
+                    np.add(terms[0], terms[1], out=total)
+                for term in terms[2:]:
+                    total += term
                 yield block, total
 
     def _cut(
@@ -327,6 +303,14 @@ class BoundUpdate:
                 return
             piece = slice(max(where.start, block.start), min(where.stop, block.stop))
             yield piece, group, None if factors is None else factors[variable]
+
+
+def _check_of(rule: Rule) -> Callable[[int], object]:
+    """Return a call that raises ConfigError if the rule cannot make an update."""
+    if isinstance(rule, FormulaRule) and kernels.has_formula(rule):
+        return rule.hyperparameters
+    nothing = np.empty(0, np.float32)  # what a rule raises, it raises for an empty block, too
+    return partial(rule.update, nothing, nothing, {slot.name: nothing for slot in rule.slots})
 
 
 def _runs(pieces: Pieces) -> list[Piece]:

@@ -345,9 +345,9 @@ class Seat:
         """Update the slice, or finish that, by the claim that its word DONE shows."""
         swap, begun = self._board.swap, claimed | _BEGUN
         if claimed != begun:
-            self._shard.begin_parts(self._own)
+            self._shard.dense.begin_parts(self._own)
             swap(self.place, DONE, claimed, begun)
-        self._shard.update_parts(self._own, self._buffers, self.version)
+        self._shard.dense.update_parts(self._own, self._buffers, self.version)
         swap(self.place, DONE, begun, self._word + _STEP)
         self._board.wake(self.place, DONE)
 

@@ -1,11 +1,12 @@
-"""A shard: the arithmetic on one ps's segment.
+"""A shard: what one ps holds of the model, and the changes that are made to it.
 
-All arithmetic on parameters happens here. Nothing here decides; the orders come from the policy.
+All arithmetic on parameters happens below here. Nothing here decides; the orders come from the
+policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from struct import Struct
 from typing import Any, Literal, cast
@@ -16,14 +17,22 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import AVERAGE, Update
-from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
-from zmqtrain.store.arithmetic import Memory
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note
+from zmqtrain.store.holdings.base import Holding
+from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, RATE, VERSION, SegmentLayout
+from zmqtrain.store.segment_layout import (
+    ACCUMULATED,
+    CLOCK,
+    IN_FORCE,
+    ORDERS,
+    RATE,
+    VERSION,
+    SegmentLayout,
+)
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
@@ -55,9 +64,11 @@ class Shard:
         self.rule = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
-        self._memory = Memory(self.segment, device)
-        self._threads = threads
-        self._changes = self._bind()
+        self.dense = Dense(
+            layout, self._rule_in_use(), self.segment, safe=safe, threads=threads, device=device
+        )
+        self._holdings: tuple[Holding, ...] = (self.dense,)
+        self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
 
     @property
@@ -81,7 +92,7 @@ class Shard:
         was_own = self.learning_rate is None
         self.segment.words[RATE] = 0 if rate is None else _WORD.unpack(_DOUBLE.pack(-rate))[0]
         if was_own and rate is not None:
-            self._changes = self._bind()
+            self.dense.use(self._rule_in_use())
 
     @property
     def parameters(self) -> Flat:
@@ -94,7 +105,7 @@ class Shard:
     @property
     def slots(self) -> dict[str, Flat]:
         """The current slots of the update rule; the shard is idle."""
-        self._memory.publish_slots()
+        self.dense.publish_slots()
         return self.segment.slots
 
     def initialize(
@@ -109,19 +120,28 @@ class Shard:
             np.copyto(
                 self.segment.slots[slot.name], slots[slot.name] if slots is not None else initial
             )
-        self._memory.load()
+        self.load()
         words[VERSION], words[ACCUMULATED], words[RATE] = version, 0, 0
         words[CLOCK] += 1
-        self._changes.forget()
+        self._note.forget()
         self._staged.clear()
 
     def load(self) -> None:
         """Take over what was written into the parameters and the slots; the shard is idle."""
-        self._memory.load()
+        for holding in self._holdings:
+            holding.load()
 
     def repair(self) -> Change | None:
         """Finish what a killed process left; return the last change of all, if there was one."""
-        return self._changes.repair()
+        change = self._note.last()
+        if change is not None and self._note.is_under_way:
+            for holding in self._holdings:
+                holding.repair(change)
+            self._make(change)
+        words = self.segment.words
+        if not self.segment.board[IN_FORCE]:
+            words[CLOCK] += words[CLOCK] % 2
+        return change
 
     def stage(self, worker: int, number: int, sequence: int = 0, examples: int = 1) -> None:
         """Make gradient ``number`` of the segment the worker's contribution."""
@@ -141,7 +161,7 @@ class Shard:
         """Change the shard as an order says; return what becomes of its gradients."""
         match order:
             case Apply() | Reduce() | Accumulate():
-                self._changes.make(self._change_of(order, number))
+                self._make(self._begun(self._change_of(order, number)))
                 return "accumulated" if isinstance(order, Accumulate) else "applied"
             case Rate(learning_rate):
                 self.learning_rate = learning_rate
@@ -170,25 +190,10 @@ class Shard:
         unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
         return Change(kind, staged, examples, unit, self.version, before > 0, number)
 
-    def _bind(self) -> Changes:
-        """Return the arithmetic; only with a replaced learning rate the rule's is looked up."""
-        update, rule = self.rule, cast(Any, self.rule.rule)
-        if self.learning_rate is not None and has_rate(rule):
-            rate = Replaceable(rule.learning_rate, lambda: self.learning_rate)
-            update = replace(update, rule=replace(rule, learning_rate=rate))
-        return Changes(
-            self.segment,
-            self._memory,
-            update,
-            *pieces_of(self.layout, update),
-            safe=self.safe,
-            threads=self._threads,
-        )
-
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""
         if self.learning_rate is not None:
-            self._changes = self._bind()
+            self.dense.use(self._rule_in_use())
 
     def can_update(self, examples: int, step: int) -> bool:
         """Say whether update ``step`` can be made by parts, of gradients of so many examples.
@@ -196,42 +201,55 @@ class Shard:
         They have to weigh the same, and the rule needs a learning rate for it.
         """
         try:
-            self._changes.check(step)
+            self.dense.check(step)
         except ConfigError:
             return False
         return examples == self._batch_size
 
-    def begin_parts(self, numbers: Iterable[int]) -> None:
-        """Nothing of the next update of these parts is done."""
-        self._changes.begin_parts(numbers)
+    def _begun(self, change: Change) -> Change:
+        """Prepare and note a change, then return it.
 
-    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
-        """Make, or finish, update ``step`` of these parts: by the mean of these gradients."""
-        self._changes.update_parts(numbers, buffers, step)
+        Raises:
+            ConfigError: the update rule refuses; nothing was changed.
+        """
+        for holding in self._holdings:
+            holding.begin(change)
+        self.segment.words[CLOCK] += 1
+        if self.safe:
+            self._note.write(change)
+        return change
+
+    def _make(self, change: Change) -> None:
+        """Make or finish a change that has begun."""
+        words = self.segment.words
+        if change.kind == UPDATE:
+            for holding in self._holdings:
+                holding.update(change)
+            words[VERSION] = change.step + 1
+            if change.with_sum:  # else the step that the sum is of goes on
+                words[ACCUMULATED] = 0
+        else:
+            for holding in self._holdings:
+                holding.add(change)
+            words[ACCUMULATED] = change.examples
+        if change.order:
+            words[ORDERS] = change.order
+        self._note.finish()
+        words[CLOCK] += words[CLOCK] % 2
+
+    def _rule_in_use(self) -> Update:
+        """Return the update rule; only with a replaced learning rate, it looks that one up."""
+        update, rule = self.rule, cast(Any, self.rule.rule)
+        if self.learning_rate is None or not has_rate(rule):
+            return update
+        rate = Replaceable(rule.learning_rate, lambda: self.learning_rate)
+        return replace(update, rule=replace(rule, learning_rate=rate))
 
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of such a shard's segment."""
     slots = [slot.name for slot in update.slots]
-    factors = len(pieces_of(layout, update)[1]) if update.is_layered else 0
+    trained = {cut.variable.name for cut in layout.slices if cut.variable.kind == "trained"}
+    factors = len(trained) if update.is_layered else 0
     state = layout.averaged - layout.trained, layout.size - layout.averaged
     return SegmentLayout(layout.size, slots, factors, state)
-
-
-def pieces_of(layout: ShardLayout, update: Update) -> tuple[Pieces, list[int]]:
-    """Return the pieces of the shard's trained variables, and how many elements each has.
-
-    The zeros between two slices go with the first; they are not counted.
-    """
-    numbers: dict[str, int] = {}
-    sizes: list[int] = []
-    pieces: list[Piece] = []
-    for cut, start, stop in layout.runs:
-        if cut.variable.kind == "trained":
-            number = numbers.setdefault(cut.variable.name, len(sizes))
-            if number == len(sizes):
-                sizes.append(0)
-            sizes[number] += cut.size
-            group = update.group_of(cut.variable.name)
-            pieces.append(Piece(slice(start, stop), number, group))
-    return pieces, sizes

@@ -26,7 +26,7 @@ from zmqtrain.job import Job
 from zmqtrain.metrics import added
 from zmqtrain.models.base import Batch
 from zmqtrain.optim import Update
-from zmqtrain.store.parts import Assign
+from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.store.segment_layout import cut
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.model_runner import ModelRunner
@@ -190,13 +190,9 @@ class _Fold:
 
     def __call__(self, examples: Sequence[int]) -> None:
         """Make the first gradient the mean of as many as there are ``examples``, weighted."""
+        gradients = self._gradients[: len(examples)]
         weights = [n / examples[0] for n in examples]
-        self._update.apply_mean(
-            self._gradients[: len(examples)],
-            sum(examples) / examples[0],
-            0,
-            weights=None if all(weight == 1 for weight in weights) else weights,
-        )
+        self._update.apply(Mean.weighted(gradients, sum(examples) / examples[0], weights), 0)
 
 
 def _scale(arrays: Sequence[Flat], factor: float) -> None:

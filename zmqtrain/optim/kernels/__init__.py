@@ -10,17 +10,17 @@ from typing import Any
 
 from zmqtrain.models.backend import is_on_gpu
 from zmqtrain.optim.formula import FormulaRule
-from zmqtrain.optim.kernels.base import Kernel, Memory, Terms, warn
+from zmqtrain.optim.kernels.base import Kernel, Operands, Scalars, warn
 from zmqtrain.optim.kernels.reference import FormulaKernel, RuleKernel
 
-__all__ = ["Kernel", "Memory", "Terms", "bind"]
+__all__ = ["Kernel", "Operands", "Scalars", "bind"]
 
 
-def bind(memory: Memory, *, compiled: bool) -> Kernel:
+def bind(operands: Operands, *, compiled: bool) -> Kernel:
     """Return the kernel for this memory: compiled if wanted and possible, else in NumPy."""
-    if not has_formula(memory.rule):
-        return RuleKernel(memory)
-    return (_compiled(memory) if compiled else None) or FormulaKernel(memory)
+    if not has_formula(operands.rule):
+        return RuleKernel(operands)
+    return (_compiled(operands) if compiled else None) or FormulaKernel(operands)
 
 
 def has_formula(rule: Any) -> bool:
@@ -28,16 +28,16 @@ def has_formula(rule: Any) -> bool:
     return isinstance(rule, FormulaRule) and type(rule).update is FormulaRule.update
 
 
-def _compiled(memory: Memory) -> Kernel | None:
-    if is_on_gpu(memory.parameters):
+def _compiled(operands: Operands) -> Kernel | None:
+    if is_on_gpu(operands.parameters):
         from zmqtrain.optim.kernels.gpu import GpuKernel
 
-        return GpuKernel(memory)
-    if not memory.rule.is_exact:
+        return GpuKernel(operands)
+    if not operands.rule.is_exact:
         return None
     try:
         from zmqtrain.optim.kernels import cpu
     except Exception as error:  # a broken LLVM may raise anything
         warn(repr(error))
         return None
-    return cpu.bind(memory)
+    return cpu.bind(operands)

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory that an update changes, and its constant arguments.
+class Operands:
+    """The arrays that an update changes, and its constant arguments.
 
     ``parameters`` and ``slots``: of shape (n,). ``average`` names the slot of the moving average,
     ``l2`` is the regularisation; None: without. ``redo``: for the parameters and every slot, if the
@@ -56,8 +56,8 @@ def warn(why: str) -> None:
     log.warning("no compiled kernels, falling back to NumPy (several times slower): %s", why)
 
 
-class Terms(NamedTuple):
-    """What an update is made of beside the memory and the gradient.
+class Scalars(NamedTuple):
+    """The numbers of one update.
 
     The gradient is multiplied by ``scale``. ``share``: that of the average. ``factor``: of a
     LayerRule.
@@ -76,7 +76,7 @@ class Terms(NamedTuple):
 class Kernel(Protocol):
     """An update of the memory to which it is bound."""
 
-    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
+    def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
         """Apply ``gradient`` to as many elements from ``start`` on.
 
         Raises:

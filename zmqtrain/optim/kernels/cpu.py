@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.formula import Formula, LayerRule
-from zmqtrain.optim.kernels.base import Memory, Terms, warn
+from zmqtrain.optim.kernels.base import Operands, Scalars, warn
 from zmqtrain.optim.kernels.loop import Loop, compiled
 from zmqtrain.optim.kernels.trace import trace
 from zmqtrain.optim.redo import KERNEL_BLOCK
@@ -20,49 +20,49 @@ from zmqtrain.optim.redo import KERNEL_BLOCK
 _NOTHING = c_char * 0
 
 
-def bind(memory: Memory) -> CpuKernel | None:
+def bind(operands: Operands) -> CpuKernel | None:
     """Return the compiled kernel for this memory; None, with a warning, if there cannot be one.
 
     Raises:
         TypeError: it could not write to the memory.
     """
     try:
-        given = memory.rule.hyperparameters(0)
+        given = operands.rule.hyperparameters(0)
     except ConfigError:  # the update itself raises it again
         return None
     switches = tuple(number if isinstance(number, bool) else None for number in given)
     loop = _loaded(
-        memory.rule.formula,
-        tuple(array is not None for array in memory.arrays),
+        operands.rule.formula,
+        tuple(array is not None for array in operands.arrays),
         switches,
-        isinstance(memory.rule, LayerRule),
-        memory.l2 is not None,
-        memory.redo is not None,
+        isinstance(operands.rule, LayerRule),
+        operands.l2 is not None,
+        operands.redo is not None,
     )
-    return None if loop is None else CpuKernel(memory, loop, switches.count(None))
+    return None if loop is None else CpuKernel(operands, loop, switches.count(None))
 
 
 class CpuKernel:
     """A formula, compiled for the CPU."""
 
-    def __init__(self, memory: Memory, loop: Loop, numbers: int) -> None:
+    def __init__(self, operands: Operands, loop: Loop, numbers: int) -> None:
         """``numbers``: how many of the rule's hyperparameters are no switches."""
         self.loop = loop
-        self._size = size = len(memory.parameters)
-        self._rule, self._numbers, self._l2 = memory.rule, numbers, memory.l2
-        arrays = [array for array in memory.arrays if array is not None]
-        copies = [copy for copy in memory.copies or () if copy is not None]
+        self._size = size = len(operands.parameters)
+        self._rule, self._numbers, self._l2 = operands.rule, numbers, operands.l2
+        arrays = [array for array in operands.arrays if array is not None]
+        copies = [copy for copy in operands.copies or () if copy is not None]
         for array in arrays:
             _check(array, size, or_longer=False)
         for copy in copies:
             _check(copy, min(size, KERNEL_BLOCK), or_longer=True)
         self._written: list[NDArray[Any]] = [*arrays, *copies]  # they must outlive their addresses
-        if memory.redo is not None:
-            _check_progress(memory.redo.progress)
-            self._written.append(memory.redo.progress)
+        if operands.redo is not None:
+            _check_progress(operands.redo.progress)
+            self._written.append(operands.redo.progress)
         self._addresses = [array.ctypes.data for array in self._written]
 
-    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
+    def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
         stop = start + len(gradient)
         if stop > self._size:
             raise ValueError(
@@ -74,8 +74,8 @@ class CpuKernel:
             stop,
             _address(given),
             *self._addresses,
-            *self._rule.hyperparameters(terms.step)[: self._numbers],
-            *terms.numbers(self._l2),
+            *self._rule.hyperparameters(scalars.step)[: self._numbers],
+            *scalars.numbers(self._l2),
         )
 
 

@@ -13,29 +13,29 @@ import cupy
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.formula import at
-from zmqtrain.optim.kernels.base import Memory, Terms
+from zmqtrain.optim.kernels.base import Operands, Scalars
 from zmqtrain.optim.kernels.trace import Trace, lines_of, trace
 
 
 class GpuKernel:
     """A formula, compiled for the GPU that its arrays lie on; queued on the current stream."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._arrays = memory.arrays
+    def __init__(self, operands: Operands) -> None:
+        self._operands = operands
+        self._arrays = operands.arrays
         self._code: Callable[..., None] | None = None
 
-    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
-        rule, l2 = self._memory.rule, self._memory.l2
-        numbers = rule.hyperparameters(terms.step)
+    def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
+        rule, l2 = self._operands.rule, self._operands.l2
+        numbers = rule.hyperparameters(scalars.step)
         if self._code is None:
             are_there = [array is not None for array in self._arrays]
             switches = [number if isinstance(number, bool) else None for number in numbers]
-            options = {"factor": terms.factor is not None, "l2": l2 is not None}
+            options = {"factor": scalars.factor is not None, "l2": l2 is not None}
             self._code = _compiled(trace(rule.formula, are_there, switches, **options))
         arrays = at(self._arrays, slice(start, start + len(gradient)))
         read = [number for number in numbers if not isinstance(number, bool)]
-        read += terms.numbers(l2)
+        read += scalars.numbers(l2)
         there = [array for array in arrays if array is not None]
         self._code(gradient, *read, *there)
 

@@ -9,21 +9,21 @@ import numpy as np
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.optim.formula import approach, at, element, put
-from zmqtrain.optim.kernels.base import Memory, Terms
+from zmqtrain.optim.kernels.base import Operands, Scalars
 
 
 class FormulaKernel:
     """A formula, run on arrays."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._arrays, self._copies = memory.arrays, memory.copies
+    def __init__(self, operands: Operands) -> None:
+        self._operands = operands
+        self._arrays, self._copies = operands.arrays, operands.copies
 
-    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
-        rule, l2 = self._memory.rule, self._memory.l2
-        step, scale, share, factor = terms
+    def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
+        rule, l2 = self._operands.rule, self._operands.l2
+        step, scale, share, factor = scalars
         numbers = rule.hyperparameters(step)
-        for block, own in _blocks(self._memory, gradient, start):
+        for block, own in _blocks(self._operands, gradient, start):
             w, *slots, average = here = at(self._arrays, block)
             with np.errstate(all="ignore"):
                 new = element(
@@ -36,29 +36,29 @@ class FormulaKernel:
 class RuleKernel:
     """A rule with an ``update`` of its own."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, operands: Operands) -> None:
+        self._operands = operands
 
-    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
-        memory, (step, scale, share, _) = self._memory, terms
-        for block, own in _blocks(memory, gradient, start):
-            w, slots = memory.parameters[block], {n: s[block] for n, s in memory.slots.items()}
-            if memory.redo is not None:
+    def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
+        operands, (step, scale, share, _) = self._operands, scalars
+        for block, own in _blocks(operands, gradient, start):
+            w, slots = operands.parameters[block], {n: s[block] for n, s in operands.slots.items()}
+            if operands.redo is not None:
                 old = (w, *slots.values())
-                w, *copies = (copy[: len(own)] for copy in memory.redo.copies)
+                w, *copies = (copy[: len(own)] for copy in operands.redo.copies)
                 put((w, *copies), old)
                 slots = dict(zip(slots, copies, strict=True))
             with np.errstate(all="ignore"):
                 g = own * scale
-                if memory.l2 is not None:
-                    g += memory.l2 * w
-                memory.rule.update(w, g, slots, step)
-                if memory.average is not None:
-                    average = slots[memory.average]
+                if operands.l2 is not None:
+                    g += operands.l2 * w
+                operands.rule.update(w, g, slots, step)
+                if operands.average is not None:
+                    average = slots[operands.average]
                     average[...] = approach(average, w, share)
 
 
-def _blocks(memory: Memory, gradient: Flat, start: int) -> Iterator[tuple[slice, Flat]]:
+def _blocks(operands: Operands, gradient: Flat, start: int) -> Iterator[tuple[slice, Flat]]:
     """Yield the remaining blocks of a gradient that begins at ``start``.
 
     An empty gradient is one empty block, since the rule may raise.
@@ -66,9 +66,9 @@ def _blocks(memory: Memory, gradient: Flat, start: int) -> Iterator[tuple[slice,
     stop = start + len(gradient)
     if not len(gradient):
         yield slice(start, stop), gradient
-    elif memory.redo is None:
+    elif operands.redo is None:
         for block in blocks(stop, block_size(gradient), start):
             yield block, gradient[block.start - start : block.stop - start]
     else:
-        for block, _ in memory.redo.blocks(stop):
+        for block, _ in operands.redo.blocks(stop):
             yield block, gradient[block.start - start : block.stop - start]

@@ -1,4 +1,4 @@
-"""Where a shard's arithmetic happens: in the segment itself, or on a device that has copies of it.
+"""The arrays of a shard where its arithmetic happens: in the segment, or on a device.
 
 With a device, the segment is where gradients come in and parameters are read; the slots and the sum
 are on the device alone until they are read.
@@ -6,34 +6,24 @@ are on the device alone until they are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from zmqtrain.compute.device import Device, Host
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import PartLayout, parts_of
 
 
-class Memory:
-    """Arrays of shape (size,), all on one processor: those of a segment, or their twins.
-
-    ``parts``: where they may be cut, to be changed side by side, and how.
-    """
+class DeviceArrays:
+    """Arrays of shape (size,), all on one processor: those of a segment, or copies of them."""
 
     def __init__(self, segment: Segment, device: Device | None = None) -> None:
         """``device``: None for the segment itself."""
         self._segment = segment
         self._device = device or Host()
-        layout, slots = segment.layout, segment.slots
-        # A kernel has all of a device to itself.
-        self.parts: Sequence[PartLayout] = (
-            layout.parts
-            if device is None
-            else parts_of(layout.size, layout.state, lambda size: [slice(0, size)])
+        slots = segment.slots
+        self.parameters, self.sum, *twins = self._device.twins(
+            [segment.parameters, segment.sum, *slots.values()]
         )
-        arrays = [segment.parameters, segment.sum, *slots.values()]
-        self.parameters, self.sum, *twins = self._device.twins(arrays)
         self.slots: dict[str, Any] = dict(zip(slots, twins, strict=True))
         self._gradients: dict[int, Any] = {}
         read = [name for name in slots if name == AVERAGE]

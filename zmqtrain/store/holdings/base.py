@@ -1,0 +1,39 @@
+"""The contract of what a shard holds."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from zmqtrain.store.changes import Change
+
+
+class Holding(Protocol):
+    """One thing that a shard holds and that every change of the shard is made to.
+
+    The shard notes a change, and which gradients it is of; a gradient stays in its buffer until
+    the change is made. So a holding only keeps how much of the change it has made.
+    """
+
+    def begin(self, change: Change) -> None:
+        """Prepare a change. It changes nothing that is read.
+
+        Raises:
+            ConfigError: the update rule refuses.
+        """
+        ...
+
+    def update(self, change: Change) -> None:
+        """Apply the mean of the change's gradients, or finish that."""
+        ...
+
+    def add(self, change: Change) -> None:
+        """Add the change's gradient to the sum of the step, or finish that."""
+        ...
+
+    def repair(self, change: Change) -> None:
+        """Finish the blocks at which a process was killed; the change itself comes after it."""
+        ...
+
+    def load(self) -> None:
+        """Take over what was written into the shard's memory; no change is under way."""
+        ...

@@ -1,0 +1,251 @@
+"""The dense variables of a shard: one flat block of memory, changed by one update rule.
+
+The block is cut into parts that threads change side by side. The segment's layout alone says where
+they begin, and the arithmetic on an element does not depend on its place. So a change that was
+begun by another number of threads is finished bit for bit: each part goes on block by block, as
+optim/redo.py says. What a rule takes from whole variables (the factors of a LayerRule) is written
+into the segment before the first element is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.device import Device
+from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.optim import AVERAGE, Slot, Update
+from zmqtrain.optim.mean import Assign, Mean
+from zmqtrain.optim.pipeline import Piece, Pieces, Squares, factors_of, rules_of
+from zmqtrain.optim.redo import Redo
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
+from zmqtrain.store.holdings.device_arrays import DeviceArrays
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import PartLayout, parts_of
+
+
+class Dense:
+    """All variables of a shard that every gradient has in full. It is a Holding.
+
+    ``safe``: a change survives a killed process; then there is no ``device``.
+    """
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        update: Update,
+        segment: Segment,
+        *,
+        safe: bool,
+        threads: int | None,
+        device: Device | None,
+    ) -> None:
+        self._segment, self._safe = segment, safe
+        self._arrays = DeviceArrays(segment, device)
+        of = segment.layout
+        # A kernel has all of a device to itself.
+        self._layouts = (
+            of.parts
+            if device is None
+            else parts_of(of.size, of.state, lambda size: [slice(0, size)])
+        )
+        self._team = ThreadTeam(threads)
+        self._pieces, self._sizes = pieces_of(layout, update)
+        self.use(update)
+
+    def use(self, update: Update) -> None:
+        """Update by this rule from now on; its slots are those of the one before."""
+        self._update = update
+        self._is_layered = update.is_layered
+        self._parts = [self._part(number, part) for number, part in enumerate(self._layouts)]
+
+    def check(self, step: int) -> None:
+        """Check that the rule can make update ``step``.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        self._parts[0].bound.check(step)
+
+    def begin(self, change: Change) -> None:
+        if change.kind == UPDATE:
+            self.check(change.step)
+            if self._is_layered:
+                self._measure(change)
+        self.begin_parts(range(len(self._parts)))
+
+    def update(self, change: Change) -> None:
+        mean, step = self._mean(change), change.step
+        factors = self._segment.factors if self._is_layered else None
+        calls = [
+            partial(part.bound.apply, part.own(mean), step, factors if part.is_trained else None)
+            for part in self._parts
+        ]
+        self._team.run(calls)
+        self._arrays.publish()
+
+    def add(self, change: Change) -> None:
+        mean, begin = self._mean(change), not change.with_sum
+        self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
+
+    def repair(self, change: Change) -> None:
+        for part in self._parts:
+            part.resume(of_sum=change.kind == ACCUMULATE)
+
+    def load(self) -> None:
+        self._arrays.load()
+
+    def publish_slots(self) -> None:
+        """Copy all slots to the segment, if they are elsewhere."""
+        self._arrays.publish_slots()
+
+    def begin_parts(self, numbers: Iterable[int]) -> None:
+        """Note that nothing of the next change of these parts is made."""
+        for number in numbers:
+            self._parts[number].begin()
+
+    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
+        """Make, or finish, update ``step`` of these parts, which is no noted change.
+
+        The mean is of the gradients in ``buffers``, which weigh the same. The rule is not layered,
+        and :meth:`check` has passed.
+        """
+        mean = Mean([self._arrays.gradient(buffer) for buffer in buffers], len(buffers))
+        for number in numbers:
+            part = self._parts[number]
+            part.resume(of_sum=False)
+            part.bound.apply(part.own(mean), step)
+
+    def _part(self, number: int, layout: PartLayout) -> _Part:
+        redo = self._segment.redo(number) if self._safe else None
+        return _Part(self._arrays, layout, redo, self._pieces, self._update)
+
+    def _measure(self, change: Change) -> None:
+        """Compute the factors, which the update of every element needs."""
+        mean = self._mean(change)
+        trained = [part for part in self._parts if part.is_trained]
+        found: list[list[Squares]] = [[] for _ in trained]
+
+        def measure(number: int) -> None:
+            part = trained[number]
+            found[number] = part.bound.squares(part.own(mean), change.step)
+
+        self._team.run([partial(measure, number) for number in range(len(trained))])
+        squares = chain.from_iterable(found)  # in this order, however many threads there are
+        rules = rules_of(self._update, self._pieces)
+        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step)
+
+    def _mean(self, change: Change) -> Mean:
+        """Return what is averaged, where the arithmetic happens.
+
+        Each example weighs the same, whatever batch it was in. The sum is weighted already.
+        """
+        with_sum = change.with_sum and change.kind == UPDATE
+        gradients, weights = ([self._arrays.sum], [1.0]) if with_sum else ([], [])
+        for given in change.contributions:
+            gradients.append(self._arrays.gradient(given.buffer))
+            weights.append(given.examples / change.unit)
+        return Mean.weighted(gradients, change.examples / change.unit, weights)
+
+
+class _Part:
+    """One part of the block, bound to its memory.
+
+    State is assigned, whatever the rule: ``how`` says whether it becomes the mean of the gradients'
+    values or the first one's. The moving average of state is the state itself.
+    """
+
+    def __init__(
+        self,
+        arrays: DeviceArrays,
+        layout: PartLayout,
+        redo: tuple[list[Flat], NDArray[np.int64]] | None,
+        pieces: Pieces,
+        update: Update,
+    ) -> None:
+        """``redo``: copies and progress, if changes must survive a killed process."""
+        self._where, self._how = where, how = layout.where, layout.how
+        self.is_trained = how == "update"
+        if not self.is_trained:
+            averages = tuple(Slot(name, None) for name in arrays.slots if name == AVERAGE)
+            update, pieces = Update(Assign(averages), fused=False), [Piece(where)]
+        parameters, self._sum = arrays.parameters[where], arrays.sum[where]
+        slots = {slot.name: arrays.slots[slot.name][where] for slot in update.slots}
+        self._redo: Redo | None = None
+        self._redo_of_sum: Redo | None = None
+        if redo is not None:
+            copies, progress = redo
+            changed = [parameters, *slots.values()]
+            self._redo = Redo(changed, copies[: len(changed)], progress)
+            self._redo_of_sum = Redo([self._sum], copies[:1], progress)
+        self.bound = update.bind(parameters, slots, self._redo, list(_within(where, pieces)))
+
+    def own(self, mean: Mean) -> Mean:
+        """Return what a mean of gradients of the whole block is for this part."""
+        if self._how == "first":
+            mean = Mean(mean.gradients[:1])
+        return mean.at(self._where)
+
+    def begin(self) -> None:
+        """Note that nothing of the next change is made."""
+        if self._redo is not None:
+            self._redo.begin()
+
+    def resume(self, *, of_sum: bool) -> None:
+        """Finish the block in which a killed process left an update, or the sum."""
+        redo = self._redo_of_sum if of_sum else self._redo
+        if redo is not None:
+            redo.resume()
+
+    def add(self, mean: Mean, *, begin: bool) -> None:
+        """Add the only gradient, weighted, to the sum of the step, or begin the sum with it."""
+        if self._how == "first" and not begin:
+            return
+        (gradient,), (weight,) = mean.gradients, mean.weights or (1,)
+        if self._redo_of_sum is None:
+            _add(self._sum, gradient, weight, begin=begin, out=self._sum)
+            return
+        for block, (copy,) in self._redo_of_sum.blocks(len(self._sum)):
+            _add(self._sum[block], gradient[block], weight, begin=begin, out=copy)
+
+
+def pieces_of(layout: ShardLayout, update: Update) -> tuple[Pieces, list[int]]:
+    """Return the pieces of the shard's trained variables, and how many elements each has.
+
+    The zeros between two slices go with the first; they are not counted.
+    """
+    numbers: dict[str, int] = {}
+    sizes: list[int] = []
+    pieces: list[Piece] = []
+    for cut, start, stop in layout.runs:
+        if cut.variable.kind == "trained":
+            number = numbers.setdefault(cut.variable.name, len(sizes))
+            if number == len(sizes):
+                sizes.append(0)
+            sizes[number] += cut.size
+            group = update.group_of(cut.variable.name)
+            pieces.append(Piece(slice(start, stop), number, group))
+    return pieces, sizes
+
+
+def _within(where: slice, pieces: Pieces) -> Iterator[Piece]:
+    """Yield the pieces of a part, counted from its begin."""
+    for piece in pieces:
+        start, stop = max(piece.where.start, where.start), min(piece.where.stop, where.stop)
+        if start < stop:
+            yield piece._replace(where=slice(start - where.start, stop - where.start))
+
+
+def _add(total: Flat, gradient: Flat, weight: float, *, begin: bool, out: Flat) -> None:
+    if weight != 1:
+        gradient = gradient * np.float32(weight)
+    if begin:
+        out[...] = gradient
+    else:
+        np.add(total, gradient, out=out)
