@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
+from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,55 +61,55 @@ def test_rule_with_schedule_that_has_no_stable_text_is_refused(
         make(schedule)
 
 
+IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
+    (Momentum(0.1), {"momentum": (1.0, -0.1)}),
+    (Adagrad(0.1), {"initial_accumulator": (0.0, -1), "epsilon": (-1e-7,)}),
+    (Adagrad(0.1, epsilon=1), {"initial_accumulator": (-1,)}),
+    (RMSProp(0.1), {"rho": (1.0,), "momentum": (2,), "epsilon": (0.0,), "centered": (1,)}),
+    (RMSProp(0.1), {"initial_mean_square": (-1.0,)}),
+    (Adam(), {"beta1": (1.0,), "beta2": (nan,), "epsilon": (0, "1e-8"), "nesterov": (0.9,)}),
+    (Ftrl(0.1), {"learning_rate_power": (0.5,), "initial_accumulator": (0.0,), "l1": (-1.0,)}),
+    (Ftrl(0.1), {"l2": (-1.0,), "l2_shrinkage": (-1.0,), "beta": (-1.0,)}),
+    (AdamW(), {"beta1": (1.0,), "epsilon": (0.0,), "weight_decay": (-0.1,)}),
+    (Lion(), {"beta2": (1.0,), "weight_decay": (-0.1,)}),
+    (LAMB(), {"beta2": (1.0,), "epsilon": (0.0,)}),
+    (Adafactor(), {"decay_exponent": (0.1,), "epsilon1": (0.0,), "clip": (0.0,)}),
+    (Exponential(0.1, 10, 0.5), {"decay_steps": (0.99, 0), "decay_rate": (1.5, 0.0)}),
+    (Exponential(0.1, 10, 0.5), {"staircase": (0.5,), "initial": (nan,)}),
+    (InverseTime(0.1, 10, 2), {"decay_steps": (0.5, 0), "decay_rate": (-1.0,)}),
+    (NaturalExponential(0.1, 10, 2), {"decay_steps": (0, -1), "decay_rate": (-0.9,)}),
+    (Polynomial(0.1, 10), {"decay_steps": (0.9, 0), "end": (-1.0,), "power": (0.0,)}),
+    (Cosine(0.1, 10), {"decay_steps": (0.1, 0), "alpha": (1.5,)}),
+    (Piecewise((1, 2), (1, 2, 3)), {"boundaries": ((-1, 5), (2, 2)), "values": ((1, 2, -0.2),)}),
+]
+
+
 @pytest.mark.parametrize(
-    ("make", "complaint"),
+    ("sound", "name", "value"),
     [
-        (partial(Momentum, 0.1, momentum=1.0), "Momentum: momentum is 1.0"),
-        (partial(Momentum, 0.1, momentum=-0.1), "Momentum: momentum is -0.1"),
-        (partial(Adagrad, 0.1, initial_accumulator=0.0), "Adagrad: initial_accumulator is 0.0"),
-        (partial(Adagrad, 0.1, initial_accumulator=-1, epsilon=1), "Adagrad: initial_accumulator"),
-        (partial(Adagrad, 0.1, epsilon=-1e-7), "Adagrad: epsilon is -1e-07"),
-        (partial(RMSProp, 0.1, rho=1.0), "RMSProp: rho is 1.0"),
-        (partial(RMSProp, 0.1, momentum=2), "RMSProp: momentum is 2"),
-        (partial(RMSProp, 0.1, epsilon=0.0), "RMSProp: epsilon is 0.0"),
-        (partial(RMSProp, 0.1, initial_mean_square=-1.0), "RMSProp: initial_mean_square is -1.0"),
-        (partial(Adam, beta1=1.0), "Adam: beta1 is 1.0"),
-        (partial(Adam, beta2=float("nan")), "Adam: beta2 is nan"),
-        (partial(Adam, epsilon=0), "Adam: epsilon is 0"),
-        (partial(Adam, epsilon="1e-8"), "Adam: epsilon is '1e-8'"),
-        (partial(Ftrl, 0.1, learning_rate_power=0.5), "Ftrl: learning_rate_power is 0.5"),
-        (partial(Ftrl, 0.1, initial_accumulator=0.0), "Ftrl: initial_accumulator is 0.0"),
-        (partial(Ftrl, 0.1, l1=-1.0), "Ftrl: l1 is -1.0"),
-        (partial(Ftrl, 0.1, l2=-1.0), "Ftrl: l2 is -1.0"),
-        (partial(Ftrl, 0.1, l2_shrinkage=-1.0), "Ftrl: l2_shrinkage is -1.0"),
-        (partial(Ftrl, 0.1, beta=-1.0), "Ftrl: beta is -1.0"),
-        (partial(AdamW, beta1=1.0), "AdamW: beta1 is 1.0"),
-        (partial(AdamW, epsilon=0.0), "AdamW: epsilon is 0.0"),
-        (partial(AdamW, weight_decay=-0.1), "AdamW: weight_decay is -0.1"),
-        (partial(Lion, beta2=1.0), "Lion: beta2 is 1.0"),
-        (partial(Adam, nesterov=0.9), "Adam: nesterov is 0.9"),
-        (partial(RMSProp, 0.1, centered=1), "RMSProp: centered is 1"),
-        (partial(Exponential, 0.1, 0.99, 6000), "Exponential: decay_steps is 0.99"),
-        (partial(Exponential, 0.1, 6000, 1.5), "Exponential: decay_rate is 1.5"),
-        (partial(Exponential, 0.1, 6000, 0.99, 0.5), "Exponential: staircase is 0.5"),
-        (partial(InverseTime, 0.1, 0.5, 2), "InverseTime: decay_steps is 0.5"),
-        (partial(NaturalExponential, 0.1, 0, 2), "NaturalExponential: decay_steps is 0"),
-        (partial(Polynomial, 0.1, 0.9), "Polynomial: decay_steps is 0.9"),
-        (partial(Cosine, 0.1, 0.1), "Cosine: decay_steps is 0.1"),
-        (partial(Piecewise, [-1, 5], [1, 2, 3]), r"Piecewise: boundaries is \(-1, 5\)"),
-        (partial(Lion, weight_decay=-0.1), "Lion: weight_decay is -0.1"),
-        (partial(LAMB, beta2=1.0), "LAMB: beta2 is 1.0"),
-        (partial(LAMB, epsilon=0.0), "LAMB: epsilon is 0.0"),
-        (partial(Adafactor, decay_exponent=0.1), "Adafactor: decay_exponent is 0.1"),
-        (partial(Adafactor, epsilon1=0.0), "Adafactor: epsilon1 is 0.0"),
-        (partial(Adafactor, clip=0.0), "Adafactor: clip is 0.0"),
+        (sound, name, value)
+        for sound, options in IMPOSSIBLE
+        for name, values in options.items()
+        for value in values
     ],
 )
-def test_rule_with_impossible_hyperparameter_is_refused(make: partial, complaint: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^{complaint}.*; expected a .*; correct .* in the job$"
-    ):
-        make()
+def test_impossible_option_is_refused_by_name_and_value(
+    sound: Any, name: str, value: object
+) -> None:
+    complaint = re.escape(f"{type(sound).__name__}: {name} is {value!r}; expected ")
+    with pytest.raises(ConfigError, match=rf"^{complaint}.*; correct {name} in the job$"):
+        replace(sound, **{name: value})
+
+
+@pytest.mark.parametrize(("sound", "options"), IMPOSSIBLE)
+@pytest.mark.parametrize("value", [nan, inf, None, "1", True])
+def test_option_that_is_no_finite_number_is_refused(
+    sound: Any, options: dict[str, Any], value: object
+) -> None:
+    for name in options:
+        if type(getattr(sound, name)) in (int, float):
+            with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected a"):
+                replace(sound, **{name: value})
 
 
 def test_ftrl_whose_schedule_ends_at_zero_says_at_which_step() -> None:

@@ -1,12 +1,16 @@
-"""Checks of hyperparameters, made when the job is loaded."""
+"""Checks of hyperparameters, made when the job is loaded.
+
+The type of a field says what is checked: ``beta1: Decay`` is a number of at least 0 and below 1.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from numbers import Real
-from typing import TypeGuard
+from typing import Annotated, Any, TypeAlias, TypeGuard
 
 from zmqtrain.errors import ConfigError
 
@@ -31,17 +35,53 @@ def _check(holds: Callable[[float], bool], expected: str, owner: object, *names:
 
 check_positive = partial(_check, lambda value: value > 0, "a finite number above 0")
 check_non_negative = partial(_check, lambda value: value >= 0, "a finite number of at least 0")
-check_non_positive = partial(_check, lambda value: value <= 0, "a finite number of at most 0")
-check_steps = partial(_check, lambda value: value >= 1, "a number of steps, at least 1")
-check_share = partial(_check, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 check_decay = partial(_check, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
+_check_non_positive = partial(_check, lambda value: value <= 0, "a finite number of at most 0")
+_check_steps = partial(_check, lambda value: value >= 1, "a number of steps, at least 1")
+_check_share = partial(_check, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+
+Positive: TypeAlias = Annotated[float, check_positive]
+NonNegative: TypeAlias = Annotated[float, check_non_negative]
+NonPositive: TypeAlias = Annotated[float, _check_non_positive]
+Steps: TypeAlias = Annotated[int, _check_steps]
+Share: TypeAlias = Annotated[float, _check_share]
+Ratio: TypeAlias = Annotated[float, check_positive, _check_share]
+Decay: TypeAlias = Annotated[float, check_decay]
 
 
-def check_switch(owner: object, *names: str) -> None:
-    """Raise ConfigError unless these attributes of ``owner`` are True or False."""
-    for name in names:
-        if not isinstance(value := getattr(owner, name), bool):
-            raise ConfigError(
-                f"{type(owner).__name__}: {name} is {value!r}; expected a bool; correct "
-                f"{name} in the job"
-            )
+def _check_switch(owner: object, name: str) -> None:
+    """Raise ConfigError unless this attribute of ``owner`` is True or False."""
+    if not isinstance(value := getattr(owner, name), bool):
+        raise ConfigError(
+            f"{type(owner).__name__}: {name} is {value!r}; expected a bool; correct "
+            f"{name} in the job"
+        )
+
+
+class Checked:
+    """A dataclass whose fields are checked as their types say, one by one in their order."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: a field has an impossible value.
+        """
+        kind: Any = type(self)
+        for name, check in _checks_of(kind):
+            check(self, name)
+
+
+@cache
+def _checks_of(kind: Any) -> list[tuple[str, Callable[[object, str], None]]]:
+    """Return the checks of a class's fields. Fields of others' subclasses are left to them."""
+    types: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("zmqtrain.optim."):
+            types |= inspect.get_annotations(base, eval_str=True)
+    return [(name, check) for name, of in types.items() for check in _checks_in(of)]
+
+
+def _checks_in(of: Any) -> tuple[Callable[[object, str], None], ...]:
+    return (_check_switch,) if of is bool else getattr(of, "__metadata__", ())

@@ -18,6 +18,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.errors import no_option
 from zmqtrain.optim.base import Slot
+from zmqtrain.optim.checks import Checked
 from zmqtrain.optim.clipping import sum_of_squares
 
 Numbers: TypeAlias = tuple[np.float32 | bool, ...]
@@ -28,7 +29,7 @@ Formula: TypeAlias = Callable[..., tuple[Any, ...]]
 _ONE = np.float32(1)
 
 
-class FormulaRule(ABC):
+class FormulaRule(Checked, ABC):
     """A rule that is one formula for every element.
 
     ``formula(w, g, *slots, *numbers)`` takes a parameter, its gradient, the slots of

@@ -17,15 +17,9 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.base import Slot
-from zmqtrain.optim.checks import (
-    check_decay,
-    check_non_negative,
-    check_non_positive,
-    check_positive,
-    check_switch,
-)
+from zmqtrain.optim.checks import Decay, NonNegative, NonPositive, Positive, check_positive
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach
-from zmqtrain.optim.schedules import Schedule, check_learning_rate, rate_at
+from zmqtrain.optim.schedules import Rate, rate_at
 
 _ZERO = np.float32(0)
 
@@ -37,10 +31,7 @@ class SGD(FormulaRule):
     TensorFlow 1 has no default learning rate; this one is Keras's.
     """
 
-    learning_rate: float | Schedule = 0.01
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
+    learning_rate: Rate = 0.01
 
     def hyperparameters(self, step: int) -> Numbers:
         return _rounded(rate_at(self.learning_rate, step))
@@ -67,15 +58,10 @@ class Momentum(FormulaRule):
     """
 
     zero_slots = ("momentum",)
-    learning_rate: float | Schedule
-    momentum: float = 0.9
+    learning_rate: Rate
+    momentum: Decay = 0.9
     nesterov: bool = False
     scaled_velocity: bool = False
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "momentum")
-        check_switch(self, "nesterov", "scaled_velocity")
 
     def hyperparameters(self, step: int) -> Numbers:
         numbers = _rounded(rate_at(self.learning_rate, step), self.momentum)
@@ -105,15 +91,13 @@ class Adagrad(FormulaRule):
     TensorFlow 1 has no epsilon. Keras has 1e-7, and since 2.11 inside the root.
     """
 
-    learning_rate: float | Schedule
-    initial_accumulator: float = 0.1
-    epsilon: float = 0.0
+    learning_rate: Rate
+    initial_accumulator: NonNegative = 0.1
+    epsilon: NonNegative = 0.0
     epsilon_inside_sqrt: bool = False
 
     def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_non_negative(self, "initial_accumulator", "epsilon")
-        check_switch(self, "epsilon_inside_sqrt")
+        FormulaRule.__post_init__(self)
         if not self.epsilon:  # a gradient of 0 would give 0/0
             check_positive(self, "initial_accumulator")
 
@@ -153,20 +137,13 @@ class RMSProp(FormulaRule):
     the root: ``epsilon_inside_sqrt=False``.
     """
 
-    learning_rate: float | Schedule
-    rho: float = 0.9
-    momentum: float = 0.0
-    epsilon: float = 1e-10
+    learning_rate: Rate
+    rho: Decay = 0.9
+    momentum: Decay = 0.0
+    epsilon: Positive = 1e-10
     centered: bool = False
-    initial_mean_square: float = 1.0
+    initial_mean_square: NonNegative = 1.0
     epsilon_inside_sqrt: bool = True
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "rho", "momentum")
-        check_positive(self, "epsilon")
-        check_non_negative(self, "initial_mean_square")
-        check_switch(self, "centered", "epsilon_inside_sqrt")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -208,15 +185,10 @@ class _Moments(FormulaRule):
     """What Adam and its descendants have in common: slots "m" and "v", 0 at first."""
 
     zero_slots = ("m", "v")
-    learning_rate: float | Schedule = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "beta1", "beta2")
-        check_positive(self, "epsilon")
+    learning_rate: Rate = 0.001
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Positive = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +207,6 @@ class Adam(_Moments):
     """
 
     nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        _Moments.__post_init__(self)
-        check_switch(self, "nesterov")
 
     def hyperparameters(self, step: int) -> Numbers:
         t = step + 1
@@ -273,18 +241,16 @@ class Ftrl(FormulaRule):
     beta / (2 lr) to l2, which is the same. The learning rate must stay above 0.
     """
 
-    learning_rate: float | Schedule
-    learning_rate_power: float = -0.5
-    initial_accumulator: float = 0.1
-    l1: float = 0.0
-    l2: float = 0.0
-    l2_shrinkage: float = 0.0
-    beta: float = 0.0
+    learning_rate: Rate
+    learning_rate_power: NonPositive = -0.5
+    initial_accumulator: NonNegative = 0.1
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    l2_shrinkage: NonNegative = 0.0
+    beta: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_non_positive(self, "learning_rate_power")
-        check_non_negative(self, "initial_accumulator", "l1", "l2", "l2_shrinkage", "beta")
+        FormulaRule.__post_init__(self)
         if not (self.l2 or self.beta):  # a gradient of 0 would give 0/0
             check_positive(self, "initial_accumulator")
 
@@ -336,13 +302,8 @@ class AdamW(_Moments):
     :class:`Adam`, as Keras has it: epsilon / sqrt(1 - beta2^t) in place of epsilon.
     """
 
-    weight_decay: float = 0.01
+    weight_decay: NonNegative = 0.01
     epsilon_hat: bool = False
-
-    def __post_init__(self) -> None:
-        _Moments.__post_init__(self)
-        check_non_negative(self, "weight_decay")
-        check_switch(self, "epsilon_hat")
 
     def hyperparameters(self, step: int) -> Numbers:
         t, rate = step + 1, rate_at(self.learning_rate, step)
@@ -377,15 +338,10 @@ class Lion(FormulaRule):
     """
 
     zero_slots = ("m",)
-    learning_rate: float | Schedule = 0.0001
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "beta1", "beta2")
-        check_non_negative(self, "weight_decay")
+    learning_rate: Rate = 0.0001
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    weight_decay: NonNegative = 0.0
 
     def hyperparameters(self, step: int) -> Numbers:
         rate = rate_at(self.learning_rate, step)
@@ -418,12 +374,8 @@ class LAMB(_Moments, LayerRule):
     there are.
     """
 
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _Moments.__post_init__(self)
-        check_non_negative(self, "weight_decay")
+    epsilon: Positive = 1e-6
+    weight_decay: NonNegative = 0.01
 
     def hyperparameters(self, step: int) -> Numbers:
         t = step + 1
@@ -467,19 +419,12 @@ class Adafactor(LayerRule):
     """
 
     zero_slots = ("v",)
-    learning_rate: float | Schedule = 0.01
-    decay_exponent: float = -0.8
-    epsilon1: float = 1e-30
-    epsilon2: float = 1e-3
-    clip: float = 1.0
+    learning_rate: Rate = 0.01
+    decay_exponent: NonPositive = -0.8
+    epsilon1: Positive = 1e-30
+    epsilon2: NonNegative = 1e-3
+    clip: Positive = 1.0
     relative_step: bool = True
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_non_positive(self, "decay_exponent")
-        check_positive(self, "epsilon1", "clip")
-        check_non_negative(self, "epsilon2")
-        check_switch(self, "relative_step")
 
     def hyperparameters(self, step: int) -> Numbers:
         return _rounded((step + 1) ** self.decay_exponent, self.epsilon1)

@@ -12,17 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from math import ceil, cos, exp, floor, pi
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, TypeAlias, runtime_checkable
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim.checks import (
-    check_non_negative,
-    check_positive,
-    check_share,
-    check_steps,
-    check_switch,
-    is_number,
-)
+from zmqtrain.optim.checks import Checked, NonNegative, Positive, Ratio, Share, Steps, is_number
 
 
 @runtime_checkable
@@ -39,18 +32,13 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Decay:
+class _Decay(Checked):
     """A rate that falls with s/D; with ``staircase``, with floor(s/D)."""
 
-    initial: float
-    decay_steps: int
-    decay_rate: float
+    initial: NonNegative
+    decay_steps: Steps
+    decay_rate: NonNegative
     staircase: bool = False
-
-    def __post_init__(self) -> None:
-        check_non_negative(self, "initial", "decay_rate")
-        check_steps(self, "decay_steps")
-        check_switch(self, "staircase")
 
     def _periods(self, step: int) -> float:
         periods = step / self.decay_steps
@@ -61,10 +49,7 @@ class _Decay:
 class Exponential(_Decay):
     """initial * decay_rate^(s/D); with ``staircase`` the exponent is floor(s/D)."""
 
-    def __post_init__(self) -> None:
-        _Decay.__post_init__(self)
-        check_positive(self, "decay_rate")
-        check_share(self, "decay_rate")  # above 1 the rate would grow without end
+    decay_rate: Ratio  # above 1 the rate would grow without end
 
     def __call__(self, step: int) -> float:
         return float(self.initial * self.decay_rate ** self._periods(step))
@@ -126,23 +111,17 @@ class Piecewise:
 
 
 @dataclass(frozen=True, slots=True)
-class Polynomial:
+class Polynomial(Checked):
     """(initial - end) * (1 - min(s, D)/D)^power + end: from ``initial`` to ``end`` in D steps.
 
     With ``cycle`` it rises again after each D steps: D is replaced by D * ceil(s/D), by D at s = 0.
     """
 
-    initial: float
-    decay_steps: int
-    end: float = 1e-4
-    power: float = 1.0
+    initial: NonNegative
+    decay_steps: Steps
+    end: NonNegative = 1e-4
+    power: Positive = 1.0
     cycle: bool = False
-
-    def __post_init__(self) -> None:
-        check_non_negative(self, "initial", "end")
-        check_steps(self, "decay_steps")
-        check_positive(self, "power")
-        check_switch(self, "cycle")
 
     def __call__(self, step: int) -> float:
         steps = self.decay_steps
@@ -153,25 +132,28 @@ class Polynomial:
 
 
 @dataclass(frozen=True, slots=True)
-class Cosine:
+class Cosine(Checked):
     """initial * ((1 - alpha) * (1 + cos(pi * min(s, D)/D)) / 2 + alpha).
 
     Half a cosine wave from ``initial`` to ``alpha * initial`` in D steps (Loshchilov and Hutter,
     "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017; here without restarts).
     """
 
-    initial: float
-    decay_steps: int
-    alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_non_negative(self, "initial")
-        check_steps(self, "decay_steps")
-        check_share(self, "alpha")
+    initial: NonNegative
+    decay_steps: Steps
+    alpha: Share = 0.0
 
     def __call__(self, step: int) -> float:
         done = min(step, self.decay_steps) / self.decay_steps
         return self.initial * ((1 - self.alpha) * 0.5 * (1 + cos(pi * done)) + self.alpha)
+
+
+def _check_rate(owner: object, name: str) -> None:
+    check_learning_rate(getattr(owner, name))
+
+
+Rate: TypeAlias = Annotated[float | Schedule, _check_rate]
+"""The type of a rule's learning rate."""
 
 
 @dataclass
