@@ -27,15 +27,15 @@ AVERAGE = "average"
 _GROUPS = 'expected options by patterns of names, such as {"*.bias": {"weight_decay": 0.0}}'
 
 
-class Piece(NamedTuple):
-    """Elements of one variable, which may have several pieces; ``group`` is that of its options."""
+class Run(NamedTuple):
+    """Elements of one variable, which may have several runs; ``group`` is that of its options."""
 
     where: slice
     variable: int = 0
     group: int = 0
 
 
-Pieces: TypeAlias = Sequence[Piece]
+Runs: TypeAlias = Sequence[Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,14 @@ class Update:
         parameters: Flat,
         slots: Mapping[str, Flat],
         redo: Redo | None = None,
-        pieces: Pieces | None = None,
+        runs: Runs | None = None,
     ) -> BoundUpdate:
         """Bind this update to memory to which it is applied many times.
 
-        ``redo``: for ``parameters`` and every slot, if the update must be crash-safe. ``pieces``:
+        ``redo``: for ``parameters`` and every slot, if the update must be crash-safe. ``runs``:
         cover the memory, in order; None: all is one variable, in no group.
         """
-        return BoundUpdate(self, parameters, slots, redo, pieces)
+        return BoundUpdate(self, parameters, slots, redo, runs)
 
     def share(self, updates: int) -> np.float32 | None:
         """Return 1 - d of the average after this many updates."""
@@ -184,7 +184,7 @@ class BoundUpdate:
         parameters: Flat,
         slots: Mapping[str, Flat],
         redo: Redo | None = None,
-        pieces: Pieces | None = None,
+        runs: Runs | None = None,
     ) -> None:
         average = None if update.moving_average is None else AVERAGE
         self._update = update
@@ -203,9 +203,9 @@ class BoundUpdate:
         self._checks = [_check_of(operands.rule) for operands in self._groups]
         self._is_layered = update.is_layered
         self._kernels = [kernels.bind(operands, compiled=update.fused) for operands in self._groups]
-        whole = [Piece(slice(0, len(parameters)))]
-        self._pieces = whole if pieces is None else pieces
-        self._runs = _runs(self._pieces) or whole
+        whole = [Run(slice(0, len(parameters)))]
+        self._runs = whole if runs is None else runs
+        self._joined = _joined(self._runs) or whole
         self._scratch: Flat | None = None
 
     def check(self, step: int) -> None:
@@ -231,29 +231,29 @@ class BoundUpdate:
         share = self._update.share(step + 1) if self._operands.average else None
         scale = np.float32(1 / divisor)
         start = 0 if self._operands.redo is None else self._operands.redo.done
-        if len(gradients) == 1 and weights is None and factors is None and len(self._runs) == 1:
+        if len(gradients) == 1 and weights is None and factors is None and len(self._joined) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
             own, scalars = gradients[0][start:], kernels.Scalars(step, scale, share, None)
-            self._kernels[self._runs[0].group](own, start, scalars)
+            self._kernels[self._joined[0].group](own, start, scalars)
             return
         for block, gradient in self._sums(mean, start):
-            for piece, group, factor in self._cut(block, factors):
-                own = gradient[piece.start - block.start : piece.stop - block.start]
+            for where, group, factor in self._cut(block, factors):
+                own = gradient[where.start - block.start : where.stop - block.start]
                 scalars = kernels.Scalars(step, scale, share, factor)
-                self._kernels[group](own, piece.start, scalars)
+                self._kernels[group](own, where.start, scalars)
 
     def squares(self, mean: Mean, step: int) -> list[Squares]:
-        """Return, for each piece, its variable and the sums of squares for its factor.
+        """Return, for each run, its variable and the sums of squares for its factor.
 
         The arguments are those of :meth:`apply`, which comes after this.
         """
         arrays, scale = self._operands.arrays[:-1], np.float32(1 / mean.divisor)
         found = []
-        for piece, variable, group in self._pieces:
+        for where, variable, group in self._runs:
             rule, l2 = self._groups[group].rule, self._groups[group].l2
-            here = at(arrays, piece)
+            here = at(arrays, where)
             of_parameters = of_direction = 0.0
-            for block, gradient in self._sums(mean.at(piece), 0):
+            for block, gradient in self._sums(mean.at(where), 0):
                 w, d = squares_of(rule, at(here, block), gradient, step, scale, l2)
                 of_parameters, of_direction = of_parameters + w, of_direction + d
             found.append((variable, of_parameters, of_direction))
@@ -293,16 +293,16 @@ class BoundUpdate:
 
         Yields (elements, group, factor).
         """
-        if factors is None and len(self._runs) == 1:
-            yield block, self._runs[0].group, None
+        if factors is None and len(self._joined) == 1:
+            yield block, self._joined[0].group, None
             return
-        pieces = self._runs if factors is None else self._pieces
-        behind = bisect_right(pieces, block.start, key=lambda piece: piece.where.start)
-        for where, variable, group in pieces[max(behind - 1, 0) :]:
+        runs = self._joined if factors is None else self._runs
+        behind = bisect_right(runs, block.start, key=lambda run: run.where.start)
+        for where, variable, group in runs[max(behind - 1, 0) :]:
             if where.start >= max(block.stop, block.start + 1):
                 return
-            piece = slice(max(where.start, block.start), min(where.stop, block.stop))
-            yield piece, group, None if factors is None else factors[variable]
+            inside = slice(max(where.start, block.start), min(where.stop, block.stop))
+            yield inside, group, None if factors is None else factors[variable]
 
 
 def _check_of(rule: Rule) -> Callable[[int], object]:
@@ -313,24 +313,24 @@ def _check_of(rule: Rule) -> Callable[[int], object]:
     return partial(rule.update, nothing, nothing, {slot.name: nothing for slot in rule.slots})
 
 
-def _runs(pieces: Pieces) -> list[Piece]:
-    """Return pieces that are as long as the group is the same."""
-    runs: list[Piece] = []
-    for piece in pieces:
-        if runs and runs[-1].group == piece.group:
-            start = runs.pop().where.start
-            piece = piece._replace(where=slice(start, piece.where.stop))
-        runs.append(piece)
-    return runs
+def _joined(runs: Runs) -> list[Run]:
+    """Return runs that go on as long as the group is the same."""
+    joined: list[Run] = []
+    for run in runs:
+        if joined and joined[-1].group == run.group:
+            start = joined.pop().where.start
+            run = run._replace(where=slice(start, run.where.stop))
+        joined.append(run)
+    return joined
 
 
 Squares: TypeAlias = tuple[int, float, float]
-"""A variable, and sums of squares of a piece of it: of the parameters and of the direction."""
+"""A variable, and sums of squares of a run of it: of the parameters and of the direction."""
 
 
-def rules_of(update: Update, pieces: Pieces) -> list[Rule]:
+def rules_of(update: Update, runs: Runs) -> list[Rule]:
     """Return the rule of each variable."""
-    groups = {piece.variable: piece.group for piece in pieces}
+    groups = {run.variable: run.group for run in runs}
     updates = update.by_group()
     return [updates[groups[variable]].rule for variable in sorted(groups)]
 

@@ -4,7 +4,8 @@ A *variable* is a named array of the model, trained or state. A *slice* is a run
 axis 0) that one ps holds; a variable that is not partitioned is one slice. A *shard* is all slices
 of one ps in one flat float32 array: first the trained ones, so that an update is one pass over
 memory, then the state. A slice may be on several shards: one of them owns it, the others hold
-copies.
+copies. The *run* of a slice is the elements that carry it. An update cuts the array otherwise: a
+*part* is what one thread changes, a *block* of it what is changed between two words of progress.
 
 State of another dtype is carried in float32 elements, too: float16 as numbers of the same value,
 every other dtype byte by byte, each byte as a number from 0 to 255. So nothing is lost, and neither

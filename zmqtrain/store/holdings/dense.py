@@ -21,7 +21,7 @@ from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim import AVERAGE, Slot, Update
 from zmqtrain.optim.mean import Assign, Mean
-from zmqtrain.optim.pipeline import Piece, Pieces, Squares, factors_of, rules_of
+from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
@@ -56,7 +56,7 @@ class Dense:
             else parts_of(of.size, of.state, lambda size: [slice(0, size)])
         )
         self._team = ThreadTeam(threads)
-        self._pieces, self._sizes = pieces_of(layout, update)
+        self._runs, self._sizes = runs_of(layout, update)
         self.use(update)
 
     def use(self, update: Update) -> None:
@@ -124,7 +124,7 @@ class Dense:
 
     def _part(self, number: int, layout: PartLayout) -> _Part:
         redo = self._segment.redo(number) if self._safe else None
-        return _Part(self._arrays, layout, redo, self._pieces, self._update)
+        return _Part(self._arrays, layout, redo, self._runs, self._update)
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
@@ -138,7 +138,7 @@ class Dense:
 
         self._team.run([partial(measure, number) for number in range(len(trained))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
-        rules = rules_of(self._update, self._pieces)
+        rules = rules_of(self._update, self._runs)
         self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step)
 
     def _mean(self, change: Change) -> Mean:
@@ -166,7 +166,7 @@ class _Part:
         arrays: DeviceArrays,
         layout: PartLayout,
         redo: tuple[list[Flat], NDArray[np.int64]] | None,
-        pieces: Pieces,
+        runs: Runs,
         update: Update,
     ) -> None:
         """``redo``: copies and progress, if changes must survive a killed process."""
@@ -174,7 +174,7 @@ class _Part:
         self.is_trained = how == "update"
         if not self.is_trained:
             averages = tuple(Slot(name, None) for name in arrays.slots if name == AVERAGE)
-            update, pieces = Update(Assign(averages), fused=False), [Piece(where)]
+            update, runs = Update(Assign(averages), fused=False), [Run(where)]
         parameters, self._sum = arrays.parameters[where], arrays.sum[where]
         slots = {slot.name: arrays.slots[slot.name][where] for slot in update.slots}
         self._redo: Redo | None = None
@@ -184,7 +184,7 @@ class _Part:
             changed = [parameters, *slots.values()]
             self._redo = Redo(changed, copies[: len(changed)], progress)
             self._redo_of_sum = Redo([self._sum], copies[:1], progress)
-        self.bound = update.bind(parameters, slots, self._redo, list(_within(where, pieces)))
+        self.bound = update.bind(parameters, slots, self._redo, list(_within(where, runs)))
 
     def own(self, mean: Mean) -> Mean:
         """Return what a mean of gradients of the whole block is for this part."""
@@ -215,14 +215,14 @@ class _Part:
             _add(self._sum[block], gradient[block], weight, begin=begin, out=copy)
 
 
-def pieces_of(layout: ShardLayout, update: Update) -> tuple[Pieces, list[int]]:
-    """Return the pieces of the shard's trained variables, and how many elements each has.
+def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
+    """Return the runs of the shard's trained variables, and how many elements each has.
 
     The zeros between two slices go with the first; they are not counted.
     """
     numbers: dict[str, int] = {}
     sizes: list[int] = []
-    pieces: list[Piece] = []
+    runs: list[Run] = []
     for cut, start, stop in layout.runs:
         if cut.variable.kind == "trained":
             number = numbers.setdefault(cut.variable.name, len(sizes))
@@ -230,16 +230,16 @@ def pieces_of(layout: ShardLayout, update: Update) -> tuple[Pieces, list[int]]:
                 sizes.append(0)
             sizes[number] += cut.size
             group = update.group_of(cut.variable.name)
-            pieces.append(Piece(slice(start, stop), number, group))
-    return pieces, sizes
+            runs.append(Run(slice(start, stop), number, group))
+    return runs, sizes
 
 
-def _within(where: slice, pieces: Pieces) -> Iterator[Piece]:
-    """Yield the pieces of a part, counted from its begin."""
-    for piece in pieces:
-        start, stop = max(piece.where.start, where.start), min(piece.where.stop, where.stop)
+def _within(where: slice, runs: Runs) -> Iterator[Run]:
+    """Yield the runs of a part, counted from its begin."""
+    for run in runs:
+        start, stop = max(run.where.start, where.start), min(run.where.stop, where.stop)
         if start < stop:
-            yield piece._replace(where=slice(start - where.start, stop - where.start))
+            yield run._replace(where=slice(start - where.start, stop - where.start))
 
 
 def _add(total: Flat, gradient: Flat, weight: float, *, begin: bool, out: Flat) -> None:
