@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.store.segment import Segment, is_owned, reach
+from zmqtrain.store.locks import owned_and_held
+from zmqtrain.store.segment import Segment, reach
 from zmqtrain.store.segment_layout import SegmentLayout
 
 
@@ -62,9 +63,9 @@ def test_child_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
         assert segment.is_held(0)
         del gradient, worker
         assert not segment.is_held(0)
-        assert is_owned(path)
+        assert owned_and_held(path) == (True, False)
         segment.close()
-        assert not is_owned(path)
+        assert owned_and_held(path) == (False, False)
 
 
 @pytest.mark.parametrize("name", [False, True])

@@ -7,20 +7,18 @@ outlive its process, private memory. Only the gradients grow in number, at the e
 every one is mapped by itself, so nothing that is mapped ever moves. A worker maps the parameters
 read-only and one gradient; one that makes steps over the board maps all, to write to its slices.
 
-Locks of the file say which processes live: the ps's flock, a worker's lock of its gradient. Each is
-held by a descriptor of its own, which neither a mapping nor a forked child keeps open.
+Locks of the file say which processes live: see locks.py.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
 import stat
-import struct
 import threading
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -30,6 +28,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat, read_only
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
+from zmqtrain.store import locks
 from zmqtrain.store.segment_layout import (
     BOARD_LINE,
     CHANGE_NBYTES,
@@ -54,13 +53,8 @@ from zmqtrain.units import data_size
 REMEDY = (
     "expected a directory that this user can write; correct --segment-dir (or ZMQTRAIN_SEGMENT_DIR)"
 )
-_LOCK = struct.Struct("hhqqi4x")  # struct flock
-
 _Lane = Literal["memory", "shm"]
 _INSIDE = "process:"  # and a token: the name of a private segment
-
-_locks: set[int] = set()
-"""Descriptors that hold locks of this process."""
 
 _private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
 
@@ -132,22 +126,20 @@ class Segment:
 
     @classmethod
     def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
-        if path.exists() and is_owned(path):
+        if path.exists() and locks.owned_and_held(path)[0]:
             raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
         # Not written over: a worker of the dead ps may have it mapped.
         path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        lock = None
-        try:
-            lock = _flocked(path, descriptor)
+        with ExitStack() as failed:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            failed.callback(os.close, descriptor)
+            failed.callback(path.unlink, missing_ok=True)
+            lock = locks.own(path, descriptor)
+            failed.callback(locks.release, lock)
             _reserve(descriptor, 0, layout.gradients_at, path)
-            return cls(layout, path, descriptor, lock=lock)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            if lock is not None:
-                _unlock(lock)
-            raise
+            segment = cls(layout, path, descriptor, lock=lock)
+            failed.pop_all()
+        return segment
 
     @classmethod
     def adopt(cls, layout: SegmentLayout, path: Path) -> Segment | None:
@@ -157,30 +149,33 @@ class Segment:
             SegmentError: a live process owns it, it may not be opened, or it is not ours alone.
         """
         path = path.absolute()
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise SegmentError(f"{path} cannot be opened: {error.strerror}; {REMEDY}") from error
-        try:
+        with ExitStack() as failed:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise SegmentError(
+                    f"{path} cannot be opened: {error.strerror}; {REMEDY}"
+                ) from error
+            failed.callback(os.close, descriptor)
             # Another user may have made both before this one had any.
             own_directory.check(path.parent, REMEDY, SegmentError)
             if os.fstat(descriptor).st_uid != os.geteuid():
                 raise SegmentError(f"{path} is another user's; {REMEDY}")
-            lock = _flocked(path, descriptor)
+            try:
+                lock = locks.own(path, descriptor)
+            except BlockingIOError:
+                raise SegmentError(
+                    f"{path} belongs to a live ps; expected a path of its own"
+                ) from None
+            failed.callback(locks.release, lock)
             nonce = _nonce_of(descriptor, layout)
-            if nonce:
-                return cls(layout, path, descriptor, nonce, lock)
-            _unlock(lock)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise SegmentError(f"{path} belongs to a live ps; expected a path of its own") from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        return None
+            if not nonce:
+                return None
+            segment = cls(layout, path, descriptor, nonce, lock)
+            failed.pop_all()
+        return segment
 
     def close(self) -> None:
         """Close the segment and leave its file for the next life of this ps."""
@@ -188,7 +183,7 @@ class Segment:
             os.close(self._descriptor)
             self._descriptor = None
         if self._lock is not None:
-            _unlock(self._lock)
+            locks.release(self._lock)
 
     def gradient(self, number: int) -> Flat:
         """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
@@ -227,9 +222,7 @@ class Segment:
         """
         if self._descriptor is None:
             return number in self.holders
-        lock = _lock_of(self.layout.gradient_at(number))
-        found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, lock)
-        return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
+        return locks.is_held(self._descriptor, self.layout.gradient_at(number))
 
     def remove(self) -> None:
         """Remove the segment's file. A process that has it mapped keeps the memory."""
@@ -301,12 +294,11 @@ class _Mapping:
             raise SegmentError(f"{self._path} has no gradient {number}")
         at, layout = self._layout.gradient_at(number), self._layout
         memory = self._map(layout.gradient_stride, at, mmap.PROT_READ | mmap.PROT_WRITE)
-        lock = _reopened(self._path, self._descriptor)
-        weakref.finalize(memory, _unlock, lock)
         try:
-            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _lock_of(at))
+            lock = locks.hold(self._path, self._descriptor, at)
         except OSError as error:
             raise SegmentError(f"gradient {number} is held by another process") from error
+        weakref.finalize(memory, locks.release, lock)
         return _flat(memory, 0, layout.size)
 
     def whole(self) -> Segment:
@@ -344,25 +336,6 @@ class _Inside:
 
     def whole(self) -> Segment:
         return self._segment
-
-
-def is_owned(path: Path) -> bool:
-    """Say whether the ps that made the segment at ``path`` is alive."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        # Shared: two processes that check at the same time must not see each other as the owner.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def is_held_by_a_worker(descriptor: int) -> bool:
-    """Say whether some process has a gradient of this segment mapped to write to it."""
-    found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_of(0, 0))
-    return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 _ATTEMPTS = 8
@@ -430,58 +403,6 @@ def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:
     head = os.pread(descriptor, FIXED.size, 0) if is_file else b""
     magic, version, slots, nonce, size = FIXED.unpack(head.ljust(FIXED.size, b"\0"))
     return magic, version, slots, nonce, size
-
-
-def _lock_of(at: int, nbytes: int = 1) -> bytes:
-    """0 bytes are all from there on."""
-    return _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, nbytes, 0)
-
-
-def _flocked(path: Path, descriptor: int) -> int:
-    """Return another descriptor of this open file, by which this process owns it.
-
-    Raises:
-        BlockingIOError: another process does.
-    """
-    lock = _reopened(path, descriptor)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        _unlock(lock)
-        raise
-    return lock
-
-
-def _reopened(path: Path, descriptor: int) -> int:
-    """Return another descriptor of this open file, for a lock; :func:`_unlock` closes it.
-
-    Raises:
-        SegmentError: it has no name any more, or another file has it.
-    """
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise SegmentError(f"{path} cannot be opened again: {error.strerror}") from error
-    _locks.add(lock)
-    if not os.path.samestat(os.fstat(lock), os.fstat(descriptor)):
-        _unlock(lock)
-        raise SegmentError(f"{path} is another file by now")
-    return lock
-
-
-def _unlock(lock: int) -> None:
-    if lock in _locks:
-        _locks.remove(lock)
-        os.close(lock)
-
-
-def _forget_locks() -> None:
-    """They are the parent's: a child that outlives it would make it look alive."""
-    for lock in tuple(_locks):
-        _unlock(lock)
-
-
-os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:

@@ -8,10 +8,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from zmqtrain.store.segment import is_held_by_a_worker, is_owned
+from zmqtrain.store import locks
 
 SHARED_MEMORY = Path("/dev/shm")
 SUFFIX = ".segment"
@@ -54,8 +55,8 @@ def segment_files(directory: Path) -> Iterator[SegmentFile]:
         try:
             found = path.lstat()
             if _is_segment(path, found):
-                nbytes, owned, held = 512 * found.st_blocks, is_owned(path), _is_held(path)
-                yield SegmentFile(path, nbytes, found.st_mtime, owned, held)
+                owned, held = locks.owned_and_held(path)
+                yield SegmentFile(path, 512 * found.st_blocks, found.st_mtime, owned, held)
         except FileNotFoundError:
             continue
 
@@ -68,32 +69,17 @@ def remove_dead(path: Path) -> bool:
     The lock by which a ps owns its segment is held meanwhile: none can begin to own this one, and
     none finds it without an owner, so as to put its own in its place.
     """
-    try:
+    with ExitStack() as closing, suppress(OSError):  # as a rule BlockingIOError: its ps is alive
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
+        closing.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(descriptor)
         # Before the lock was ours, another ps may have put its own segment here.
-        if not _is_segment(path, found) or not os.path.samestat(found, path.lstat()):
-            return False
-        if is_held_by_a_worker(descriptor):
-            return False
-        path.unlink()
-    except OSError:  # first of all BlockingIOError: its ps is alive
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _is_held(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return is_held_by_a_worker(descriptor)
-    finally:
-        os.close(descriptor)
+        is_same = _is_segment(path, found) and os.path.samestat(found, path.lstat())
+        if is_same and not locks.is_held(descriptor):
+            path.unlink()
+            return True
+    return False
 
 
 def _is_segment(path: Path, found: os.stat_result) -> bool:
