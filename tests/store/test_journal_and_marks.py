@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
 import pytest
 
+from tests.kills import dying_at
+from zmqtrain.store import journal as journals
+from zmqtrain.store import marks as marks_of
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
 from zmqtrain.store.segment import Segment
@@ -51,38 +58,6 @@ def test_journal_has_as_much_room_for_entries_as_a_large_state_took() -> None:
     assert not journal.append(b"x" * 100)
 
 
-class Killed(BaseException):
-    pass
-
-
-class DyingWords:
-    """Words of a segment in a process that is killed before the given write."""
-
-    def __init__(self, words: memoryview, left: int) -> None:
-        self._words, self._left = words, left
-
-    def __getitem__(self, place: int) -> int:
-        return int(self._words[place])
-
-    def __setitem__(self, place: int, value: int) -> None:
-        if not self._left:
-            raise Killed
-        self._left -= 1
-        self._words[place] = value
-
-
-def test_killed_while_it_begins_anew_leaves_the_journal_before() -> None:
-    for left in range(2):
-        memory = segment()
-        journal = Journal(memory)
-        journal.begin(b"old")
-        journal.append(b"entry")
-        journal._words = DyingWords(memory.words, left)  # type: ignore[assignment]
-        with pytest.raises(Killed):
-            journal.begin(b"new")
-        assert Journal(memory).read() == [b"old", b"entry"]
-
-
 def test_mark_is_replaced_as_a_whole() -> None:
     memory = segment()
     marks = Marks(memory)
@@ -93,15 +68,45 @@ def test_mark_is_replaced_as_a_whole() -> None:
     assert list(marks.read()) == []
 
 
-def test_killed_while_it_writes_a_mark_leaves_the_one_before() -> None:
-    memory = segment()
+def begun(memory: Segment) -> Callable[[], object]:
+    journal = Journal(memory)
+    journal.begin(b"before")
+    return lambda: journal.begin(b"after it")
+
+
+def appended(memory: Segment) -> Callable[[], object]:
+    journal = Journal(memory)
+    journal.begin(b"before")
+    return lambda: journal.append(b"after it")
+
+
+def marked(memory: Segment) -> Callable[[], object]:
     marks = Marks(memory)
     marks.write(0, b"before")
-    words = memory.marks.cast("q")
-    marks._words = DyingWords(words, 0)  # type: ignore[assignment]
-    with pytest.raises(Killed):
-        marks.write(0, b"after it")
-    assert list(Marks(memory).read()) == [(0, b"before")]
+    return lambda: marks.write(0, b"after it")
+
+
+@pytest.mark.parametrize(
+    ("write", "before", "after"),
+    [
+        (begun, [b"before"], [b"after it"]),
+        (appended, [b"before"], [b"before", b"after it"]),
+        (marked, [(0, b"before")], [(0, b"after it")]),
+    ],
+)
+def test_record_of_a_process_killed_at_any_line_is_the_old_or_the_new_one(
+    write: Callable[[Segment], Callable[[], object]], before: list[Any], after: list[Any]
+) -> None:
+    found = []
+    for line in count():
+        memory = segment()
+        died = dying_at(line, write(memory), [journals.__file__, marks_of.__file__])
+        found.append([*Journal(memory).read(), *Marks(memory).read()])
+        if not died:
+            break
+    assert found[-1] == after
+    assert found == sorted(found, key=lambda each: each == after)
+    assert all(each in (before, after) for each in found)
 
 
 def test_mark_that_is_too_long_is_not_written() -> None:
