@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from tests.optim.test_kernels import LAYERED, UPDATES, Run, named
+from tests.optim.runs import Run
+from tests.optim.test_kernels import LAYERED, UPDATES, named
 from tests.store.test_arithmetic import make_shard, run
 from zmqtrain import Job
 from zmqtrain.compute.device import Gpu

@@ -15,6 +15,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from tests.optim.runs import Run
 from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
@@ -35,7 +36,6 @@ from zmqtrain.optim import (
     Rule,
     Update,
     kernels,
-    new_slots,
 )
 from zmqtrain.optim.kernels import cpu
 from zmqtrain.optim.kernels.base import warn
@@ -89,49 +89,16 @@ def named(update: Update) -> str:
 every_update = pytest.mark.parametrize("update", [*UPDATES, *LAYERED], ids=named)
 
 
-class Run:
-    """Parameters and slots in one arena each, from element ``offset`` on, margins around them."""
-
-    def __init__(self, update: Update, size: int, offset: int = 0) -> None:
-        self.update = update
-        self.size = size
-        self.arenas = {"parameters": self._normal(size + 20, 10**6)}
-        for name, slot in new_slots(update, self.arenas["parameters"]).items():
-            self.arenas[name] = slot
-        self.inside = slice(offset, offset + size)
-
-    def step(self, step: int, gradient: Flat | None = None) -> Run:
-        if gradient is None:
-            gradient = self.gradient(step)
-        self.update.update(self.parameters, gradient, self.slots, step)
-        return self
-
-    def gradient(self, step: int) -> Flat:
-        return self._normal(self.size + 1, step)[1:]
-
-    @property
-    def parameters(self) -> Flat:
-        return self.arenas["parameters"][self.inside]
-
-    @property
-    def slots(self) -> dict[str, Flat]:
-        return {slot.name: self.arenas[slot.name][self.inside] for slot in self.update.slots}
-
-    @property
-    def memory(self) -> dict[str, bytes]:
-        return {name: arena.tobytes() for name, arena in self.arenas.items()}
-
-    def _normal(self, size: int, number: int) -> Flat:
-        return np.random.default_rng(number).standard_normal(size, np.float32)
-
-
 def unfused(update: Update) -> Update:
     return replace(update, fused=False)
 
 
-def kernel_of(update: Update) -> kernels.Kernel:
-    run = Run(update, 1)
-    return update.bind(run.parameters, run.slots)._kernels[0]
+def kernel_of(update: Update, redo: Redo | None = None) -> kernels.Kernel:
+    run = Run(update, 10)
+    average = "average" if update.moving_average else None
+    l2 = np.float32(update.l2) if update.l2 else None
+    operands = kernels.Operands(update.rule, run.parameters, run.slots, average, l2, redo)
+    return kernels.bind(operands, compiled=True)
 
 
 @every_update
@@ -271,7 +238,7 @@ def test_loop_is_compiled_to_vector_instructions(update: Update) -> None:
     run = Run(update, 10)
     arrays = [run.parameters, *run.slots.values()]
     redo = Redo(arrays, [array.copy() for array in arrays], np.zeros(2, np.int64))
-    kernel = update.bind(run.parameters, run.slots, redo if guarded else None)._kernels[0]
+    kernel = kernel_of(update, redo if guarded else None)
     module = kernel.loop.module  # type: ignore[attr-defined]
     ir = str(module)
     assert (ir.count("fence release") >= 4) is guarded  # around both words of progress
@@ -292,7 +259,7 @@ def test_loop_is_for_the_processor_on_which_it_is_compiled(monkeypatch: pytest.M
     update = Update(Momentum(0.1))
     plain, reference = Run(update, 100), Run(unfused(update), 100)
     assert plain.step(0).memory == reference.step(0).memory
-    kernel = update.bind(plain.parameters, plain.slots)._kernels[0]
+    kernel = kernel_of(update)  # it keeps its code
     instructions = target_machine().emit_assembly(kernel.loop.module)  # type: ignore[attr-defined]
     assert re.search(r"\b(add|sub|mul)ps\b", instructions)
     assert not re.search(r"\bv(add|sub|mul)ps\b|%ymm", instructions)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.optim.runs import Run
 from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.optim import (
     SGD,
@@ -19,7 +19,6 @@ from zmqtrain.optim import (
     AdamW,
     Cosine,
     Exponential,
-    Flat,
     Ftrl,
     InverseTime,
     Lion,
@@ -55,42 +54,6 @@ RULES: list[Rule] = [
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: repr(rule)[:70])
 
 
-class Run:
-    """Parameters and slots, with a gradient for each step that only its number decides."""
-
-    def __init__(self, rule: Rule, size: int, seed: int = 0) -> None:
-        self.rule = rule
-        self.seed = seed
-        self.parameters: Flat = self._normal(size, 10**6)
-        self.slots = new_slots(rule, self.parameters)
-
-    def step(self, step: int, cuts: list[int] | None = None) -> None:
-        """Update all of the memory, in one call or in one for each run between ``cuts``."""
-        gradient = self._normal(len(self.parameters), step)
-        bounds = [0, *sorted(cuts or []), len(self.parameters)]
-        for start, stop in pairwise(bounds):
-            self.rule.update(
-                self.parameters[start:stop],
-                gradient[start:stop],
-                {name: slot[start:stop] for name, slot in self.slots.items()},
-                step,
-            )
-
-    def steps(self, count: int) -> Run:
-        for step in range(count):
-            self.step(step)
-        return self
-
-    def _normal(self, size: int, number: int) -> Flat:
-        return np.random.default_rng([self.seed, number]).standard_normal(size, np.float32)
-
-    @property
-    def memory(self) -> dict[str, bytes]:
-        return {"parameters": self.parameters.tobytes()} | {
-            name: slot.tobytes() for name, slot in self.slots.items()
-        }
-
-
 @every_rule
 def test_rule_on_a_parabola_finds_its_minimum(rule: Rule) -> None:
     w = np.array([5.0, -2.0, 3.1], np.float32)
@@ -107,7 +70,7 @@ def test_rule_block_by_block_equals_the_whole_bit_for_bit(rule: Rule, cuts: list
     whole, cut = Run(rule, 50), Run(rule, 50)
     for step in range(2):
         whole.step(step)
-        cut.step(step, cuts)
+        cut.step(step, cuts=cuts)
     assert cut.memory == whole.memory
 
 
@@ -115,8 +78,10 @@ def test_rule_block_by_block_equals_the_whole_bit_for_bit(rule: Rule, cuts: list
 def test_rule_shared_by_threads_gives_the_bits_of_each_alone(rule: Rule) -> None:
     size = BLOCK_SIZE + 1
     with ThreadPoolExecutor(2) as threads:
-        together = list(threads.map(lambda seed: Run(rule, size, seed).steps(3).memory, (1, 2)))
-    assert together == [Run(rule, size, seed).steps(3).memory for seed in (1, 2)]
+        together = list(
+            threads.map(lambda seed: Run(rule, size, seed=seed).steps(3).memory, (1, 2))
+        )
+    assert together == [Run(rule, size, seed=seed).steps(3).memory for seed in (1, 2)]
 
 
 @every_rule

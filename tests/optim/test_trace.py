@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.optim.test_kernels import LAYERED, UPDATES, Run, named, unfused
+from tests.optim.runs import Run
+from tests.optim.test_kernels import LAYERED, UPDATES, named, unfused
 from zmqtrain.optim import Ftrl, LayerRule, Update
 from zmqtrain.optim.kernels.trace import Trace, lines_of, trace
 
