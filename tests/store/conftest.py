@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
-from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard
+from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard, tensors_of
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, tensor_records
 from zmqtrain.store.placement import place
@@ -54,7 +54,8 @@ class SmallJob:
 
     def write_shard(self, temporary: Path, layout: ShardLayout, version: int) -> ShardFile:
         slots = self.flats(layout)
-        file = copy_shard(temporary, layout, slots.pop("parameters"), slots)
+        tensors = tensors_of(layout, slots.pop("parameters"), slots)
+        file = copy_shard(temporary, layout.shard, tensors)
         return seal_shard(file, layout.shard, version)
 
     def write(

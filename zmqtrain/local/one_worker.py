@@ -127,8 +127,7 @@ class LocalRun:
             shard.initialize(self._layout.flat_of(self._job.initial_values()))
         else:
             manifest = read_manifest(path)
-            slots = [slot.name for slot in shard.rule.slots]
-            shard.initialize(*checkpoint.read_shard(path, manifest, self._layout, slots))
+            shard.restore(path, manifest)
             shard.learning_rate = self._job.restored_rate(manifest)
             ledger = restored_ledger(manifest, self._fingerprint)
         self.generation = generation + 1
@@ -187,7 +186,7 @@ class LocalRun:
         """Write the shard into the directory of a checkpoint."""
         exchange = self._running
         shard, coordinator = exchange.shard, exchange.coordinator
-        file = checkpoint.copy_shard(directory, self._layout, shard.parameters, shard.slots)
+        file = shard.write(directory)
         written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
         ledger, rate = coordinator.ledger.state(), shard.learning_rate
         policy, files = self._job.policy, (written,)

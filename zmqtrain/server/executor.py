@@ -290,6 +290,4 @@ class Executor:
 
 def _copy(directory: str, state: ShardState) -> Path:
     """Copy the shard, which is at rest, into a file."""
-    shard = state.shard
-    attempt = checkpoint.attempt_of(directory)
-    return checkpoint.copy_shard(attempt, shard.layout, shard.parameters, shard.slots)
+    return state.shard.write(checkpoint.attempt_of(directory))

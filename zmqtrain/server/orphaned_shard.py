@@ -39,9 +39,8 @@ class OrphanedShard:
             ZmqTrainError: it lacks more than these orders, or the disk failed.
         """
         self._level(last)
-        shard = self._shard
-        file = checkpoint.copy_shard(directory, layout, shard.parameters, shard.slots)
-        return checkpoint.seal_shard(file, layout.shard, shard.version)
+        file = self._shard.write(directory, layout)
+        return checkpoint.seal_shard(file, layout.shard, self._shard.version)
 
     def _level(self, last: LastOrders) -> None:
         orders = [*self._own, *lacking(last, self.last.generation, self._done)]

@@ -146,11 +146,10 @@ class ParameterAccess:
             self._state.restored_from = None
             return
         path = self._state.restored_from = checkpoint.checkpoint_of(checkpoint_path)
-        names = [slot.name for slot in shard.rule.slots]
         manifest = read_manifest(path)
         for mark in manifest.worker_marks.values():
             self._peers.outlive(mark.incarnation)
-        shard.initialize(*checkpoint.read_shard(path, manifest, shard.layout, names))
+        shard.restore(path, manifest)
         shard.learning_rate = self._job.restored_rate(manifest)
 
     def _end_generation(self) -> None:

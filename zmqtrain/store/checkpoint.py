@@ -127,21 +127,16 @@ def check_found(directory: str) -> None:
         )
 
 
-def copy_shard(
-    directory: Path,
-    layout: ShardLayout,
-    parameters: NDArray[np.float32],
-    slots: Mapping[str, NDArray[np.float32]],
-) -> Path:
-    """Copy what a shard owns into a file in an attempt's temporary directory; return the file.
+def tensors_of(
+    layout: ShardLayout, parameters: NDArray[np.float32], slots: Mapping[str, NDArray[np.float32]]
+) -> dict[str, NDArray[Any]]:
+    """Return what a shard owns of its dense variables, by names in the shard's file.
 
-    ``parameters`` and each slot are float32 of shape (layout.size,); nothing may write to them
-    meanwhile. The copy goes to the kernel's page cache, not to memory of this process, and not yet
-    to the disk: that is :func:`seal_shard`'s, which needs none of the arrays.
+    ``parameters`` and each slot are float32 of shape (layout.size,).
 
     Raises:
-        CheckpointError: the file cannot be written, an array does not fit the layout, or a slot's
-            name is empty, holds "/" or is "parameters".
+        CheckpointError: an array does not fit the layout, or a slot's name is empty, holds "/" or
+            is "parameters".
     """
     tensors: dict[str, NDArray[Any]] = {}
     _check_slot_names(slots)
@@ -150,7 +145,20 @@ def copy_shard(
         for cut in layout.slices:
             if not cut.copy and (key == PARAMETERS or cut.variable.kind == "trained"):
                 tensors[tensor_name(key, cut.variable.name, cut.start)] = cut.value(flat)
-    return _write(directory / f"shard-{layout.shard:05d}.safetensors", tensors)
+    return tensors
+
+
+def copy_shard(directory: Path, shard: int, tensors: Mapping[str, NDArray[Any]]) -> Path:
+    """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
+
+    Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
+    memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
+    of the arrays.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    return _write(directory / f"shard-{shard:05d}.safetensors", tensors)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
@@ -223,13 +231,8 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
 
 def read_shard(
     path: Path, manifest: Manifest, layout: ShardLayout, slots: Sequence[str]
-) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]], int]:
-    """Read one shard of any placement: (parameters, slots, version), float32 (layout.size,).
-
-    The version is that of shard 0, whichever shard asks: the shards of the restored job start
-    level, with the updates that the ledger, which lay beside shard 0, knows. Under asynchronous
-    policies shards were apart by the updates then on their way, so some elements saw a few more or
-    fewer updates than the version says.
+) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+    """Read one shard of any placement: (parameters, slots), float32 (layout.size,).
 
     ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed. Slots of the
     checkpoint that are not asked for are left out.
@@ -248,7 +251,7 @@ def read_shard(
     plan.carry_out()
     if AVERAGE in flats:  # the average of state is the state
         flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
-    return flats.pop(PARAMETERS), flats, manifest.version
+    return flats.pop(PARAMETERS), flats
 
 
 def read_parameters(

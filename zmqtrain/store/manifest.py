@@ -111,7 +111,12 @@ class Manifest(BaseModel):
 
     @property
     def version(self) -> int:
-        """How many updates shard 0 had applied."""
+        """How many updates shard 0 had applied: at this version all restored shards start.
+
+        The ledger, which lay beside shard 0, knows these updates. Under asynchronous policies
+        shards were apart by the updates then on their way, so some elements saw a few more or fewer
+        updates than the version says.
+        """
         return next(file.version for file in self.files if file.shard == 0)
 
     def variables(self) -> list[Variable]:

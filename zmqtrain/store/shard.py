@@ -6,12 +6,14 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from struct import Struct
 from typing import Any, Literal, cast
 
-import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
@@ -19,10 +21,12 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
+from zmqtrain.store import checkpoint
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -105,26 +109,42 @@ class Shard:
     @property
     def slots(self) -> dict[str, Flat]:
         """The current slots of the update rule; the shard is idle."""
-        self.dense.publish_slots()
-        return self.segment.slots
+        return self.dense.slots
 
     def initialize(
         self, parameters: Flat, slots: Mapping[str, Flat] | None = None, version: int = 0
     ) -> None:
         """Begin with these parameters (float32, shape (layout.size,)), copied."""
-        words = self.segment.words
-        words[CLOCK] += 1
-        np.copyto(self.parameters, parameters)
-        for slot in self.rule.slots:
-            initial = parameters if slot.initial is None else slot.initial
-            np.copyto(
-                self.segment.slots[slot.name], slots[slot.name] if slots is not None else initial
-            )
-        self.load()
-        words[VERSION], words[ACCUMULATED], words[RATE] = version, 0, 0
-        words[CLOCK] += 1
-        self._note.forget()
-        self._staged.clear()
+        with self._beginning(version):
+            self.dense.initialize(parameters, slots)
+
+    def restore(self, path: Path, manifest: Manifest) -> None:
+        """Begin with what a checkpoint has, whatever the placement that wrote it.
+
+        ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed.
+
+        Raises:
+            CheckpointError: it does not have what this shard holds, or a file is damaged.
+        """
+        take_over = [holding.read(path, manifest) for holding in self._holdings]
+        with self._beginning(manifest.version):
+            for call in take_over:
+                call()
+
+    def write(self, directory: Path, layout: ShardLayout | None = None) -> Path:
+        """Copy what it owns into a file in an attempt's temporary directory; the shard is idle.
+
+        ``layout``: says otherwise which slices it owns. Returns the file, which
+        :func:`zmqtrain.store.checkpoint.seal_shard` makes durable.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        layout = layout or self.layout
+        tensors: dict[str, NDArray[Any]] = {}
+        for holding in self._holdings:
+            tensors |= holding.tensors(layout)
+        return checkpoint.copy_shard(directory, layout.shard, tensors)
 
     def load(self) -> None:
         """Take over what was written into the parameters and the slots; the shard is idle."""
@@ -205,6 +225,17 @@ class Shard:
         except ConfigError:
             return False
         return examples == self._batch_size
+
+    @contextmanager
+    def _beginning(self, version: int) -> Iterator[None]:
+        """Forget what was staged, noted and summed while other values are taken over."""
+        words = self.segment.words
+        words[CLOCK] += 1
+        yield
+        words[VERSION], words[ACCUMULATED], words[RATE] = version, 0, 0
+        words[CLOCK] += 1
+        self._note.forget()
+        self._staged.clear()
 
     def _begun(self, change: Change) -> Change:
         """Prepare and note a change, then return it.

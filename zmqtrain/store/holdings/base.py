@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from zmqtrain.store.changes import Change
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.manifest import Manifest
 
 
 class Holding(Protocol):
@@ -32,6 +38,21 @@ class Holding(Protocol):
 
     def repair(self, change: Change) -> None:
         """Finish the blocks at which a process was killed; the change itself comes after it."""
+        ...
+
+    def tensors(self, layout: ShardLayout) -> Mapping[str, NDArray[Any]]:
+        """Return what a checkpoint has of it, by names in the shard's file; no change is under way.
+
+        ``layout``: that of the shard, or one that says otherwise which slices it writes.
+        """
+        ...
+
+    def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
+        """Read what a checkpoint has of it; return a call that takes it over.
+
+        Raises:
+            CheckpointError: it has no such variable or slot, or a file is damaged.
+        """
         ...
 
     def load(self) -> None:

@@ -9,9 +9,11 @@ into the segment before the first element is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,10 @@ from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
+from zmqtrain.store.checkpoint import read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import PartLayout, parts_of
 
@@ -46,11 +50,11 @@ class Dense:
         threads: int | None,
         device: Device | None,
     ) -> None:
-        self._segment, self._safe = segment, safe
+        self._layout, self._segment, self._safe = layout, segment, safe
         self._arrays = DeviceArrays(segment, device)
         of = segment.layout
         # A kernel has all of a device to itself.
-        self._layouts = (
+        self._cut = (
             of.parts
             if device is None
             else parts_of(of.size, of.state, lambda size: [slice(0, size)])
@@ -63,7 +67,7 @@ class Dense:
         """Update by this rule from now on; its slots are those of the one before."""
         self._update = update
         self._is_layered = update.is_layered
-        self._parts = [self._part(number, part) for number, part in enumerate(self._layouts)]
+        self._parts = [self._part(number, part) for number, part in enumerate(self._cut)]
 
     def check(self, step: int) -> None:
         """Check that the rule can make update ``step``.
@@ -98,12 +102,30 @@ class Dense:
         for part in self._parts:
             part.resume(of_sum=change.kind == ACCUMULATE)
 
+    def initialize(self, parameters: Flat, slots: Mapping[str, Flat] | None = None) -> None:
+        """Begin with these parameters and slots (None: their initial values), copied."""
+        np.copyto(self._segment.parameters, parameters)
+        for slot in self._update.slots:
+            initial = parameters if slot.initial is None else slot.initial
+            value = initial if slots is None else slots[slot.name]
+            np.copyto(self._segment.slots[slot.name], value)
+        self.load()
+
+    def tensors(self, layout: ShardLayout) -> dict[str, NDArray[Any]]:
+        return tensors_of(layout, self._segment.parameters, self.slots)
+
+    def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
+        found = read_shard(path, manifest, self._layout, list(self._segment.slots))
+        return partial(self.initialize, *found)
+
     def load(self) -> None:
         self._arrays.load()
 
-    def publish_slots(self) -> None:
-        """Copy all slots to the segment, if they are elsewhere."""
+    @property
+    def slots(self) -> dict[str, Flat]:
+        """The current slots of the update rule; no change is under way."""
         self._arrays.publish_slots()
+        return self._segment.slots
 
     def begin_parts(self, numbers: Iterable[int]) -> None:
         """Note that nothing of the next change of these parts is made."""
