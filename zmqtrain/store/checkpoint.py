@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from zmqtrain.store.manifest import (
     MANIFEST_FILE,
     PARAMETERS,
     Manifest,
+    SliceRecord,
     TensorRecord,
     encode_manifest,
     tensor_name,
@@ -241,14 +242,15 @@ def read_shard(
         CheckpointError: a variable or a slot is not in the checkpoint, a shape differs, or a file
             does not hold what the manifest says; the text names both sides.
     """
-    plan = _Plan(path, manifest)
     flats = {key: np.zeros(layout.size, np.float32) for key in (PARAMETERS, *slots)}
-    for key, flat in flats.items():
-        plan.records(key)  # of an empty shard, too
-        for cut in layout.slices:
-            if key == PARAMETERS or cut.variable.kind == "trained":
-                plan.add(key, cut, cut.run(flat))
-    plan.carry_out()
+    with ExitStack() as opened:
+        source = _Source(path, manifest, opened)
+        for key in flats:
+            source.records(key)  # of an empty shard, too
+        for key, flat in flats.items():
+            for cut in layout.slices:
+                if key == PARAMETERS or cut.variable.kind == "trained":
+                    source.read(key, cut, cut.run(flat))
     if AVERAGE in flats:  # the average of state is the state
         flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
     return flats.pop(PARAMETERS), flats
@@ -273,12 +275,13 @@ def read_parameters(
     if variables is None:
         variables = manifest.variables()
         _check_sizes(path, manifest, variables)
-    plan, values = _Plan(path, manifest), empty_values(variables)
-    for variable in variables:
-        key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
-        rows = variable.shape[0] if variable.shape else 1
-        plan.add(key, Slice(variable, 0, rows, 0), values[variable.name])
-    plan.carry_out()
+    values = empty_values(variables)
+    with ExitStack() as opened:
+        source = _Source(path, manifest, opened)
+        for variable in variables:
+            key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
+            rows = variable.shape[0] if variable.shape else 1
+            source.read(key, Slice(variable, 0, rows, 0), values[variable.name])
     return values
 
 
@@ -324,26 +327,16 @@ def _move_aside(final: Path) -> Path | None:
     return replaced
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """Rows ``first .. first + len(target)`` of a stored tensor belong into ``target``."""
+class _Source:
+    """The tensors of a checkpoint. Each of its files is opened once."""
 
-    tensor: str
-    shape: tuple[int, ...]  # of the stored tensor
-    dtype: str
-    first: int
-    target: NDArray[Any]  # (rows, row size): values, or the float32 elements that carry them
+    def __init__(self, path: Path, manifest: Manifest, opened: ExitStack) -> None:
+        """``opened``: closes the files."""
+        self._path, self._manifest, self._opened = path, manifest, opened
+        self._files: dict[int, Any] = {}  # by shard
 
-
-class _Plan:
-    """What to copy from the files of a checkpoint, so that each is opened once."""
-
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self._path, self._manifest = path, manifest
-        self._copies: dict[int, list[_Copy]] = {file.shard: [] for file in manifest.files}
-
-    def add(self, key: str, cut: Slice, out: NDArray[Any]) -> None:
-        """Plan to read a slice of any placement.
+    def read(self, key: str, cut: Slice, out: NDArray[Any]) -> None:
+        """Read a slice of any placement.
 
         ``out``: its value, or the float32 elements that carry it; C-contiguous.
         """
@@ -353,16 +346,12 @@ class _Plan:
             low = max(cut.start, stored.start)
             high = min(cut.start + cut.rows, stored.start + stored.rows)
             if low < high:
-                shape = (stored.rows, *record.shape[1:]) if record.shape else ()
-                rows = target[low - cut.start : high - cut.start]
-                self._copies[stored.shard].append(
-                    _Copy(stored.tensor, shape, record.dtype, low - stored.start, rows)
-                )
-
-    def carry_out(self) -> None:
-        for written in self._manifest.files:
-            if self._copies[written.shard]:
-                _copy_from(self._path / written.file, self._copies[written.shard])
+                rows = self._rows(stored, record)[low - stored.start : high - stored.start]
+                into = target[low - cut.start : high - cut.start]
+                if rows.dtype == into.dtype:
+                    into[...] = rows
+                else:
+                    encode(rows, into)
 
     def records(self, key: str) -> Mapping[str, TensorRecord]:
         """Return what the checkpoint has of the parameters or of a slot.
@@ -384,6 +373,28 @@ class _Plan:
                 "logdir with its weights (zmqtrain export, Job(initial=FILE))"
             )
         return tensors[key]
+
+    def _rows(self, stored: SliceRecord, record: TensorRecord) -> NDArray[Any]:
+        """Return a stored slice in shape (rows, row size)."""
+        name = next(each.file for each in self._manifest.files if each.shard == stored.shard)
+        file = self._path / name
+        try:
+            if stored.shard not in self._files:
+                check_regular(file)
+                tensors = safe_open(file, framework="np")
+                self._files[stored.shard] = self._opened.enter_context(tensors)
+            found: NDArray[Any] = self._files[stored.shard].get_tensor(stored.tensor)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{file}: cannot be read: {error}; resume from another checkpoint"
+            ) from error
+        shape = (stored.rows, *record.shape[1:]) if record.shape else ()
+        if (found.dtype.name, found.shape) != (record.dtype, shape):
+            raise CheckpointError(
+                f"{file}: tensor {stored.tensor!r} is {found.dtype} of shape {found.shape}; the "
+                f"manifest says {record.dtype} of shape {shape}; resume from another checkpoint"
+            )
+        return found.reshape(stored.rows, prod(record.shape[1:]))
 
 
 def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variable) -> TensorRecord:
@@ -408,27 +419,3 @@ def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variabl
 def _described(shape: tuple[int, ...], dtype: str, kind: str) -> str:
     """Say of what kind a variable is; what is trained is float32."""
     return f"shape {shape}" + ("" if kind == "trained" else f", dtype {dtype}, kind {kind},")
-
-
-def _copy_from(file: Path, copies: Sequence[_Copy]) -> None:
-    try:
-        check_regular(file)
-        with safe_open(file, framework="np") as tensors:
-            for copy in copies:
-                stored = tensors.get_tensor(copy.tensor)
-                if stored.dtype.name != copy.dtype or stored.shape != copy.shape:
-                    raise CheckpointError(
-                        f"{file}: tensor {copy.tensor!r} is {stored.dtype} of shape "
-                        f"{stored.shape}; the manifest says {copy.dtype} of shape {copy.shape}; "
-                        "resume from another checkpoint"
-                    )
-                rows = stored.reshape(copy.shape[0] if copy.shape else 1, prod(copy.shape[1:]))
-                rows = rows[copy.first : copy.first + len(copy.target)]
-                if stored.dtype == copy.target.dtype:
-                    copy.target[...] = rows
-                else:
-                    encode(rows, copy.target)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{file}: cannot be read: {error}; resume from another checkpoint"
-        ) from error
