@@ -48,7 +48,8 @@ class Warmup:
 @pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize("rate", ["0.1", None, -0.1, float("nan"), float("inf"), True, Polynomial])
 def test_rule_with_impossible_learning_rate_is_refused(make: type, rate: object) -> None:
-    with pytest.raises(ConfigError, match=r"^the learning rate is .*; expected a schedule or a"):
+    complaint = rf"^the learning rate is {re.escape(repr(rate))}; expected a schedule or a finite "
+    with pytest.raises(ConfigError, match=complaint + ".*; correct learning_rate in the job$"):
         make(rate)
 
 

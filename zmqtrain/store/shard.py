@@ -95,8 +95,8 @@ class Shard:
     def learning_rate(self, rate: float | None) -> None:
         was_own = self.learning_rate is None
         self.segment.words[RATE] = 0 if rate is None else _WORD.unpack(_DOUBLE.pack(-rate))[0]
-        if was_own and rate is not None:
-            self.dense.use(self._rule_in_use())
+        if was_own:
+            self.take_over_rate()
 
     @property
     def parameters(self) -> Flat:
