@@ -17,7 +17,7 @@ from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.checks import check_decay, check_non_negative
-from zmqtrain.optim.formula import FormulaRule, LayerRule, at, squares_of
+from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.redo import Redo
 
@@ -201,6 +201,7 @@ class BoundUpdate:
         ]
         self._operands = self._groups[0]
         self._checks = [_check_of(operands.rule) for operands in self._groups]
+        self._numbers = [_numbers_of(operands.rule) for operands in self._groups]
         self._is_layered = update.is_layered
         self._kernels = [kernels.bind(operands, compiled=update.fused) for operands in self._groups]
         whole = [Run(slice(0, len(parameters)))]
@@ -228,18 +229,21 @@ class BoundUpdate:
         if factors is None and self._is_layered:
             size = len(self._operands.parameters)
             factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
+        numbers = [call(step) for call in self._numbers]
         share = self._update.share(step + 1) if self._operands.average else None
         scale = np.float32(1 / divisor)
         start = 0 if self._operands.redo is None else self._operands.redo.done
         if len(gradients) == 1 and weights is None and factors is None and len(self._joined) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
-            own, scalars = gradients[0][start:], kernels.Scalars(step, scale, share, None)
-            self._kernels[self._joined[0].group](own, start, scalars)
+            own, group = gradients[0][start:], self._joined[0].group
+            self._kernels[group](
+                own, start, kernels.Scalars(step, numbers[group], scale, share, None)
+            )
             return
         for block, gradient in self._sums(mean, start):
             for where, group, factor in self._cut(block, factors):
                 own = gradient[where.start - block.start : where.stop - block.start]
-                scalars = kernels.Scalars(step, scale, share, factor)
+                scalars = kernels.Scalars(step, numbers[group], scale, share, factor)
                 self._kernels[group](own, where.start, scalars)
 
     def squares(self, mean: Mean, step: int) -> list[Squares]:
@@ -311,6 +315,13 @@ def _check_of(rule: Rule) -> Callable[[int], object]:
         return rule.hyperparameters
     nothing = np.empty(0, np.float32)  # what a rule raises, it raises for an empty block, too
     return partial(rule.update, nothing, nothing, {slot.name: nothing for slot in rule.slots})
+
+
+def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
+    """Return a call for the hyperparameters of a step; none if the rule has no formula."""
+    if isinstance(rule, FormulaRule) and kernels.has_formula(rule):
+        return rule.hyperparameters
+    return lambda step: ()
 
 
 def _joined(runs: Runs) -> list[Run]:

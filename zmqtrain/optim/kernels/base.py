@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.redo import Redo
 
 log = logging.getLogger(__name__)
@@ -59,17 +60,18 @@ def warn(why: str) -> None:
 class Scalars(NamedTuple):
     """The numbers of one update.
 
-    The gradient is multiplied by ``scale``. ``share``: that of the average. ``factor``: of a
-    LayerRule.
+    ``numbers``: the rule's hyperparameters at this step; none if it has no formula. The gradient is
+    multiplied by ``scale``. ``share``: that of the average. ``factor``: of a LayerRule.
     """
 
     step: int
+    numbers: Numbers
     scale: np.float32
     share: np.float32 | None
     factor: np.float32 | None
 
-    def numbers(self, l2: np.float32 | None) -> list[np.float32]:
-        """Return those that there are, and ``l2``, in the order in which compiled code has them."""
+    def others(self, l2: np.float32 | None) -> list[np.float32]:
+        """Return the other numbers and ``l2``, as far as there are, in the order of the code."""
         return [each for each in (self.factor, self.scale, l2, self.share) if each is not None]
 
 

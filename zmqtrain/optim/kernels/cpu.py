@@ -49,7 +49,7 @@ class CpuKernel:
         """``numbers``: how many of the rule's hyperparameters are no switches."""
         self.loop = loop
         self._size = size = len(operands.parameters)
-        self._rule, self._numbers, self._l2 = operands.rule, numbers, operands.l2
+        self._numbers, self._l2 = numbers, operands.l2
         arrays = [array for array in operands.arrays if array is not None]
         copies = [copy for copy in operands.copies or () if copy is not None]
         for array in arrays:
@@ -74,8 +74,8 @@ class CpuKernel:
             stop,
             _address(given),
             *self._addresses,
-            *self._rule.hyperparameters(scalars.step)[: self._numbers],
-            *scalars.numbers(self._l2),
+            *scalars.numbers[: self._numbers],
+            *scalars.others(self._l2),
         )
 
 

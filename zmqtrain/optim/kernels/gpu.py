@@ -27,7 +27,7 @@ class GpuKernel:
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
         rule, l2 = self._operands.rule, self._operands.l2
-        numbers = rule.hyperparameters(scalars.step)
+        numbers = scalars.numbers
         if self._code is None:
             are_there = [array is not None for array in self._arrays]
             switches = [number if isinstance(number, bool) else None for number in numbers]
@@ -35,7 +35,7 @@ class GpuKernel:
             self._code = _compiled(trace(rule.formula, are_there, switches, **options))
         arrays = at(self._arrays, slice(start, start + len(gradient)))
         read = [number for number in numbers if not isinstance(number, bool)]
-        read += scalars.numbers(l2)
+        read += scalars.others(l2)
         there = [array for array in arrays if array is not None]
         self._code(gradient, *read, *there)
 

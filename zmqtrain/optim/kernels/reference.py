@@ -21,8 +21,7 @@ class FormulaKernel:
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
         rule, l2 = self._operands.rule, self._operands.l2
-        step, scale, share, factor = scalars
-        numbers = rule.hyperparameters(step)
+        _, numbers, scale, share, factor = scalars
         for block, own in _blocks(self._operands, gradient, start):
             w, *slots, average = here = at(self._arrays, block)
             with np.errstate(all="ignore"):
@@ -40,7 +39,7 @@ class RuleKernel:
         self._operands = operands
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
-        operands, (step, scale, share, _) = self._operands, scalars
+        operands, (step, _, scale, share, _) = self._operands, scalars
         for block, own in _blocks(operands, gradient, start):
             w, slots = operands.parameters[block], {n: s[block] for n, s in operands.slots.items()}
             if operands.redo is not None:
