@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -106,9 +105,7 @@ class Update:
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        bound = self.bind(parameters, slots)
-        bound.check(step)
-        bound.apply(Mean([gradient]), step)
+        self.bind(parameters, slots).apply(Mean([gradient]), step)
 
     @property
     def is_layered(self) -> bool:
@@ -200,7 +197,6 @@ class BoundUpdate:
             for each in update.by_group()
         ]
         self._operands = self._groups[0]
-        self._checks = [_check_of(operands.rule) for operands in self._groups]
         self._numbers = [_numbers_of(operands.rule) for operands in self._groups]
         self._is_layered = update.is_layered
         self._kernels = [kernels.bind(operands, compiled=update.fused) for operands in self._groups]
@@ -209,27 +205,37 @@ class BoundUpdate:
         self._joined = _joined(self._runs) or whole
         self._scratch: Flat | None = None
 
-    def check(self, step: int) -> None:
-        """Check that the rule, and those of all groups, can make update ``step``.
+    def numbers(self, step: int) -> list[Numbers]:
+        """Return the hyperparameters of update ``step`` for each group; () without a formula.
 
         Raises:
-            ConfigError: one cannot.
+            ConfigError: the rule, or that of a group, cannot make this update.
         """
-        for check in self._checks:
-            check(step)
+        return [call(step) for call in self._numbers]
 
-    def apply(self, mean: Mean, step: int, factors: Flat | None = None) -> None:
-        """Apply a mean of gradients as update ``step``, for which :meth:`check` has passed.
+    def apply(
+        self,
+        mean: Mean,
+        step: int,
+        factors: Flat | None = None,
+        numbers: Sequence[Numbers] | None = None,
+    ) -> None:
+        """Apply a mean of gradients as update ``step``.
 
         The gradients have shape (n,) and are only read; they are added up block by block, in one
         pass over memory. An interrupted crash-safe update goes on from its last block.
         ``factors``: of each variable, for a layered update; None: all is one variable.
+        ``numbers``: from :meth:`numbers` of this step, if the caller has them.
+
+        Raises:
+            ConfigError: the rule cannot make this update; nothing was changed.
         """
+        if numbers is None:
+            numbers = self.numbers(step)
         gradients, divisor, weights = mean
         if factors is None and self._is_layered:
             size = len(self._operands.parameters)
             factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
-        numbers = [call(step) for call in self._numbers]
         share = self._update.share(step + 1) if self._operands.average else None
         scale = np.float32(1 / divisor)
         start = 0 if self._operands.redo is None else self._operands.redo.done
@@ -309,19 +315,17 @@ class BoundUpdate:
             yield inside, group, None if factors is None else factors[variable]
 
 
-def _check_of(rule: Rule) -> Callable[[int], object]:
-    """Return a call that raises ConfigError if the rule cannot make an update."""
-    if isinstance(rule, FormulaRule) and kernels.has_formula(rule):
-        return rule.hyperparameters
-    nothing = np.empty(0, np.float32)  # what a rule raises, it raises for an empty block, too
-    return partial(rule.update, nothing, nothing, {slot.name: nothing for slot in rule.slots})
-
-
 def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
-    """Return a call for the hyperparameters of a step; none if the rule has no formula."""
     if isinstance(rule, FormulaRule) and kernels.has_formula(rule):
         return rule.hyperparameters
-    return lambda step: ()
+    nothing = np.empty(0, np.float32)
+    slots = {slot.name: nothing for slot in rule.slots}
+
+    def check(step: int) -> Numbers:  # what a rule raises, it raises for an empty block, too
+        rule.update(nothing, nothing, slots, step)
+        return ()
+
+    return check
 
 
 def _joined(runs: Runs) -> list[Run]:

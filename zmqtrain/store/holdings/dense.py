@@ -22,6 +22,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim import AVERAGE, Slot, Update
+from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
@@ -68,6 +69,7 @@ class Dense:
         self._update = update
         self._is_layered = update.is_layered
         self._parts = [self._part(number, part) for number, part in enumerate(self._cut)]
+        self._begun: tuple[Change, list[Numbers]] | None = None
 
     def check(self, step: int) -> None:
         """Check that the rule can make update ``step``.
@@ -75,11 +77,11 @@ class Dense:
         Raises:
             ConfigError: it cannot.
         """
-        self._parts[0].bound.check(step)
+        self._parts[0].bound.numbers(step)
 
     def begin(self, change: Change) -> None:
         if change.kind == UPDATE:
-            self.check(change.step)
+            self._begun = change, self._parts[0].bound.numbers(change.step)
             if self._is_layered:
                 self._measure(change)
         self.begin_parts(range(len(self._parts)))
@@ -87,8 +89,11 @@ class Dense:
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
         factors = self._segment.factors if self._is_layered else None
+        numbers = self._numbers(change)
         calls = [
-            partial(part.bound.apply, part.own(mean), step, factors if part.is_trained else None)
+            partial(part.bound.apply, part.own(mean), step, factors, numbers)
+            if part.is_trained
+            else partial(part.bound.apply, part.own(mean), step)
             for part in self._parts
         ]
         self._team.run(calls)
@@ -147,6 +152,12 @@ class Dense:
     def _part(self, number: int, layout: PartLayout) -> _Part:
         redo = self._segment.redo(number) if self._safe else None
         return _Part(self._arrays, layout, redo, self._runs, self._update)
+
+    def _numbers(self, change: Change) -> list[Numbers]:
+        """Return the hyperparameters: those of :meth:`begin`, unless the change is repaired."""
+        if self._begun is not None and self._begun[0] is change:
+            return self._begun[1]
+        return self._parts[0].bound.numbers(change.step)
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
