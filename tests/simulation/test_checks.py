@@ -19,6 +19,7 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import PeerLostError
 from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.protocol.orders import Order, Reduce
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.state import Result, ShardState, Worker
 from zmqtrain.store.shard import Shard
@@ -44,25 +45,31 @@ def test_calm_run_is_not_objected_to() -> None:
 
 
 def test_update_that_is_made_twice_is_found(monkeypatch: Patch) -> None:
-    def twice(apply: Any, *arguments: Any) -> None:
-        apply(*arguments)
-        apply(*arguments)
+    def twice(carry_out: Any, *arguments: Any) -> Any:
+        carry_out(*arguments)
+        return carry_out(*arguments)
 
-    once(monkeypatch, Shard, "apply", twice)
+    once(monkeypatch, Shard, "carry_out", twice)
     broken = simulate(calm(ps=1, policy="hogwild")).broken
     assert "ps 0 ends at version 11, not 10" in broken
     assert "counts 2.0 times on ps 0" in broken
 
 
 def test_update_that_is_lost_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Shard, "apply", lambda *_: None)
+    once(monkeypatch, Shard, "carry_out", lambda *_: "applied")
     broken = simulate(calm(ps=1, policy="hogwild")).broken
     assert "ps 0 has learned 9 examples, 10 are counted" in broken
 
 
 def test_sum_in_another_order_is_found_in_the_last_bit(monkeypatch: Patch) -> None:
-    reduce = Shard.reduce
-    monkeypatch.setattr(Shard, "reduce", lambda self, w, *rest: reduce(self, w[::-1], *rest))
+    carry_out = Shard.carry_out
+
+    def backwards(shard: Shard, order: Order, number: int = 0) -> Any:
+        if isinstance(order, Reduce):
+            order = Reduce(order.workers[::-1])
+        return carry_out(shard, order, number)
+
+    monkeypatch.setattr(Shard, "carry_out", backwards)
     broken = simulate(calm(policy="sync-replicas", workers=6)).broken
     assert "trail0 is not, to the last bit, what an undisturbed run makes of it" in broken
     assert "learned" not in broken
@@ -140,5 +147,5 @@ def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
 
 
 def test_exception_that_nobody_expects_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Receiver, "on_push", lambda *_: 1 // 0)
+    once(monkeypatch, Receiver, "_take_push", lambda *_: 1 // 0)
     assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken
