@@ -144,7 +144,8 @@ def test_interval_without_a_logdir_is_told(
     job = zmqtrain.Job(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=logdir, **given
     )
-    Saver(job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    plan = planned(job)
+    Saver(job, plan.layouts, plan.fingerprint(), Metrics("chief"), partial(write_shard, job))
     told = ["save_secs is 5, but the job has no logdir: it saves nothing; give --logdir"]
     assert [text.partition(" (or")[0] for text in caplog.messages] == (
         told if save_secs and not logdir else []
