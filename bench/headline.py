@@ -27,7 +27,7 @@ from bench.headline_job import BATCH_SIZE, job
 from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
 from bench.peers.shared import free_ports
-from bench.plot import draw_headline, plot_option
+from bench.plot import Sample, draw_headline, plot_option
 from bench.processes import json_lines_of
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
@@ -48,17 +48,6 @@ POLL_S = 0.2
 MEGABYTES = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
 FAREWELL_S = 60.0  # that tasks may take to end once the job is done
 MAY_DIFFER = 0.03  # accuracy, from a run that nobody disturbs
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What the job said at one moment."""
-
-    at_s: float
-    step: int
-    loss: float
-    staleness: float
-    policy: str
 
 
 @dataclass(slots=True)

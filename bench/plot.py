@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,6 @@ from zmqtrain.local.chaos import Report
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bench.headline import Sample
 
 # From the palette of Okabe and Ito, which people with any colour vision can tell apart.
 COLOURS = ("#9A9A9A", "#56B4E9", "#0072B2", "#E69F00", "#F0E442", "#D55E00")
@@ -78,6 +78,17 @@ def draw_profile(path: Path, rows: Sequence[Row], parts: Mapping[str, str], mach
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.suptitle(f"Where the time of a worker's step goes\n{_subject(rows[0])}", color=INK)
     figure.savefig(path, dpi=DPI)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the job said at one moment."""
+
+    at_s: float
+    step: int
+    loss: float
+    staleness: float
+    policy: str
 
 
 def draw_headline(

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from simulation.fakes import memory_of, put_back, unlock
+from simulation.faults import Fault
 from simulation.loop import Process, VirtualLoop
 from simulation.network import Cut, Network, SimulatedTransport
-from simulation.schedule import RESTART_S, Fault, Schedule
+from simulation.schedule import RESTART_S, Schedule
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor

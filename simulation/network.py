@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from simulation.faults import Fault, Weather
 from simulation.loop import Process, VirtualLoop, unseen
 from simulation.rules import Rule
 from zmqtrain.errors import ConfigError, FencedError
@@ -29,9 +30,6 @@ from zmqtrain.transport.base import (
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.refusals import refusal_of
-
-if TYPE_CHECKING:
-    from simulation.schedule import Fault
 
 Frames: TypeAlias = list[Buffer]
 
@@ -47,26 +45,6 @@ def nobody(fault: Fault) -> None:
 Watch: TypeAlias = Callable[["Connection", bool, Frames, str], None]
 """Told of every message: its connection, whether it goes to the listener, and what becomes of it:
 "sent", "lost" or "delivered"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weather:
-    """What happens to messages. Times are in seconds; chances are from 0 to 1."""
-
-    delay_s: float = 0.001  # at least
-    jitter_s: float = 0.001  # mean of what is added
-    loss: float = 0.0
-    repetition: float = 0.0
-    overtaking: bool = False  # whether messages of one connection may lose their order
-
-    def __str__(self) -> str:
-        words = [
-            f"delays of {self.delay_s:g} s + {self.jitter_s:g} s",
-            f"{self.loss:.0%} lost" if self.loss else "",
-            f"{self.repetition:.0%} repeated" if self.repetition else "",
-            "out of order" if self.overtaking else "",
-        ]
-        return ", ".join(filter(None, words))
 
 
 @dataclass(slots=True)

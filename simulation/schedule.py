@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
+from simulation.faults import Fault, Weather
 from simulation.model import EXAMPLES
-from simulation.network import Weather
 from simulation.rules import Rule
 from zmqtrain.config.timing import Timing
 from zmqtrain.data.batches import BatchPlan
@@ -29,53 +29,6 @@ STORMS = (
     Weather(0.001, 0.02, repetition=0.2),
     Weather(0.001, 0.05, loss=0.05, repetition=0.1, overtaking=True),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that goes wrong, or that somebody does. Times are in virtual seconds.
-
-    ``kind``:
-      lose        the process is gone for good
-      kill        the process is gone, and starts again after ``lasts_s``: at once, or in the
-                  middle of what it does next, once so many ``lines`` of its code have run;
-                  ``mild``: its connections look alive for a while; ``returns_as``: the name under
-                  which it starts again, if another
-      terminate   the process is told to end (SIGTERM)
-      stop        the process is stopped (SIGSTOP) for ``lasts_s``
-      cut         ``names`` and the others do not reach one another for ``lasts_s``; ``mild``:
-                  messages arrive after it
-      break       connections of the process break, and are made again
-      storm       ``weather`` for ``lasts_s``
-      switch      somebody changes the policy to ``spec``
-      save        somebody asks for a checkpoint
-      interrupt   somebody presses Ctrl-C
-    """
-
-    at: float
-    kind: str
-    names: tuple[str, ...] = ()
-    lasts_s: float = 0.0
-    mild: bool = False
-    lines: int = 0
-    weather: Weather | None = None
-    spec: str = ""
-    returns_as: str = ""
-
-    @property
-    def ends_at(self) -> float:
-        return self.at + self.lasts_s
-
-    def __str__(self) -> str:
-        details = {
-            "for": f"{self.lasts_s:g} s" if self.lasts_s else "",
-            "after": f"{self.lines} lines" if self.lines else "",
-            "in": str(self.weather or ""),
-            "to": self.spec,
-        }
-        words = [self.kind, ", ".join(self.names), "mildly" if self.mild else ""]
-        words += [f"{word} {text}" for word, text in details.items() if text]
-        return " ".join(filter(None, words))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from simulation import fakes
+from simulation.faults import Fault
 from simulation.run import STARTS_AT
-from simulation.schedule import Fault
 from tests.traces import calm, trace_of
 
 HOUR_S = 3600.0

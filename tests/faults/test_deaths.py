@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from simulation.faults import Fault
 from simulation.loop import current_process
 from simulation.model import CountingModel
 from simulation.rules import delay, duplicate
-from simulation.schedule import WIDE, Fault
+from simulation.schedule import WIDE
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.models.base import Batch, Gradients

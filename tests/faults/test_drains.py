@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simulation.schedule import Fault
+from simulation.faults import Fault
 from tests.traces import Trace, calm, trace_of
 from zmqtrain.config.timing import Timing
 

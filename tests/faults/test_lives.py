@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from simulation import fakes
+from simulation.faults import Fault
 from simulation.rules import before, delay, drop, refuse
 from simulation.run import STARTS_AT, simulate
-from simulation.schedule import Fault, draw
+from simulation.schedule import draw
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
 from zmqtrain.wire.messages import Initialize, Pull, Push, Read

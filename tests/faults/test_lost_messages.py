@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from simulation.faults import Fault
 from simulation.rules import drop, refuse
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.traces import calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.checkpoint import Saved

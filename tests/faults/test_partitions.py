@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from simulation.fakes import CHUNK_SIZE
+from simulation.faults import Fault
 from simulation.network import Connection, Frames, Network
 from simulation.rules import drop
-from simulation.schedule import Fault
 from tests.traces import calm, held, trace_of
 from zmqtrain.config.timing import Timing
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import zmqtrain
-from simulation.schedule import Fault
+from simulation.faults import Fault
 from tests.traces import ON_A_BOARD, calm, trace_of
 from zmqtrain import Job
 from zmqtrain.compute import offload

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
+from simulation.faults import Fault
 from simulation.loop import current_process
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.plans import planned
 from tests.traces import calm
 from zmqtrain import Job

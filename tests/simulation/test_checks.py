@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from simulation.network import Weather
+from simulation.faults import Fault, Weather
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.traces import calm
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from simulation.faults import Fault
 from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
-from simulation.schedule import Fault, draw
+from simulation.schedule import draw
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
 from zmqtrain.protocol.status import Status
 from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read

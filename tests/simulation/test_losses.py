@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from simulation.faults import Fault
 from simulation.monitor import MessageMonitor
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.traces import calm, trace_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store import checkpoint

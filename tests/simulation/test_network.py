@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from simulation.faults import Weather
 from simulation.loop import Process, VirtualLoop
-from simulation.network import Connection, Cut, Frames, Network, Weather
+from simulation.network import Connection, Cut, Frames, Network
 from zmqtrain.transport.base import UnreachableError
 
 ADDRESS = "ipc://simulated/0"

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from simulation.faults import Weather
 from simulation.loop import Process, VirtualLoop
-from simulation.network import Network, Weather
+from simulation.network import Network
 from simulation.rules import Rule, delay, drop, duplicate
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Leave, Read

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from simulation.faults import Fault
 from simulation.rules import before, delay, drop, duplicate
-from simulation.schedule import Fault, Schedule
+from simulation.schedule import Schedule
 from tests.traces import Trace, calm, trace_of
 from zmqtrain.wire.messages import HandedOver, HandOver, Orders
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.schedule import Fault
+from simulation.faults import Fault
 from tests.traces import calm, trace_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.logdir import GENERATION_FILE, last_generation, note_generation

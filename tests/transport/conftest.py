@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from simulation.faults import Weather
 from simulation.loop import Process
-from simulation.network import Network, Weather
+from simulation.network import Network
 from tests.harness import free_ports
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import (
