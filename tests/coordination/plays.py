@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ from zmqtrain.wire.messages import Arrived, Close, Extend, SwitchPolicy
 def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coordinator:
     """Return the coordinator of a job of 100 steps that has one shard and expects two workers.
 
-    ``joined``: so many have begun their first lives.
+    ``joined``: number of workers that have begun their first lives.
     """
     defaults = {"shards": 1, "workers": 2, "steps": 100, "lookahead": 0}
     policy = make_policy(policy) if isinstance(policy, str) else policy
@@ -45,15 +46,14 @@ def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coor
     return run
 
 
-def play(run: Coordinator, script: str) -> None:
-    """Feed a coordinator a script of ``event -> answer`` lines.
+def playing(run: Coordinator) -> Callable[[str], None]:
+    """Return a function that plays a script of ``event -> answer`` lines to a coordinator.
 
-    Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (it is
-    at shard 0, ``at SHARD`` puts them elsewhere, ``bad`` makes a gradient non-finite), ``switch
-    SPEC``, ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for
-    BY...``.
+    Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (at shard 0;
+    ``at SHARD`` names another one, ``bad`` makes the gradient non-finite), ``switch SPEC``,
+    ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for BY...``.
     """
-    plays.play(partial(_answer, run), script)
+    return partial(plays.play, partial(_answer, run))
 
 
 def _answer(run: Coordinator, text: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.coordination.plays import coordinator, play
+from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held
@@ -22,9 +22,7 @@ def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:
 
 
 def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
-    play(
-        coordinator("hogwild"),
-        """
+    playing(coordinator("hogwild"))("""
         join 0 1   -> -
         pull 0     -> answer 0 with 0
         join 1 1   -> -
@@ -35,8 +33,7 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
         held       -> -
         leave 0    -> -
         leave 0    -> -
-        """,
-    )
+    """)
 
 
 def test_release_answers_one_push_of_one_life() -> None:
@@ -50,9 +47,7 @@ def test_release_answers_one_push_of_one_life() -> None:
 
 
 def test_repeated_report_changes_nothing() -> None:
-    play(
-        coordinator("bounded-staleness:0", shards=2),
-        """
+    playing(coordinator("bounded-staleness:0", shards=2))("""
         pull 0          -> -
         join 0 1        -> -
         pull 0          -> answer 0 with 0
@@ -63,14 +58,11 @@ def test_repeated_report_changes_nothing() -> None:
         push 0 1 0 at 1 -> -
         push 0 1 0      -> -
         pull 0          -> -
-        """,
-    )
+    """)
 
 
 def test_new_life_ends_the_one_before() -> None:
-    play(
-        coordinator("sync-replicas", joined=2, lookahead=1),
-        """
+    playing(coordinator("sync-replicas", joined=2, lookahead=1))("""
         pull 0     -> -
         pull 1     -> answer 0 with 0 2, answer 1 with 1 3
         push 0 1 0 -> -
@@ -78,8 +70,7 @@ def test_new_life_ends_the_one_before() -> None:
         pull 1     -> -
         held       -> 1 waits for 0
         push 0 2 2 -> reduce 0, answer 0 with 4, answer 1 with 3 5
-        """,
-    )
+    """)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
@@ -106,52 +97,41 @@ def test_part_of_an_earlier_life_is_none_of_the_new_one() -> None:
 
 
 def test_other_push_counts_once_it_is_at_the_lead_shard() -> None:
-    play(
-        coordinator("hogwild", shards=3),
-        """
+    playing(coordinator("hogwild", shards=3))("""
         join 0 1        -> -
         pull 0          -> answer 0 with 0
         push 0 1 0 at 2 -> -
         push 0 1 0      -> apply 0, answer 0 with 1
-        """,
-    )
+    """)
 
 
 def test_unfinished_arrival_is_not_counted_by_anothers_step() -> None:
     run = coordinator("sync-replicas:aggregate=1", joined=2, shards=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0          -> -
         pull 1          -> answer 0 with 0, answer 1 with 1
         push 1 1 1      -> -
         push 0 1 0      -> -
         push 0 1 0 at 1 -> reduce 0, answer 0 with 2
         push 1 1 1 at 1 -> drop 1 stale, answer 1 with 1
-        """,
-    )
+    """)
     assert run.ledger.open_batches() == (1, 2)
 
 
 def test_batch_of_an_unfinished_arrival_goes_to_another() -> None:
-    play(
-        coordinator("sync-replicas", joined=2, shards=2),
-        """
+    playing(coordinator("sync-replicas", joined=2, shards=2))("""
         pull 0          -> -
         pull 1          -> answer 0 with 0, answer 1 with 1
         push 0 1 0      -> -
         leave 0         -> -
         push 1 1 1      -> -
         push 1 1 1 at 1 -> reduce 1, answer 1 with 0
-        """,
-    )
+    """)
 
 
 def test_accumulated_batch_of_a_worker_that_leaves_stays_counted() -> None:
     run = coordinator("sync-replicas:aggregate=3", shards=2, workers=1)
-    play(
-        run,
-        """
+    playing(run)("""
         join 0 1        -> -
         pull 0          -> answer 0 with 0
         push 0 1 0      -> -
@@ -164,8 +144,7 @@ def test_accumulated_batch_of_a_worker_that_leaves_stays_counted() -> None:
         push 0 1 1 at 1 -> accumulate 0, answer 0 with 2
         push 0 2 2      -> -
         push 0 2 2 at 1 -> reduce 0, answer 0 with 3
-        """,
-    )
+    """)
     assert run.ledger.open_batches() == (3,)
 
 
@@ -197,9 +176,7 @@ def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:1"])
 def test_no_more_batches_are_leased_than_steps_are_left(spec: str) -> None:
     run = coordinator(spec, joined=2, steps=3, lookahead=1)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> answer 0 with 0 1
         pull 1     -> answer 1 with 2
         push 0 1 0 -> apply 0, answer 0
@@ -207,8 +184,7 @@ def test_no_more_batches_are_leased_than_steps_are_left(spec: str) -> None:
         held       -> 0 waits for 1
         push 1 1 2 -> apply 1, answer 0 stop, answer 1 stop
         held       -> -
-        """,
-    )
+    """)
     assert run.finished
     assert run.ledger.open_batches() == ()
 
@@ -216,9 +192,7 @@ def test_no_more_batches_are_leased_than_steps_are_left(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "bounded-staleness:2"])
 def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(spec: str) -> None:
     run = coordinator(spec, joined=2, steps=2, lookahead=1)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> answer 0 with 0 1
         pull 1     -> -
         held       -> 1 waits for 0
@@ -227,8 +201,7 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(spec: str) ->
         pull 0     -> -
         push 1 1 0 -> apply 1, answer 1
         push 1 2 1 -> apply 1, answer 0 stop, answer 1 stop
-        """,
-    )
+    """)
 
 
 @pytest.mark.parametrize(
@@ -243,15 +216,12 @@ def test_workers_are_waited_for_if_any_of_them_is_there(
 
 
 def test_worker_without_a_batch_can_leave() -> None:
-    play(
-        coordinator("bounded-staleness:0", joined=2, steps=1),
-        """
+    playing(coordinator("bounded-staleness:0", joined=2, steps=1))("""
         pull 0     -> answer 0 with 0
         pull 1     -> -
         leave 1    -> -
         push 0 1 0 -> apply 0, answer 0 stop
-        """,
-    )
+    """)
 
 
 def test_coordinator_says_why_a_worker_has_no_batch() -> None:
@@ -266,9 +236,7 @@ def test_coordinator_says_why_a_worker_has_no_batch() -> None:
 
 def test_everyone_is_told_to_stop_after_the_last_step() -> None:
     run = coordinator("sync-replicas:aggregate=2", joined=3, workers=3, steps=1)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> -
         pull 1     -> -
         pull 2     -> answer 0 with 0, answer 1 with 1, answer 2 with 2
@@ -279,8 +247,7 @@ def test_everyone_is_told_to_stop_after_the_last_step() -> None:
         pull 1     -> answer 1 stop
         leave 1    -> -
         held       -> -
-        """,
-    )
+    """)
     assert run.version == 1
     assert run.ledger.open_batches() == (2,)
 
@@ -288,44 +255,35 @@ def test_everyone_is_told_to_stop_after_the_last_step() -> None:
 def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step() -> None:
     """A shard to which nothing is said of a push it has would apply it by itself."""
     run = coordinator("sync-replicas:aggregate=2", joined=2, workers=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> -
         pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> -
         give-up    -> drop 0 the job was given up, answer 0 stop
         push 1 1 1 -> drop 1 the job is complete, answer 1 stop
-        """,
-    )
+    """)
     assert run.ledger.open_batches() == (0, 1)
 
 
 def test_job_that_is_complete_when_it_starts_stops_everyone() -> None:
     run = coordinator("sync-replicas", steps=5, version=5)
-    play(
-        run,
-        """
+    playing(run)("""
         join 0 1 -> -
         pull 0   -> answer 0 stop
-        """,
-    )
+    """)
     assert run.finished
 
 
 def test_non_finite_gradient_is_skipped_with_its_batch() -> None:
     run = coordinator("sync-replicas", shards=2, workers=1)
-    play(
-        run,
-        """
+    playing(run)("""
         join 0 1            -> -
         pull 0              -> answer 0 with 0
         push 0 1 0          -> -
         push 0 1 0 at 1 bad -> answer 0 with 1
         push 0 2 1          -> -
         push 0 2 1 at 1     -> reduce 0, answer 0 with 2
-        """,
-    )
+    """)
     assert run.refused == 1
     assert run.version == 1
     assert run.ledger.open_batches() == (2,)
@@ -333,9 +291,7 @@ def test_non_finite_gradient_is_skipped_with_its_batch() -> None:
 
 def test_non_finite_gradient_does_not_move_a_clock() -> None:
     run = coordinator("bounded-staleness:0")
-    play(
-        run,
-        """
+    playing(run)("""
         join 0 1       -> -
         pull 0         -> answer 0 with 0
         join 1 1       -> -
@@ -344,21 +300,17 @@ def test_non_finite_gradient_does_not_move_a_clock() -> None:
         push 1 1 1     -> apply 1
         held           -> 1 waits for 0
         push 0 2 2     -> apply 0, answer 0 with 3, answer 1 with 4
-        """,
-    )
+    """)
 
 
 def test_resumed_run_leases_what_was_open_first() -> None:
     run = coordinator("sync-replicas", version=7, ledger=Ledger(next_batch=20, returned=[17, 12]))
-    play(
-        run,
-        """
+    playing(run)("""
         join 0 1     -> -
         join 1 1     -> -
         pull 1       -> -
         pull 0       -> answer 0 with 12, answer 1 with 17
         push 0 1 12  -> -
         push 1 1 17  -> reduce 0 1, answer 0 with 20, answer 1 with 21
-        """,
-    )
+    """)
     assert run.version == 8

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.coordination.plays import coordinator, play
+from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
@@ -18,9 +18,7 @@ ENDLESS = 1 << 40
 
 def test_nothing_is_leased_before_the_first_pass_begins() -> None:
     run = coordinator("hogwild", joined=2, steps=ENDLESS, ledger=Ledger(limit=0))
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> -
         pull 1     -> -
         held       -> -
@@ -30,67 +28,54 @@ def test_nothing_is_leased_before_the_first_pass_begins() -> None:
         held       -> 0 waits for 1
         push 1 2 2 -> apply 1
         held       -> -
-        """,
-    )
+    """)
     assert run.is_pass_over
-    play(run, "extend 6 -> switch hogwild, answer 0 with 3, answer 1 with 4")
+    playing(run)("extend 6 -> switch hogwild, answer 0 with 3, answer 1 with 4")
 
 
 def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there() -> None:
     run = coordinator("sync-replicas:aggregate=4", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> -
         pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> accumulate 0
         push 1 1 1 -> accumulate 1, reduce, switch sync-replicas:aggregate=4
         extend 4   -> switch sync-replicas:aggregate=4, answer 0 with 2, answer 1 with 3
-        """,
-    )
+    """)
     assert run.ledger.pass_examples == 0
 
 
 def test_batch_of_a_worker_that_dies_belongs_to_its_pass() -> None:
     run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> -
         pull 1     -> answer 0 with 0, answer 1 with 1
         push 0 1 0 -> -
         leave 1    -> reduce 0, answer 0 with 1
         push 0 2 1 -> reduce 0
-        """,
-    )
+    """)
     assert run.is_pass_over
 
 
 def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody() -> None:
     run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> -
         pull 1     -> answer 0 with 0, answer 1 with 1
         extend 4   -> -
         extend 4   -> -
         push 0 1 0 -> -
         push 1 1 1 -> reduce 0 1, answer 0 with 2, answer 1 with 3
-        """,
-    )
+    """)
 
 
 def test_run_may_be_closed_between_two_passes() -> None:
     run = coordinator("hogwild", joined=1, workers=1, steps=ENDLESS, ledger=Ledger(limit=1))
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> answer 0 with 0
         push 0 1 0 -> apply 0
         close      -> answer 0 stop
-        """,
-    )
+    """)
     assert run.finished
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.coordination.plays import coordinator, play
+from tests.coordination.plays import coordinator, playing
 from zmqtrain.policies import Apply, Decision, Held, Release, load_policy
 from zmqtrain.wire.messages import SwitchPolicy
 
@@ -49,9 +49,7 @@ class OnTheNextPush:
 
 
 def test_worker_that_is_fed_again_may_be_held_by_the_policy() -> None:
-    play(
-        coordinator(OnTheNextPush(), joined=3, workers=3, steps=3, lookahead=1),
-        """
+    playing(coordinator(OnTheNextPush(), joined=3, workers=3, steps=3, lookahead=1))("""
         pull 0     -> answer 0 with 0 1
         pull 2     -> -
         push 0 1 0 -> apply 0, answer 0, answer 2 with 2
@@ -62,27 +60,20 @@ def test_worker_that_is_fed_again_may_be_held_by_the_policy() -> None:
         leave 2    -> answer 0 with 2
         held       -> 1 waits for 0
         push 0 3 2 -> apply 0, answer 0 stop, answer 1 stop
-        """,
-    )
+    """)
 
 
 def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
     run = coordinator("hogwild", joined=3, workers=3, steps=3, lookahead=1)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0     -> answer 0 with 0 1
         pull 1     -> answer 1 with 2
         pull 2     -> -
-        """,
-    )
+    """)
     run.handle(SwitchPolicy(load_policy(OnTheNextPush.spec).spec))
-    play(
-        run,
-        f"""
+    playing(run)(f"""
         push 0 1 0 -> apply 0
         push 1 1 2 -> apply 1, switch {OnTheNextPush.spec}, answer 0
         held       -> 1 waits for 0, 2 waits for 0
         push 0 2 1 -> apply 0, answer 0 stop, answer 1 stop, answer 2 stop
-        """,
-    )
+    """)

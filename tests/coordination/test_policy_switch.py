@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.coordination.plays import coordinator, play
+from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.policies import Held
 from zmqtrain.wire.messages import SwitchPolicy
@@ -12,9 +12,7 @@ from zmqtrain.wire.messages import SwitchPolicy
 
 def test_everyone_is_held_until_no_worker_computes() -> None:
     run = coordinator("hogwild", joined=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0               -> answer 0 with 0
         pull 1               -> answer 1 with 1
         switch sync-replicas -> -
@@ -25,8 +23,7 @@ def test_everyone_is_held_until_no_worker_computes() -> None:
         push 1 2 3           -> -
         held                 -> 1 waits for 0
         push 0 2 2           -> reduce 0 1, answer 0 with 4, answer 1 with 5
-        """,
-    )
+    """)
     assert run.policy.spec == "sync-replicas"
     assert run.next_policy is None
 
@@ -43,9 +40,7 @@ def test_coordinator_says_that_the_policy_changes() -> None:
 
 def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
     run = coordinator("hogwild", joined=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0               -> answer 0 with 0
         push 0 1 0           -> apply 0, answer 0 with 1
         pull 1               -> answer 1 with 2
@@ -54,16 +49,13 @@ def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
         push 0 3 3           -> apply 0
         push 1 1 2           -> apply 1, switch sync-replicas, answer 0 with 4, answer 1 with 5
         push 0 4 4           -> -
-        """,
-    )
+    """)
     assert list(run.held()) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
 
 
 def test_unfinished_step_is_settled_under_the_old_policy() -> None:
     run = coordinator("sync-replicas:aggregate=5", joined=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0         -> -
         pull 1         -> answer 0 with 0, answer 1 with 1
         push 0 1 0     -> accumulate 0, answer 0 with 2
@@ -71,52 +63,40 @@ def test_unfinished_step_is_settled_under_the_old_policy() -> None:
         push 0 2 2     -> accumulate 0
         push 1 1 1     -> accumulate 1, reduce, switch hogwild, answer 0 with 3, answer 1 with 4
         push 1 2 4     -> apply 1, answer 1 with 5
-        """,
-    )
+    """)
     assert run.version == 2
 
 
 def test_worker_that_computes_and_leaves_opens_the_barrier() -> None:
-    play(
-        coordinator("hogwild", joined=2),
-        """
+    playing(coordinator("hogwild", joined=2))("""
         pull 0               -> answer 0 with 0
         pull 1               -> answer 1 with 1
         switch sync-replicas -> -
         push 0 1 0           -> apply 0
         leave 1              -> switch sync-replicas, answer 0 with 1
         push 0 2 1           -> reduce 0, answer 0 with 2
-        """,
-    )
+    """)
 
 
 def test_policy_changes_at_once_when_nobody_computes() -> None:
     run = coordinator("sync-replicas", joined=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0         -> -
         switch hogwild -> switch hogwild, answer 0 with 0
         pull 1         -> answer 1 with 1
-        """,
-    )
+    """)
 
 
 def test_policy_changes_while_no_worker_is_live() -> None:
-    play(
-        coordinator("hogwild"),
-        """
+    playing(coordinator("hogwild"))("""
         switch sync-replicas -> switch sync-replicas
         join 1 1             -> -
         pull 1               -> answer 1 with 0
-        """,
-    )
+    """)
 
 
 def test_worker_that_joins_during_a_switch_begins_under_the_new_policy() -> None:
-    play(
-        coordinator("hogwild", joined=2),
-        """
+    playing(coordinator("hogwild", joined=2))("""
         pull 0                     -> answer 0 with 0
         switch bounded-staleness:0 -> -
         pull 1                     -> -
@@ -125,85 +105,67 @@ def test_worker_that_joins_during_a_switch_begins_under_the_new_policy() -> None
 answer 1 with 2
         push 0 2 1                 -> apply 0
         held                       -> 0 waits for 1
-        """,
-    )
+    """)
 
 
 def test_last_request_for_a_switch_wins() -> None:
-    play(
-        coordinator("hogwild", joined=2),
-        """
+    playing(coordinator("hogwild", joined=2))("""
         pull 0                     -> answer 0 with 0
         switch sync-replicas       -> -
         switch bounded-staleness:3 -> -
         push 0 1 0                 -> apply 0, switch bounded-staleness:3, answer 0 with 1
-        """,
-    )
+    """)
 
 
 def test_run_that_ends_during_a_switch_forgets_it() -> None:
     run = coordinator("sync-replicas:aggregate=1", joined=2, steps=1)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0         -> -
         pull 1         -> answer 0 with 0, answer 1 with 1
         switch hogwild -> -
         push 0 1 0     -> reduce 0, answer 0 stop
         held           -> -
         push 1 1 1     -> drop 1 the job is complete, answer 1 stop
-        """,
-    )
+    """)
     assert run.next_policy is None
     assert run.policy.spec == "sync-replicas:aggregate=1"
 
 
 def test_non_finite_push_is_held_like_any_other() -> None:
     run = coordinator("sync-replicas", joined=2)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0         -> -
         pull 1         -> answer 0 with 0, answer 1 with 1
         push 0 1 0     -> -
         switch hogwild -> -
         push 1 1 1 bad -> reduce 0, switch hogwild, answer 0 with 2, answer 1 with 3
-        """,
-    )
+    """)
     assert run.refused == 1
 
 
 def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut() -> None:
-    play(
-        coordinator("bounded-staleness:9", joined=2, shards=2),
-        """
+    playing(coordinator("bounded-staleness:9", joined=2, shards=2))("""
         pull 0          -> answer 0 with 0
         push 0 1 0      -> -
         switch hogwild  -> -
         held            -> -
         push 0 1 0 at 1 -> apply 0, switch hogwild, answer 0 with 1
         push 0 2 1      -> apply 0, answer 0 with 2
-        """,
-    )
+    """)
 
 
 def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for() -> None:
-    play(
-        coordinator("hogwild", joined=2, shards=2),
-        """
+    playing(coordinator("hogwild", joined=2, shards=2))("""
         pull 0                     -> answer 0 with 0
         switch bounded-staleness:1 -> -
         push 0 1 0                 -> apply 0, switch bounded-staleness:1, answer 0 with 1
         pull 1                     -> answer 1 with 2
-        """,
-    )
+    """)
 
 
 def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push_a_step() -> None:
     run = coordinator("sync-replicas", joined=2, steps=2, lookahead=1)
-    play(
-        run,
-        """
+    playing(run)("""
         pull 0         -> -
         pull 1         -> answer 0 with 0 2, answer 1 with 1 3
         switch hogwild -> -
@@ -212,22 +174,18 @@ def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push
         held           -> 1 waits for 0
         leave 0        -> answer 1
         push 1 2 3     -> apply 1, answer 1 stop
-        """,
-    )
+    """)
     assert run.ledger.open_batches() == (2,)
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "sync-replicas"])
 def test_policy_can_be_renewed(spec: str) -> None:
     run = coordinator(spec, joined=2)
-    play(
-        run,
-        f"""
+    playing(run)(f"""
         switch {spec} -> switch {spec}
         pull 0        -> answer 0 with 0
         pull 1        -> {"-" if spec == "sync-replicas" else "answer 1 with 1"}
-        """,
-    )
+    """)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +194,7 @@ def test_policy_can_be_renewed(spec: str) -> None:
 )
 def test_nobody_is_behind_when_a_policy_begins(after: str) -> None:
     run = coordinator("hogwild", joined=2)
-    play(run, "pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
+    playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 24):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
     assert run.behind() == {0: 0, 1: 23}
@@ -249,7 +207,7 @@ def test_nobody_is_behind_when_a_policy_begins(after: str) -> None:
 
 def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
     run = coordinator("hogwild", joined=2)
-    play(run, "pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
+    playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 6):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
         if sequence < 3:
@@ -263,7 +221,7 @@ def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
 
 def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
     run = coordinator("bounded-staleness:2", joined=2)
-    play(run, "pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
+    playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 4):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
     assert [held.worker for held in run.held()] == [0]
@@ -273,7 +231,7 @@ def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
 def test_worker_with_an_old_token_is_behind_by_steps_of_the_job() -> None:
     """The tokens that a job begins with are of step 0, and one gradient makes a step."""
     run = coordinator("sync-replicas:aggregate=1,tokens=2", joined=2)
-    play(run, "pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
+    playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 5):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
     assert run.behind() == {0: 0, 1: 1}

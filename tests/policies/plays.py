@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests import plays
 from zmqtrain.policies import (
     Accumulate,
@@ -15,11 +17,12 @@ from zmqtrain.policies import (
 )
 
 
-def play(spec: str, script: str) -> Policy:
-    """Feed the policy of a spec a script of ``event -> answer`` lines; return the policy.
+def playing(spec: str, begun: str = "") -> Callable[[str], Policy]:
+    """Return a function that plays a script to a new policy of a spec and returns the policy.
 
-    Events: ``start VERSION WORKERS``, ``join W``, ``leave W``, ``push W``, ``drain``, and ``held``,
-    whose answer is ``W waits for BY...``.
+    A script has ``event -> answer`` lines; ``begun`` is played before it. Events: ``start VERSION
+    WORKERS``, ``join W``, ``leave W``, ``push W``, ``drain``, and ``held``, whose answer is ``W
+    waits for BY...``.
     """
     policy = make_policy(spec)
 
@@ -29,8 +32,11 @@ def play(spec: str, script: str) -> Policy:
             return plays.waits(policy.held())
         return plays.listed(map(_written, getattr(policy, event)(*map(int, numbers)) or ()))
 
-    plays.play(answer, script)
-    return policy
+    def play(script: str) -> Policy:
+        plays.play(answer, begun + script)
+        return policy
+
+    return play
 
 
 def _written(decision: Decision) -> str:

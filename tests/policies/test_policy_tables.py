@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.policies.plays import play
+from tests.policies.plays import playing
 from zmqtrain.policies import Held, make_policy
 
 
 def test_hogwild_applies_and_releases_at_once() -> None:
-    play(
-        "hogwild",
-        """
+    playing("hogwild")("""
         start 0 2 -> -
         join 0    -> release 0
         push 0    -> apply 0, release 0
@@ -24,14 +22,11 @@ def test_hogwild_applies_and_releases_at_once() -> None:
         leave 1   -> -
         join 1    -> release 1
         drain     -> -
-        """,
-    )
+    """)
 
 
 def test_staleness_bound_holds_the_worker_that_runs_ahead() -> None:
-    play(
-        "bounded-staleness:1",
-        """
+    playing("bounded-staleness:1")("""
         start 0 2 -> -
         join 0    -> release 0
         join 1    -> release 1
@@ -44,14 +39,11 @@ def test_staleness_bound_holds_the_worker_that_runs_ahead() -> None:
         push 1    -> apply 1
         held      -> 1 waits for 0
         drain     -> -
-        """,
-    )
+    """)
 
 
 def test_tokens_are_taken_in_the_order_of_the_pushes() -> None:
-    policy = play(
-        "sync-replicas:aggregate=2,tokens=1",
-        """
+    policy = playing("sync-replicas:aggregate=2,tokens=1")("""
         start 4 3 -> -
         join 0    -> release 0
         join 1    -> release 1
@@ -63,15 +55,12 @@ def test_tokens_are_taken_in_the_order_of_the_pushes() -> None:
         push 2    -> -
         held      -> 2 waits for 0 1
         push 0    -> reduce 0 2, release 2, release 0
-        """,
-    )
+    """)
     assert policy.local_step == {0: 6, 1: 5, 2: 6}
 
 
 def test_token_of_a_worker_that_left_is_taken_by_another() -> None:
-    play(
-        "sync-replicas:aggregate=2,tokens=0",
-        """
+    playing("sync-replicas:aggregate=2,tokens=0")("""
         start 0 2 -> -
         join 0    -> release 0
         join 1    -> release 1
@@ -80,22 +69,18 @@ def test_token_of_a_worker_that_left_is_taken_by_another() -> None:
         push 0    -> reduce 0 1, release 0
         push 0    -> accumulate 0, release 0
         push 0    -> reduce 0, release 0
-        """,
-    )
+    """)
 
 
 def test_counted_gradient_of_a_worker_that_rejoins_keeps_its_token_step() -> None:
-    play(
-        "sync-replicas:aggregate=2,tokens=0",
-        """
+    playing("sync-replicas:aggregate=2,tokens=0")("""
         start 0 2 -> -
         join 0    -> release 0
         push 0    -> -
         leave 0   -> -
         join 0    -> accumulate 0, release 0
         push 0    -> reduce 0, release 0
-        """,
-    )
+    """)
 
 
 def test_bounded_staleness_says_how_far_a_worker_is_ahead() -> None:
