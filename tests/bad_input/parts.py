@@ -42,7 +42,7 @@ LIMIT_S = 10.0
 
 
 class Someone:
-    """A connected peer that says whatever it is told to, and reads the answers."""
+    """A connected peer that sends any message and reads the replies."""
 
     def __init__(self, transport: MemoryTransport, address: str, role: str, index: int) -> None:
         self.sender = Sender(role, index)
@@ -89,8 +89,8 @@ class Someone:
 
     def _receive(self, peer: RoutingId, frames: list[Buffer]) -> None:
         envelope = decode(frames)
-        if envelope.request_id in self._replies:
-            self._replies[envelope.request_id].set_result(envelope)
+        if (reply := self._replies.pop(envelope.request_id, None)) is not None:
+            reply.set_result(envelope)
 
 
 class Table:

@@ -1,4 +1,4 @@
-"""Laws: whatever is said to a ps, and by whomever, it serves those who do right."""
+"""Laws: a ps serves correct tasks, whatever messages it gets from others."""
 
 from __future__ import annotations
 
@@ -8,19 +8,35 @@ import logging
 import tracemalloc
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from tests.bad_input.parts import make_job, table
+from tests.bad_input.parts import Table, make_job, table
 from tests.fuzz import inputs
 from tests.wire.values import values_of
 from zmqtrain.wire.buffers import DTYPES, Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, encode
-from zmqtrain.wire.messages import Message, Parameters, Push, PushReply, Read
+from zmqtrain.wire.messages import (
+    Chunk,
+    Heartbeat,
+    Initialize,
+    Join,
+    Leave,
+    Message,
+    Parameters,
+    Pull,
+    Push,
+    PushReply,
+    Read,
+    Shutdown,
+)
 
 # Small numbers hit what exists.
 ADDRESSABLE = {
@@ -30,7 +46,7 @@ ADDRESSABLE = {
     bool: st.booleans(),
 }
 GROWTH_NBYTES = 1 << 15
-"""What five hundred hostile messages may leave behind."""
+"""Growth of memory that hundreds of hostile messages may cause."""
 
 KEYS = st.sampled_from(["orders", "step", "stuck", "bytes", "x"])
 
@@ -76,12 +92,55 @@ def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """What is allocated is counted, and nothing is logged: pytest keeps what is."""
+    """Trace allocations. Logging is off, since pytest keeps log records."""
     logging.disable()
     tracemalloc.start()
     yield
     tracemalloc.stop()
     logging.disable(logging.NOTSET)
+
+
+def refused_messages(t: Table, dice: Random) -> Iterator[tuple[Message, list[NDArray[Any]]]]:
+    """Yield messages that a joined worker must not send now, with their tensors."""
+    endless = {str(n): "y" * dice.randrange(9000) for n in range(100)}
+    for other in ({"seed": str(dice.randrange(1, 99))}, endless):
+        yield Join("stranger/1", t.fingerprint | other, "there:2", "", "", 0), []
+    push = Push(1, t.ps.state.version, 0, 20, 0.5)
+    size = dice.choice([0, 1, 3, 1000, 600_000])
+    for message in (push, Chunk(1, dice.choice([-1, 0, 1, 9]))):
+        yield message, [np.zeros(size, np.float32)]
+        yield message, [t.zeros.astype(dice.choice(["<f2", "<f8", "<i4", "|u1"]))]
+        yield message, [t.zeros, t.zeros]
+    yield replace(push, sequence=dice.randrange(2, 9)), [t.zeros]
+    for message in (Initialize(None), Shutdown(0, "it is over")):
+        yield message, []
+
+
+@pytest.mark.usefixtures("traced")
+async def test_refused_messages_leave_nothing_behind() -> None:
+    dice = Random(3)
+    async with table(make_job()) as t:
+        await t.begin()
+        member, batches = await t.worker(1)
+        former = t.someone("worker", 1)
+        former.be(member.sender.incarnation - 1, 1)
+
+        async def send_all() -> None:
+            for message, tensors in refused_messages(t, dice):
+                await member.refused(message, *tensors)
+            for old in (Push(1, 0, batches[0], 20, 0.5), Pull(), Heartbeat(), Leave("go")):
+                await former.refused(old)
+            gc.collect()
+
+        for _ in range(10):  # these leave what later ones replace
+            await send_all()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            await send_all()
+        assert tracemalloc.get_traced_memory()[0] - before < GROWTH_NBYTES
+        registry = t.ps.metrics.registry
+        assert registry.get_sample_value("zmqtrain_decode_errors_total") == 0
+        await t.check(member, batches)
 
 
 def damaged(dice: Random) -> Iterator[list[Buffer]]:
@@ -109,7 +168,7 @@ async def test_bytes_that_are_no_message_are_counted_and_leave_nothing_behind() 
             return len(sent)
 
         count = 0
-        for _ in range(10):  # what these leave is replaced by what follows
+        for _ in range(10):  # these leave what later ones replace
             count += await suffer()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(10):
