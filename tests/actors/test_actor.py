@@ -175,27 +175,8 @@ async def test_message_that_the_task_does_not_take_is_refused(ps: Ps, client: Cl
 @pytest.mark.parametrize(
     ("frames", "request_id", "text"),
     [
-        (
-            [b"\xc1"],
-            0,
-            "the header is not msgpack within limits: FormatError",
-        ),
-        ([b""], 0, "the message is empty"),
-        ([b"\x81\xa1a\x01"], 0, "the header is not a zmqtrain envelope"),
-        (
-            [b"\x97\x63\xa4Pull\x05\x93\xa6worker\x00\x01\x00\x90\x90"],
-            5,
-            VERSION_99,
-        ),
-        (
-            [
-                b"\x97%c\xa4Push\x06\x93\xa6worker\x00\x01\x00\x91" % PROTOCOL_VERSION
-                + b"\x91" * 1000
-                + b"\x90\x90"
-            ],
-            6,
-            "expected 8 fields of Push, got [[[[[[[...]]]]]]]",
-        ),
+        ([b"\xc1"], 0, "the header is not msgpack within limits: FormatError"),
+        ([b"\x97\x63\xa4Pull\x05\x93\xa6worker\x00\x01\x00\x90\x90"], 5, VERSION_99),
     ],
 )
 async def test_undecodable_message_is_refused_and_counted(

@@ -138,9 +138,7 @@ def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step() -> No
         assert len(trace.of("worker . joined")) == 3 * 2  # at every ps, once
 
 
-def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or_leaves_it() -> (
-    None
-):
+def test_chief_stopped_while_it_takes_over_saves_what_was_learned_or_leaves_it() -> None:
     saved = []
     for ms in range(1450, 1850, 25):
         faults = (kill("chief 0", 0.8), Fault(ms / 1000, "interrupt"))
@@ -151,9 +149,7 @@ def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or
     assert len(saved) > 2
 
 
-def test_chief_that_is_told_to_end_before_its_first_order_is_answered_saves_what_was_learned() -> (
-    None
-):
+def test_chief_stopped_before_its_first_order_is_answered_saves_what_was_learned() -> None:
     """A ps may begin on that order, and workers train, while its answer is still on the way."""
     late = delay(Parameters, 1, sender="ps", receiver="chief 0", by_s=1.0)
     trace = trace_of(calm(keeps=True, faults=(Fault(0.5, "interrupt"),), rules=(late,)))

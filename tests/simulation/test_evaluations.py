@@ -6,7 +6,6 @@ That each is of the step that it names, on all shards, is checked at the end of 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from simulation.faults import Fault
 from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
-from simulation.schedule import draw
+from simulation.schedule import Fault
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
 from zmqtrain.protocol.status import Status
 from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read
@@ -106,15 +105,6 @@ def test_job_that_goes_back_is_evaluated_at_these_steps_again() -> None:
     assert evaluated(trace) == [10, 20, 30]
 
 
-@pytest.mark.parametrize(
-    "kind", [{}, {"hosted": True}, {"board": True}], ids=["ps", "none", "board"]
-)
-def test_evaluations_are_of_their_steps_whatever_is_drawn(kind: dict[str, bool]) -> None:
-    drawn = [replace(draw(seed, **kind), evaluates=(1, 2, 5)[seed % 3]) for seed in range(4)]
-    reports = [simulate(schedule) for schedule in drawn]
-    assert not [str(report) for report in reports if report.broken]
-
-
 EPOCHS = {"steps": 24, "epochs": 3, "slow_chief": True}
 KILL = {name: Fault(0.0, "kill", (name,), 0.05) for name in ("chief 0", "worker 1")}
 SHARED: dict[str, Rule] = {
@@ -141,12 +131,3 @@ def test_evaluation_that_is_shared_is_right_and_ends_whatever_happens(
     rule: Rule, place: dict[str, Any]
 ) -> None:
     held(calm(**place, **EPOCHS, rules=(rule,)))
-
-
-@pytest.mark.parametrize(
-    "kind", [{}, {"hosted": True}, {"board": True}, {"hosts": True}],
-    ids=["ps", "none", "board", "hosts"],
-)  # fmt: skip
-def test_shared_evaluations_are_right_whatever_is_drawn(kind: dict[str, bool]) -> None:
-    reports = [simulate(draw(seed, epochs=True, **kind)) for seed in range(4)]
-    assert not [str(report) for report in reports if report.broken]

@@ -1,10 +1,12 @@
-"""Clusters in virtual time: whatever happens to them, what must hold holds."""
+"""Clusters in virtual time: no drawn schedule of faults breaks an invariant."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,34 +17,53 @@ from simulation.schedule import draw
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
-BLOCK = 20
-FIRST = range(0, 40, 20)
+KINDS: tuple[dict[str, bool], ...] = ({}, {"hosted": True}, {"board": True}, {"hosts": True})
+ANOTHER_CHIEF_ENDS_IT = (193, 208)
+CHIEF_HURRIES = 771000793
+CHIEF_IS_STOPPED_BEFORE_IT_HAS_JOINED_EVERYWHERE = 770000007
+PS_HAS_LOST_EVERYTHING_BEFORE_THE_END = 53585
+PS_REPAIRS_AN_UPDATE_AT_THE_END_OF_AN_EPOCH = (54, 57)
+PUSH_COMES_BEHIND_A_SWITCH_THAT_RELEASED_IT = 990096
+WORKERS_HOLD_THE_END_BACK_UNTIL_THE_CHIEF_HAS_ENDED_THE_RUN = 202401
+CHIEF_IS_BELIEVED_WHERE_ITS_LAST_LIFE_IS_KNOWN = 73000539
+WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER = 402822
 
 
-@pytest.mark.parametrize("first", FIRST)
-def test_everything_holds_whatever_is_drawn(first: int) -> None:
-    reports = [run_seed(seed) for seed in range(first, first + BLOCK)]
+@pytest.mark.parametrize(
+    ("seeds", "kind", "fields"),
+    [
+        (range(20), {}, {}),
+        (range(20, 40), {}, {}),
+        ([PS_HAS_LOST_EVERYTHING_BEFORE_THE_END], {}, {}),
+        ([WORKERS_HOLD_THE_END_BACK_UNTIL_THE_CHIEF_HAS_ENDED_THE_RUN], {}, {}),
+        ([WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER], {}, {}),
+        (range(3), {"hosted": True}, {}),
+        ([CHIEF_IS_STOPPED_BEFORE_IT_HAS_JOINED_EVERYWHERE, CHIEF_HURRIES], {"hosted": True}, {}),
+        ([PUSH_COMES_BEHIND_A_SWITCH_THAT_RELEASED_IT], {"hosted": True}, {}),
+        ([CHIEF_IS_BELIEVED_WHERE_ITS_LAST_LIFE_IS_KNOWN], {"hosted": True}, {}),
+        (range(8), {"board": True}, {}),
+        ([*range(12), *ANOTHER_CHIEF_ENDS_IT], {}, {"epochs": 3}),
+        (
+            [*range(8), *PS_REPAIRS_AN_UPDATE_AT_THE_END_OF_AN_EPOCH],
+            {},
+            {"epochs": 3, "keeps": True, "sets_weights": True},
+        ),
+        (range(0, 4, 3), {}, {"evaluates": 1}),
+        ([1], {}, {"evaluates": 2}),
+        ([2], {}, {"evaluates": 5}),
+        (range(2), {"hosted": True}, {"evaluates": 1}),
+        (range(2), {"board": True}, {"evaluates": 2}),
+        *((range(4), {"epochs": True} | kind, {}) for kind in KINDS),
+    ],
+)
+def test_drawn_schedule_breaks_no_invariant(
+    seeds: Iterable[int], kind: dict[str, bool], fields: dict[str, Any]
+) -> None:
+    reports = [simulate(replace(draw(seed, **kind), **fields)) for seed in seeds]
     assert not [str(report) for report in reports if report.broken]
 
 
-def test_ps_that_has_lost_everything_is_told_of_the_end() -> None:
-    assert not run_seed(53585).broken
-
-
-def test_everything_holds_without_ps_whatever_is_drawn() -> None:
-    chief_is_stopped_before_it_has_joined_everywhere = 770000007
-    push_comes_behind_a_switch_that_released_it, chief_hurries = 990096, 771000793
-    seeds = (
-        *range(3),
-        chief_is_stopped_before_it_has_joined_everywhere,
-        push_comes_behind_a_switch_that_released_it,
-        chief_hurries,
-    )
-    reports = [run_seed(seed, hosted=True) for seed in seeds]
-    assert not [str(report) for report in reports if report.broken]
-
-
-def test_everything_holds_when_hosts_are_lost_whatever_is_drawn() -> None:
+def test_drawn_schedule_with_lost_hosts_breaks_no_invariant() -> None:
     traces: list[list[str]] = [[] for _ in range(8)]
     reports = [simulate(draw(seed, hosts=True), traces[seed].append) for seed in range(8)]
     assert not [str(report) for report in reports if report.broken]
@@ -50,11 +71,6 @@ def test_everything_holds_when_hosts_are_lost_whatever_is_drawn() -> None:
     assert sum(regrouped) > 3
     chief_is_restarted_in_a_group_that_is_over = 44000989
     assert not run_seed(chief_is_restarted_in_a_group_that_is_over, hosts=True).broken
-
-
-def test_everything_holds_on_a_board_whatever_is_drawn() -> None:
-    reports = [run_seed(seed, board=True) for seed in range(8)]
-    assert not [str(report) for report in reports if report.broken]
 
 
 def test_workers_on_a_board_push_only_where_the_ps_has_its_say() -> None:
@@ -90,21 +106,6 @@ def test_member_that_slept_through_the_end_of_its_roster_updates_nothing() -> No
         board = {**ON_A_BOARD, "workers": 2, "timing": timing}
         trace = trace_of(calm(**board, steps=20, slow=0, keeps=True, save_secs=100, faults=faults))
         assert trace.of("worker 1 was left out of the step that it has computed")
-
-
-def test_every_epoch_is_an_exact_pass_whatever_is_drawn() -> None:
-    another_chief_ends_it = 193, 208
-    seeds = (*range(12), *another_chief_ends_it)
-    reports = [simulate(replace(draw(seed), epochs=3)) for seed in seeds]
-    assert not [str(report) for report in reports if report.broken]
-
-
-def test_weights_and_rate_that_are_set_between_epochs_lose_nothing_whatever_is_drawn() -> None:
-    ps_repairs_an_update_at_the_end_of_an_epoch = 54, 57
-    seeds = (*range(8), *ps_repairs_an_update_at_the_end_of_an_epoch)
-    drawn = [replace(draw(seed), epochs=3, keeps=True, sets_weights=True) for seed in seeds]
-    reports = [simulate(schedule) for schedule in drawn]
-    assert not [str(report) for report in reports if report.broken]
 
 
 def test_seed_is_replayed_exactly() -> None:
