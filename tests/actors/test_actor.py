@@ -180,11 +180,7 @@ async def test_message_that_the_task_does_not_take_is_refused(ps: Ps, client: Cl
     ],
 )
 async def test_undecodable_message_is_refused_and_counted(
-    ps: Ps,
-    client: Clients,
-    frames: list[bytes],
-    request_id: int,
-    text: str,
+    ps: Ps, client: Clients, frames: list[bytes], request_id: int, text: str
 ) -> None:
     peer, other = client(ADDRESS), client(ADDRESS, index=1)
     peer.send_frames(frames)

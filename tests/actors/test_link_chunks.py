@@ -206,11 +206,7 @@ async def test_chunks_that_found_the_queue_full_are_sent_later(
     ids=lambda value: type(value).__name__,
 )
 async def test_chunks_ahead_of_a_reply_are_taken_in_before_it(
-    worker: Worker,
-    ps: FakePs,
-    message: Message,
-    options: dict[str, Any],
-    reply: Message,
+    worker: Worker, ps: FakePs, message: Message, options: dict[str, Any], reply: Message
 ) -> None:
     out = nothing(3)
     asked = worker.ask(message, out=out, **options)

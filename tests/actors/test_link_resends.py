@@ -117,9 +117,7 @@ async def test_lost_request_is_sent_again_before_it_is_given_up_with_its_peer(
 
 
 async def test_request_that_found_the_queue_full_is_sent_later(
-    worker: Worker,
-    start_ps: Callable[[], FakePs],
-    monkeypatch: pytest.MonkeyPatch,
+    worker: Worker, start_ps: Callable[[], FakePs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.ps.joined = False
     for _ in range(100):

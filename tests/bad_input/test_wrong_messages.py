@@ -202,9 +202,7 @@ def test_shard_is_written_into_no_directory_but_that_of_an_attempt(text: str) ->
 
 @pytest.mark.parametrize("is_claimed", [True, False])
 async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    is_claimed: bool,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_claimed: bool
 ) -> None:
     """As on a file system whose locks are of one host."""
     made = tmp_path / "checkpoints/made"

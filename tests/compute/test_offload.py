@@ -56,10 +56,7 @@ async def test_work_moves_to_where_the_last_piece_would_have_belonged(
 
 @pytest.mark.parametrize("duration_s", [SHORT_S, 2 * LONG_S])
 async def test_error_of_the_work_is_raised_and_measured_too(
-    offload: Offload,
-    clock: Clock,
-    chunk: Callable[[float], Any],
-    duration_s: float,
+    offload: Offload, clock: Clock, chunk: Callable[[float], Any], duration_s: float
 ) -> None:
     def fails() -> None:
         clock.now += duration_s

@@ -108,9 +108,7 @@ def test_deaths_that_come_together_cost_no_push(kills: tuple[Fault, ...], policy
 
 
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas:aggregate=2"])
-def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(
-    policy: str,
-) -> None:
+def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(policy: str) -> None:
     kills = (Fault(0.2, "kill", ("worker 1",), 0.1, returns_as="worker 3"),)
     absent = frozenset({"worker 3"})
     trace = trace_of(calm(workers=4, policy=policy, steps=16, faults=kills, absent=absent))

@@ -85,9 +85,7 @@ def test_ps_restarted_while_the_chief_begins_ends_no_job() -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync-replicas", "bounded-staleness:0", "hogwild:whole"])
-def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
-    policy: str,
-) -> None:
+def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(policy: str) -> None:
     """A pull needs no agreement: ps 0 has it released on a shard that it has not reached yet."""
     lost = drop(Pull, receiver="ps 1", until_s=1.0)
     kill = Fault(1.0, "kill", ("ps 1",), 0.3)

@@ -43,9 +43,7 @@ def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
 
 
 @pytest.mark.parametrize("lasts_s", [SHORT_S, LONG_S], ids=["shorter", "longer"])
-def test_member_of_a_board_that_stood_still_begins_again_after_its_lease(
-    lasts_s: float,
-) -> None:
+def test_member_of_a_board_that_stood_still_begins_again_after_its_lease(lasts_s: float) -> None:
     away = Fault(0.6, "stop", ("chief 0",), 2 * LONG_S)
     faults = (Fault(0.4, "stop", ("worker 1",), lasts_s), away)
     trace = trace_of(calm(**ON_A_BOARD, faults=faults))

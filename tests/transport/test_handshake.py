@@ -96,9 +96,7 @@ async def test_reason_is_looked_for_when_handshakes_break_off_or_libzmq_gives_up
     assert seen.asked == asked
 
 
-async def test_end_that_only_takes_its_time_is_waited_for(
-    watched: Callable[..., Watched],
-) -> None:
+async def test_end_that_only_takes_its_time_is_waited_for(watched: Callable[..., Watched]) -> None:
     seen = watched()
     await seen.see(BREAK_OFF * 9, every_s=2.0)
     assert (seen.asked, seen.told) == (0, [])

@@ -314,11 +314,7 @@ def remove_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> N
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_while_keys_cannot_be_checked_nobody_gets_in_and_those_inside_go_on(
-    keyed: Keyed,
-    impatient: None,
-    caplog: pytest.LogCaptureFixture,
-    break_it: Any,
-    told: str,
+    keyed: Keyed, impatient: None, caplog: pytest.LogCaptureFixture, break_it: Any, told: str
 ) -> None:
     failed = succeeded = 0  # handshakes, as each end tells of them
 
