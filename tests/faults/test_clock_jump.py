@@ -1,4 +1,4 @@
-"""A wall clock that is set while the job runs: nothing that lasts is measured by it."""
+"""A wall clock that is set while the job runs: no duration is measured by it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ JUMPS_AT_S = 0.45  # after a heartbeat, before leases are looked at
 
 @dataclass(frozen=True)
 class WallClock:
-    """Stands where the simulator has the Unix time at which it began."""
+    """Replaces the Unix time at which the simulator begins; it jumps once."""
 
     jump_s: float
+    at_s: float = JUMPS_AT_S
 
     def __add__(self, now: float) -> float:
-        has_jumped = now >= STARTS_AT + JUMPS_AT_S
+        has_jumped = now >= STARTS_AT + self.at_s
         return 1.6e9 + now + (self.jump_s if has_jumped else 0.0)
 
 
@@ -31,7 +32,7 @@ class WallClock:
 def test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job(
     name: str | None, jump_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is killed after it comes back as usual: lives are numbered upwards all the same."""
+    """A task killed after it comes back as usual: incarnations still rise."""
     monkeypatch.setattr(fakes, "UNIX_S", WallClock(jump_s))
     kills = () if name is None else (Fault(JUMPS_AT_S + 0.1, "kill", (name,), 0.2),)
     trace = trace_of(

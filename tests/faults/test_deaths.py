@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import cycle
 from typing import Any
 
@@ -26,20 +27,28 @@ def kill(name: str, at_s: float = AT_S, lasts_s: float = 0.3, lines: int = 0) ->
     return Fault(at_s, "kill", (name,), lasts_s, lines=lines)
 
 
-@pytest.mark.parametrize("lane", ["tcp", "shm"])
-def test_worker_killed_anywhere_in_its_code_costs_no_push(lane: str) -> None:
-    """Also between two chunks of a push, on lane tcp; every kill lands at another place."""
-    for number, lines in enumerate(range(1, 500, 50)):
-        policy = POLICIES[number % len(POLICIES)]
-        faults = (kill("worker 1", lines=lines),)
-        report = held(calm(policy=policy, lane=lane, in_chunks=lane == "tcp", faults=faults))
-        assert report.killed == ("worker 1",)
+HOSTED: dict[str, Any] = {"ps": 0, "workers": 2, "lane": "shm"}
 
 
-@pytest.mark.parametrize("name", ["worker 0", "worker 1"])
-def test_member_of_a_board_killed_anywhere_costs_no_step(name: str) -> None:
-    for lines in range(1, 700, 117):
-        report = held(calm(**ON_A_BOARD, faults=(kill(name, lines=lines),)))
+@pytest.mark.parametrize(
+    ("names", "fields", "lines", "policies"),
+    [
+        (["worker 1"], {"lane": "tcp", "in_chunks": True}, range(1, 500, 50), POLICIES),
+        (["worker 1"], {"lane": "shm"}, range(1, 500, 50), POLICIES),
+        (["worker 0"], ON_A_BOARD, range(1, 700, 117), ["sync-replicas"]),
+        (["worker 1"], ON_A_BOARD, range(1, 700, 117), ["sync-replicas"]),
+        (["worker 0", "worker 1"], HOSTED, range(1, 900, 150), ["hogwild:whole"]),
+        (["worker 0", "worker 1"], HOSTED, range(1, 900, 150), ["sync-replicas"]),
+        (["ps 0", "ps 1"], {"lane": "tcp"}, range(1, 500, 83), ["sync-replicas"]),
+        (["ps 0", "ps 1"], {"lane": "shm"}, range(1, 500, 83), ["sync-replicas"]),
+    ],
+)
+def test_task_killed_anywhere_in_its_code_costs_no_push(
+    names: list[str], fields: dict[str, Any], lines: range, policies: Iterable[str]
+) -> None:
+    """Every kill lands at another place, also between two chunks of a push on lane tcp."""
+    for after, name, policy in zip(lines, cycle(names), cycle(policies), strict=False):
+        report = held(calm(**fields, policy=policy, faults=(kill(name, lines=after),)))
         assert report.killed == (name,)
 
 

@@ -10,8 +10,9 @@ import pytest
 from simulation import fakes
 from simulation.faults import Fault
 from simulation.rules import before, delay, drop, refuse
-from simulation.run import STARTS_AT, simulate
+from simulation.run import simulate
 from simulation.schedule import Fault
+from tests.faults.test_clock_jump import HOUR_S, WallClock
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
 from zmqtrain.wire.messages import Initialize, Pull, Push, Read
@@ -29,19 +30,12 @@ def run(*faults: Fault, **fields: Any) -> Trace:
     return trace_of(replace(USUAL, faults=faults, **fields))
 
 
-class WallClock:
-    """Stands where the simulator has the Unix time at which it began: it is set back an hour."""
-
-    def __add__(self, now: float) -> float:
-        return 1.6e9 + now - (3600.0 if now >= STARTS_AT + SET_BACK_AT_S else 0.0)
-
-
 @pytest.mark.parametrize("lane", ["shm", "memory"], ids=["its memory", "a checkpoint"])
 def test_ps_numbers_a_new_life_above_the_last_one_which_it_knows_only_from(
     lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker died as the youngest of all. Another shard knows it and lets no older life in."""
-    monkeypatch.setattr(fakes, "UNIX_S", WallClock())
+    monkeypatch.setattr(fakes, "UNIX_S", WallClock(-HOUR_S, SET_BACK_AT_S))
     faults = [
         Fault(0.1, "kill", ("worker 1",), 0.7),
         Fault(1.2, "kill", ("worker 1",), 1.4),

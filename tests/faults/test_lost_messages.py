@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulation.faults import Fault
-from simulation.rules import drop, refuse
+from simulation.rules import Rule, drop, refuse
 from simulation.run import simulate
 from tests.traces import calm, held, trace_of
 from zmqtrain.errors import ExitCode
@@ -18,14 +19,10 @@ from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Orders, Pull, Push, ShardWritten, Shutdown
 
 
-def test_report_of_a_written_slice_that_is_lost_is_given_again() -> None:
-    report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(drop(ShardWritten, 1),)))
-    assert report.matched == (2,)
-
-
-def test_report_of_a_written_slice_that_is_refused_is_given_again() -> None:
-    """As is that of a ps which is about to join the leader again."""
-    report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(refuse(ShardWritten, 1),)))
+@pytest.mark.parametrize("fate", [drop, refuse], ids=["lost", "refused"])
+def test_lost_or_refused_report_of_a_written_slice_is_sent_again(fate: Callable[..., Rule]) -> None:
+    """A ps that is about to join the leader again has its report refused."""
+    report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(fate(ShardWritten, 1),)))
     assert report.matched == (2,)
 
 

@@ -169,24 +169,6 @@ def test_every_policy_gets_through_calm_weather(policy: str, ps: int) -> None:
         assert not report.broken, report
 
 
-@pytest.mark.parametrize("lane", ["tcp", "shm"])
-def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str) -> None:
-    """Every kill lands at another place of what a ps does."""
-    for number, lines in enumerate(range(1, 500, 83)):
-        kill = Fault(0.5, "kill", (f"ps {number % 2}",), 0.05, lines=lines)
-        report = simulate(calm(ps=2, policy="sync-replicas", lane=lane, faults=(kill,)))
-        assert not report.broken, report
-
-
-@pytest.mark.parametrize("policy", ["hogwild:whole", "sync-replicas"])
-def test_worker_killed_anywhere_goes_on_with_the_shard_that_it_hosts(policy: str) -> None:
-    for number, lines in enumerate(range(1, 900, 150)):
-        kill = Fault(0.5, "kill", (f"worker {number % 2}",), 0.05, lines=lines)
-        report = simulate(calm(ps=0, workers=2, policy=policy, lane="shm", faults=(kill,)))
-        assert not report.broken, report
-        assert report.killed == kill.names
-
-
 def test_faults_that_do_not_matter_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqtrain.exchanges.worker.Worker._leave", None)  # every worker crashes
     faults = (Fault(0.1, "break", ("ps 0",)), Fault(0.2, "switch", spec="hogwild"))
