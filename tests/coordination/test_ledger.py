@@ -56,7 +56,7 @@ def _play(ledger: Ledger, done: set[int], schedule: list[tuple[str, int]]) -> No
             free = [b for b in still_open if b not in _in_use(ledger)]
             assert ledger.lease(worker) == min(free, default=len(done) + len(still_open))
         elif operation == "arrive" and held:
-            ledger.arrive(worker, held[0])
+            ledger.arrive(worker, held[0], 0, 0.0, {})
         elif operation == "count":
             done.update(pending)
             ledger.count(worker)

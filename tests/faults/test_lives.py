@@ -11,7 +11,6 @@ from simulation import fakes
 from simulation.faults import Fault
 from simulation.rules import before, delay, drop, refuse
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.faults.test_clock_jump import HOUR_S, WallClock
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing

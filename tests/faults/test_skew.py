@@ -8,7 +8,6 @@ import pytest
 from simulation.faults import Fault
 from simulation.loop import current_process
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.traces import calm
 from zmqtrain.actors import actor, link
 from zmqtrain.errors import ExitCode

@@ -9,7 +9,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.optim import SGD, Rule, Update
-from zmqtrain.server.state import Pending, ShardState, Worker
+from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.placement import place, with_copies
@@ -40,9 +40,9 @@ def make_state(
     return state
 
 
-def add_worker(state: ShardState, index: int = 0, **fields: Any) -> Worker:
+def add_worker(state: ShardState, index: int = 0, **fields: Any) -> WorkerRecord:
     """Let a worker in, whose life is number 1."""
-    worker = state.workers[index] = Worker(index, 1, ("nonce/1", "host:1", "", ""), **fields)
+    worker = state.workers[index] = WorkerRecord(index, 1, ("nonce/1", "host:1", "", ""), **fields)
     return worker
 
 

@@ -10,7 +10,7 @@ from tests.server.conftest import SIZE, make_state
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.protocol.orders import Answer
 from zmqtrain.server.recovery import recover
-from zmqtrain.server.state import Pending, ShardState, Worker
+from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
@@ -34,7 +34,7 @@ def next_life(state: ShardState) -> tuple[ShardState, PeerTable]:
     return after, peers
 
 
-def known(worker: Worker) -> tuple[object, ...]:
+def known(worker: WorkerRecord) -> tuple[object, ...]:
     pending = worker.pending
     request = (pending.message, pending.result, pending.reason) if pending is not None else None
     return worker.incarnation, worker.lane, worker.buffer, worker.reply, worker.early, request

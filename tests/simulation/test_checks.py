@@ -20,7 +20,7 @@ from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.protocol.orders import Order, Reduce
 from zmqtrain.server.receiver import Receiver
-from zmqtrain.server.state import Result, ShardState, Worker
+from zmqtrain.server.state import Result, ShardState, WorkerRecord
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.wire.messages import Push
@@ -123,7 +123,7 @@ def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> 
     answer_again = Receiver._answer_again
 
     def forgetful(
-        receiver: Receiver, worker: Worker, request: Request, *how: Any, **why: Any
+        receiver: Receiver, worker: WorkerRecord, request: Request, *how: Any, **why: Any
     ) -> None:
         answer_again(receiver, worker, request, *how, **why)
         if isinstance(request.envelope.message, Push):

@@ -14,7 +14,6 @@ import pytest
 from simulation.faults import Fault
 from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
-from simulation.schedule import Fault
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
 from zmqtrain.protocol.status import Status
 from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read

@@ -11,7 +11,7 @@ import pytest
 
 from tests.plans import planned
 from zmqtrain import Job
-from zmqtrain.compute.device import Device, Host
+from zmqtrain.compute.device import Cpu, Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
@@ -58,7 +58,7 @@ class Telling:
         return {}
 
 
-class Apart(Host):
+class Apart(Cpu):
     """A device with memory of its own, as a GPU."""
 
     def twins(self, flats: Sequence[Any]) -> list[Any]:
@@ -91,7 +91,7 @@ class Bench:
         self.told: list[tuple[list[str], bool]] = []
         parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
         membership = Membership(layouts, parameters, self.gradients, ())
-        self.runner = ModelRunner(job, device or Host(), ThreadTeam(1), self._written)
+        self.runner = ModelRunner(job, device or Cpu(), ThreadTeam(1), self._written)
         self.runner.bind(membership)
 
     @property

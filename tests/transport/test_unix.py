@@ -17,7 +17,7 @@ import uvloop
 
 from tests.transport.conftest import Lane, Troubles
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.framing import MAX_FRAME_NBYTES, MAX_FRAMES, Incoming, heading
+from zmqtrain.transport.framing import MAX_FRAME_NBYTES, MAX_FRAMES, MessageSplitter, heading
 from zmqtrain.transport.unix import UnixTransport
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 
@@ -279,7 +279,7 @@ def test_stream_cut_anywhere_gives_the_same_messages() -> None:
     messages: list[list[Buffer]] = [[b"a"], [b"", b"bc", b""], [bytes(300)], [b""]]
     stream = b"".join(heading(message) + b"".join(message) for message in messages)
     for size in (1, 2, 3, 5, 7, 64, len(stream)):
-        incoming, found, at = Incoming(), [], 0
+        incoming, found, at = MessageSplitter(), [], 0
         while at < len(stream):
             room = incoming.room
             part = stream[at : at + (size if room is None else min(size, len(room)))]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Admission:
     """A ps's welcome to a task that joined."""
 
     link: Link
@@ -24,7 +24,7 @@ class Joined:
     generation: int
 
 
-async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
+async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Admission]:
     """Begin a new life at every ps; return their welcomes.
 
     The leader gives the incarnation; the other ps are sent it.
@@ -33,14 +33,14 @@ async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
     actor.begin_life()
     for link in links:  # before any join: a refused heartbeat on a later link would end this life
         link.begin_life()
-    joined = []
+    admissions: list[Admission] = []
     for link in links:
-        joined.append(await join(actor, link))
-        actor.incarnation = joined[-1].welcome.incarnation
-    return joined
+        admissions.append(await join(actor, link))
+        actor.incarnation = admissions[-1].welcome.incarnation
+    return admissions
 
 
-async def join(actor: JobActor, link: Link) -> Joined:
+async def join(actor: JobActor, link: Link) -> Admission:
     """Join at one ps, waiting for it if it is not there yet.
 
     Raises:
@@ -73,4 +73,4 @@ async def join(actor: JobActor, link: Link) -> Joined:
     link.joined, link.fenced = True, False
     actor.known_generation = max(actor.known_generation, envelope.generation)
     link.window_nbytes = welcome.window_nbytes
-    return Joined(link, welcome, envelope.generation)
+    return Admission(link, welcome, envelope.generation)

@@ -29,7 +29,7 @@ from zmqtrain.errors import (
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import Chunks, Incoming
+from zmqtrain.wire.chunks import ChunkAssembler, Chunks
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
     Chunk,
@@ -152,7 +152,7 @@ class Link:
             message,
             tensors,
             chunks,
-            Incoming(out) if out is not None else None,
+            ChunkAssembler(out) if out is not None else None,
             sequence,
             min(RESEND_S, limit_s / RESENDS),
             asyncio.get_running_loop().create_future(),

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import Chunks, Incoming
+from zmqtrain.wire.chunks import ChunkAssembler, Chunks
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Chunk, HeartbeatReply, Message, Parameters, PullReply, PushReply
 
@@ -53,7 +53,7 @@ class Outstanding:
     message: Message | None  # None: its chunks are sent while it is not known yet
     tensors: tuple[Tensor, ...]
     chunks: Chunks | None
-    incoming: Incoming | None  # the parameters that the reply brings; None: it brings none
+    incoming: ChunkAssembler | None  # the parameters that the reply brings; None: it brings none
     sequence: int | None  # of a push: resent on evidence, not periodically
     resend_s: float
     future: asyncio.Future[Envelope]

@@ -1,48 +1,29 @@
-"""Which messages a role may send. A holder of a key sends in its own name only."""
+"""Which messages a role may send. The holder of a key sends in its own name only."""
 
 from __future__ import annotations
 
 from zmqtrain.errors import RefusedError
 from zmqtrain.transport.keys import Owner
+from zmqtrain.wire import messages
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import (
-    Arrived,
-    Chunk,
-    Close,
-    Evaluate,
-    Evaluated,
-    Extend,
-    Gather,
-    GetStatus,
-    HandedOver,
-    HandOver,
-    Initialize,
-    Keep,
-    Pull,
-    Push,
-    RequestSave,
-    RequestStop,
-    Save,
-    SaveEnded,
-    SetRate,
-    ShardReport,
-    ShardWritten,
-    Shutdown,
-    SwitchPolicy,
-)
 
 _CLIENT = "client"  # the command line; its index is a process id
+_HAND_OVER = (messages.HandOver, messages.HandedOver)
+_OF_THE_CHIEF = (
+    *(messages.Initialize, messages.Keep, messages.Save, messages.SaveEnded, messages.Close),
+    *(messages.Extend, messages.SetRate, messages.Shutdown),
+)
 _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
-        ("worker",): (Pull, Chunk, Push, HandOver, HandedOver),
-        ("worker", "ps"): (Evaluated,),  # a ps passes it on
-        ("chief", "ps"): (Evaluate,),
-        ("worker", "ps", "chief"): (Gather,),
-        ("chief",): (Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
-        ("ps",): (Arrived, ShardReport, ShardWritten),
-        ("chief", _CLIENT): (SwitchPolicy, RequestStop),
-        ("chief", "ps", _CLIENT): (RequestSave,),  # a ps that leaves
+        ("worker",): (messages.Pull, messages.Chunk, messages.Push, *_HAND_OVER),
+        ("worker", "ps"): (messages.Evaluated,),  # a ps passes it on
+        ("chief", "ps"): (messages.Evaluate,),
+        ("worker", "ps", "chief"): (messages.Gather,),
+        ("chief",): _OF_THE_CHIEF,
+        ("ps",): (messages.Arrived, messages.ShardReport, messages.ShardWritten),
+        ("chief", _CLIENT): (messages.SwitchPolicy, messages.RequestStop),
+        ("chief", "ps", _CLIENT): (messages.RequestSave,),  # a ps that leaves
     }.items()
     for kind in kinds
 }
@@ -51,7 +32,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
 
 def may_ask_for_a_client(envelope: Envelope) -> bool:
     """Say whether the holder of any key may send this as a client: it changes nothing."""
-    return envelope.sender.role == _CLIENT and type(envelope.message) is GetStatus
+    return envelope.sender.role == _CLIENT and type(envelope.message) is messages.GetStatus
 
 
 def check_identity(owner: Owner, sender: Sender, expected: Owner) -> None:

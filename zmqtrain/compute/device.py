@@ -18,22 +18,18 @@ class Device(Protocol):
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         """Return an uninitialised array on this device for each host array."""
-        ...
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
         """Copy the host's values to the device."""
-        ...
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         """Copy the device's values to the host; the copies are complete on return."""
-        ...
 
     def batch(self, arrays: Batch) -> Batch:
         """Return the batch on this device."""
-        ...
 
 
-class Host:
+class Cpu:
     """The CPU: every array is its own twin."""
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
@@ -102,7 +98,7 @@ def make_device(name: str, option: str) -> Device:
         ConfigError: the GPU cannot be used.
     """
     kind, _, number = name.partition(":")
-    return Gpu(option, int(number) if number else None) if kind == "gpu" else Host()
+    return Gpu(option, int(number) if number else None) if kind == "gpu" else Cpu()
 
 
 def load_cupy(option: str) -> Any:

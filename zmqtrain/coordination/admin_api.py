@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
@@ -94,6 +94,23 @@ class AdminApi:
         self._watchers: list[Request] = []
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
+
+    @property
+    def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
+        return {
+            GetStatus: self.on_get_status,
+            SwitchPolicy: self.on_switch_policy,
+            RequestSave: self.on_request_save,
+            RequestStop: self.on_request_stop,
+            Save: self.on_save,
+            SaveEnded: self.on_save_ended,
+            ShardWritten: self.on_shard_file,
+            Close: self.on_close,
+            Evaluate: self.on_evaluate,
+            Evaluated: self.on_evaluated,
+            Extend: self.on_directive,
+            SetRate: self.on_directive,
+        }
 
     def status(self) -> Status:
         """Return the job's status as of now."""

@@ -18,7 +18,7 @@ from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.orders import Answer, Order
 
 
-class Figures:
+class JobFigures:
     """Keeps the figures of a leader's job; no decision depends on them."""
 
     def __init__(self, job: Job, peers: PeerTable, metrics: Metrics) -> None:

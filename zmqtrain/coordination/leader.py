@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
@@ -28,7 +28,7 @@ from zmqtrain.coordination.events import (
     PushesReported,
     Stepped,
 )
-from zmqtrain.coordination.figures import Figures
+from zmqtrain.coordination.figures import JobFigures
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
@@ -70,11 +70,9 @@ class RosterHost(Protocol):
 
     def halt(self, worker: int | None = None) -> Stepped | None:
         """End the roster, or only take the seat of a worker; return what it has made since."""
-        ...
 
     def close(self) -> None:
         """Forget a roster whose end has been noted."""
-        ...
 
 
 class Leader:
@@ -118,7 +116,7 @@ class Leader:
         )
         self.policy = job.policy
         self.generation = 0  # none has begun
-        self.figures = Figures(job, peers, metrics)
+        self.figures = JobFigures(job, peers, metrics)
         self.failure = ""  # why the job cannot go on
         self.failure_code = ExitCode.OK
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
@@ -158,6 +156,10 @@ class Leader:
         peers = [self.peers.get("worker", worker) for worker in stopped]
         have_finished = all(peer and peer.finished for peer in peers)
         return self.has_begun and self.delivery.is_done and have_finished
+
+    @property
+    def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
+        return {Arrived: self.on_arrived, ShardReport: self.on_shard_report}
 
     # Its life
 

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from zmqtrain.fingerprint import EPOCHS
 from zmqtrain.metrics import added
@@ -21,8 +20,6 @@ from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.store.manifest import Manifest
 
 log = logging.getLogger(__name__)
-
-NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -80,14 +77,9 @@ class Ledger:
         return batch in self.leases.get(worker, ())
 
     def arrive(
-        self,
-        worker: int,
-        batch: int,
-        examples: int = 0,
-        loss: float = 0.0,
-        sums: Mapping[str, float] = NOTHING,
+        self, worker: int, batch: int, examples: int, loss: float, sums: Mapping[str, float]
     ) -> None:
-        """The worker's gradient of this leased batch has arrived; ``loss``: their mean."""
+        """Note that the worker's gradient of this leased batch has arrived; ``loss``: its mean."""
         self.measured[batch] = examples, loss, dict(sums)
         self.leases[worker].remove(batch)
         self.pending.setdefault(worker, []).append(batch)
@@ -110,7 +102,7 @@ class Ledger:
         steps: int,
         examples: int,
         loss: float,
-        sums: Mapping[str, float] = NOTHING,
+        sums: Mapping[str, float],
     ) -> None:
         """In each of ``steps`` steps, each worker counted its oldest batch and was given the next.
 

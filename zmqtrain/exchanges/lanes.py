@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zmqtrain.actors.joining import Joined
+from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import (
@@ -81,7 +81,7 @@ class Lane:
         return self.parameters[owned] if self.reached is None and owned.stop else None
 
 
-async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
+async def open_lanes(actor: JobActor, joined: Sequence[Admission]) -> list[Lane]:
     """Agree with every ps on a lane for a worker.
 
     Raises:
@@ -100,7 +100,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
     return [replace(shared, layout=lane.layout) if lane.reached is None else lane for lane in lanes]
 
 
-async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Joined) -> Lane:
+async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) -> Lane:
     reached = await map_segment(actor, layout.shard, joined)
     if reached is not None:
         segment, number = reached
@@ -116,7 +116,7 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Joined) -> La
     return Lane("tcp", layout, parameters, gradient, compressor=compressor)
 
 
-async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:
+async def map_segment(actor: JobActor, shard: int, joined: Admission) -> tuple[Reached, int] | None:
     """Reach the ps's segment, if it is on this host; return it with the number of our gradient.
 
     Raises:

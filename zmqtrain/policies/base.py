@@ -43,11 +43,9 @@ class Lockstep(Protocol):
     @property
     def is_level(self) -> bool:
         """Whether every live worker computes on the current version, and the step takes all."""
-        ...
 
     def advance(self, steps: int) -> None:
         """The workers have made so many steps, and compute on the version after them."""
-        ...
 
 
 @runtime_checkable
@@ -57,7 +55,6 @@ class Clocked(Protocol):
     @property
     def steps(self) -> Mapping[int, int]:
         """The step that each live worker computes, or has computed last, as the policy counts."""
-        ...
 
 
 @runtime_checkable
@@ -86,43 +83,33 @@ class Policy(Protocol):
     @property
     def spec(self) -> str:
         """The string that makes an equal policy."""
-        ...
 
     @property
     def coordinated(self) -> bool:
         """False if every push is applied and released at once, whatever the others do."""
-        ...
 
     @property
     def step_per_push(self) -> bool:
         """True if every accepted push is one global step; False if several make one."""
-        ...
 
     @property
     def staleness_bound(self) -> int | None:
         """Most steps that a gradient can be behind a live worker's clock, None if unbounded."""
-        ...
 
     def start(self, version: int, workers: int) -> None:
         """Begin at ``version`` with no worker live; the job expects ``workers`` of them."""
-        ...
 
     def join(self, worker: int) -> list[Decision]:
         """A worker joins and waits for its first Release."""
-        ...
 
     def leave(self, worker: int) -> list[Decision]:
         """A worker is gone, or has no data to compute on; it may join again."""
-        ...
 
     def push(self, worker: int) -> list[Decision]:
         """The gradient of a computing worker has arrived on all shards."""
-        ...
 
     def drain(self) -> list[Decision]:
         """Decide on what is pending: the policy ends, and no worker is computing."""
-        ...
 
     def held(self) -> Iterable[Held]:
         """Yield the live workers that are neither computing nor released."""
-        ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.errors import RefusedError
-from zmqtrain.server.state import ShardState, Worker
+from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.wire.messages import Mapped, MapSegment
 
 SPARE = 16  # buffers beyond those of the workers expected, for more workers and later lives
@@ -37,7 +37,7 @@ class GradientBuffers:
         self._peers = peers
         self._limit = 2 * workers + SPARE
 
-    def assign(self, worker: Worker) -> None:
+    def assign(self, worker: WorkerRecord) -> None:
         """Give a worker a buffer, unless it has one.
 
         Raises:

@@ -11,7 +11,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.orders import Numbered
 from zmqtrain.server.executor import Executor, Outcome
 from zmqtrain.server.orphaned_shard import OrphanedShard
-from zmqtrain.server.state import ShardState, Worker
+from zmqtrain.server.state import ShardState, WorkerRecord
 
 Handler = Callable[[Request, Any], None]
 
@@ -40,7 +40,7 @@ class Decider:
         """The handlers of the messages that it takes."""
         raise NotImplementedError
 
-    def arrived(self, worker: Worker) -> Sequence[Numbered]:
+    def arrived(self, worker: WorkerRecord) -> Sequence[Numbered]:
         """Return the orders to carry out here now that a worker's request has arrived."""
         raise NotImplementedError
 

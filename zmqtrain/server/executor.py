@@ -30,7 +30,7 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.server.state import ShardState, Worker
+from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import (
@@ -69,7 +69,7 @@ class Refused:
 class Early:
     """A worker may go on after a push on which nothing is decided here yet."""
 
-    worker: Worker
+    worker: WorkerRecord
 
 
 Outcome: TypeAlias = Applied | Refused | Early | Switch | Roster | ShardWritten
@@ -231,7 +231,7 @@ class Executor:
             self._policy = policy
             log.info("the policy is %s from version %d on", policy, self._state.version)
 
-    def _answer(self, worker: Worker, order: Answer) -> None:
+    def _answer(self, worker: WorkerRecord, order: Answer) -> None:
         state, pending = self._state, worker.pending
         if pending is not None and pending.sequence != order.sequence:
             return

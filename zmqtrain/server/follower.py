@@ -25,7 +25,7 @@ from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
 from zmqtrain.server.decider import Decider, Handler
 from zmqtrain.server.executor import Early, Outcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
-from zmqtrain.server.state import Pending, ShardState, Worker
+from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardReport, ShardWritten
 
@@ -117,7 +117,7 @@ class Follower(Decider):
     def handlers(self) -> dict[type, Handler]:
         return {Orders: self.on_orders}
 
-    def arrived(self, worker: Worker) -> Sequence[Numbered]:
+    def arrived(self, worker: WorkerRecord) -> Sequence[Numbered]:
         if self._is_free(worker):
             return _own_orders(worker)
         self._report_arrival(worker)
@@ -166,7 +166,7 @@ class Follower(Decider):
 
     # What is decided here
 
-    def _is_free(self, worker: Worker) -> bool:
+    def _is_free(self, worker: WorkerRecord) -> bool:
         """Whether this shard decides on its request, and the leader does not.
 
         It may have been released before it came: a pull needs no agreement, nor did a push before
@@ -174,11 +174,11 @@ class Follower(Decider):
         """
         return worker.is_released or not self._coordinated
 
-    def _after_switch(self, held: Iterable[tuple[Worker, Pending]]) -> None:
+    def _after_switch(self, held: Iterable[tuple[WorkerRecord, Pending]]) -> None:
         self._report_shard()  # the leader waits for this report
         self._decide_held(held)
 
-    def _decide_held(self, held: Iterable[tuple[Worker, Pending]]) -> None:
+    def _decide_held(self, held: Iterable[tuple[WorkerRecord, Pending]]) -> None:
         """Decide here on what is still held: the leader counts it as decided since the switch."""
         for worker, pending in tuple(held):
             if worker.pending is pending:
@@ -191,7 +191,7 @@ class Follower(Decider):
         nbytes = state.shard.layout.nbytes
         self._link.send(ShardReport(state.orders, state.version, nbytes, self._failure))
 
-    def _report_arrival(self, worker: Worker) -> None:
+    def _report_arrival(self, worker: WorkerRecord) -> None:
         push = worker.pushed
         if push is None:
             return  # a pull needs no agreement
@@ -220,7 +220,7 @@ class Follower(Decider):
                 await asyncio.sleep(self._heartbeat_s)
 
 
-def _own_orders(worker: Worker) -> list[Numbered]:
+def _own_orders(worker: WorkerRecord) -> list[Numbered]:
     """Return the orders, without a number, that apply a worker's gradient and answer it.
 
     There are none if it was given them before: they may not be carried out yet.

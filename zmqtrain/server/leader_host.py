@@ -19,24 +19,9 @@ from zmqtrain.server.decider import Decider, Handler
 from zmqtrain.server.executor import Applied, Outcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.peer_handlers import PeerHandlers
-from zmqtrain.server.state import ShardState, Worker
+from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import (
-    Arrived,
-    Close,
-    Evaluate,
-    Evaluated,
-    Extend,
-    GetStatus,
-    RequestSave,
-    RequestStop,
-    Save,
-    SaveEnded,
-    SetRate,
-    ShardReport,
-    ShardWritten,
-    SwitchPolicy,
-)
+from zmqtrain.wire.messages import ShardWritten
 
 
 class LeaderHost(Decider):
@@ -80,7 +65,7 @@ class LeaderHost(Decider):
             carry_out=self.executor.carry_out,
             send_to_all=actor.send_to_all,
             crash=actor.crash,
-            on_change=self._review,
+            on_change=lambda: self._admin.review(),
             board=self._board if actor.plan.exchange.is_board else None,
             has_copies=has_copies,
         )
@@ -96,25 +81,9 @@ class LeaderHost(Decider):
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        leader, admin = self.leader, self._admin
-        return {
-            Arrived: leader.on_arrived,
-            ShardReport: leader.on_shard_report,
-            GetStatus: admin.on_get_status,
-            SwitchPolicy: admin.on_switch_policy,
-            RequestSave: admin.on_request_save,
-            RequestStop: admin.on_request_stop,
-            Save: admin.on_save,
-            SaveEnded: admin.on_save_ended,
-            ShardWritten: admin.on_shard_file,
-            Close: admin.on_close,
-            Evaluate: admin.on_evaluate,
-            Evaluated: admin.on_evaluated,
-            Extend: admin.on_directive,
-            SetRate: admin.on_directive,
-        }
+        return self.leader.handlers | self._admin.handlers
 
-    def arrived(self, worker: Worker) -> Sequence[Numbered]:
+    def arrived(self, worker: WorkerRecord) -> Sequence[Numbered]:
         push = worker.pushed
         if push is None:
             on_board = self._board.reaches(worker.index)
@@ -189,9 +158,6 @@ class LeaderHost(Decider):
 
     def ended(self, reason: str) -> None:
         self._admin.ended(reason)
-
-    def _review(self) -> None:
-        self._admin.review()
 
     def _status(self) -> HostStatus:
         self.executor.count()  # the leader has the figures of all updates so far

@@ -13,7 +13,7 @@ from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.executor import Executor
-from zmqtrain.server.state import Pending, ShardState, Worker
+from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_room
 from zmqtrain.wire import chunks
 from zmqtrain.wire.compression import Decompressor, make_compression
@@ -45,16 +45,16 @@ class Receiver:
         self._executor = executor
         self._metrics = metrics
         self._holds_lease = holds_lease
-        made, trained = make_compression(compression), state.shard.layout.trained
-        self._decode = chunks.take_in_at if made is None else Decompressor(made, trained).decode
+        trained = state.shard.layout.trained
+        self._decode = Decompressor(make_compression(compression), trained).decode
 
-    def take_in(self, request: Request, message: Pull | Push) -> Worker | None:
+    def take_in(self, request: Request, message: Pull | Push) -> WorkerRecord | None:
         """Enter a worker's request; None: it has come before, or some of its chunks were lost."""
         if isinstance(message, Pull):
             return self._take_pull(request, message)
         return self._take_push(request, message)
 
-    def _take_pull(self, request: Request, pull: Pull) -> Worker | None:
+    def _take_pull(self, request: Request, pull: Pull) -> WorkerRecord | None:
         peer = self._peers.member(request)
         worker = self._state.workers[peer.index]
         if worker.has_pulled:
@@ -65,7 +65,7 @@ class Receiver:
         self._metrics.pulls.inc()
         return self._enter(worker, Pending(pull, request))
 
-    def _take_push(self, request: Request, push: Push) -> Worker | None:
+    def _take_push(self, request: Request, push: Push) -> WorkerRecord | None:
         try:
             worker = self._worker(request)
         except FencedError:
@@ -105,15 +105,15 @@ class Receiver:
             request.reply(ChunksReceived(worker.unacknowledged_nbytes))
             worker.unacknowledged_nbytes = 0
 
-    def _worker(self, request: Request) -> Worker:
+    def _worker(self, request: Request) -> WorkerRecord:
         return self._state.workers[self._peers.member(request).index]
 
-    def _enter(self, worker: Worker, pending: Pending) -> Worker:
+    def _enter(self, worker: WorkerRecord, pending: Pending) -> WorkerRecord:
         worker.pending, worker.reply = pending, None
         self._state.keep(worker)
         return worker
 
-    def _answer_again(self, worker: Worker, request: Request, sequence: int) -> None:
+    def _answer_again(self, worker: WorkerRecord, request: Request, sequence: int) -> None:
         """Answer a repeated push, or pull (0), as before, without another effect."""
         pending, reply = worker.pending, worker.reply
         if pending is not None and pending.sequence == sequence:
@@ -128,7 +128,7 @@ class Receiver:
         now = replace(reply, version=self._state.version)
         self._executor.send_parameters(request, now)
 
-    def _check_turn(self, request: Request, sequence: int, worker: Worker) -> None:
+    def _check_turn(self, request: Request, sequence: int, worker: WorkerRecord) -> None:
         state = self._state
         if request.envelope.generation != state.generation:
             raise RefusedError(
@@ -143,7 +143,7 @@ class Receiver:
             before = worker.received or "its pull"
             raise ProtocolError(f"push {sequence} of {worker} came before {before} was answered")
 
-    def _check_push(self, request: Request, push: Push, worker: Worker) -> None:
+    def _check_push(self, request: Request, push: Push, worker: WorkerRecord) -> None:
         self._check_turn(request, push.sequence, worker)
         if worker.buffer < 0:
             raise ProtocolError(f"push {push.sequence} of {worker} came without a pull before it")
@@ -161,7 +161,7 @@ class Receiver:
         if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
             raise ProtocolError(f"{worker} pushes batch {push.batch}, which it has no lease on")
 
-    def _complete(self, request: Request, push: Push, worker: Worker) -> bool:
+    def _complete(self, request: Request, push: Push, worker: WorkerRecord) -> bool:
         """Complete the gradient in the worker's buffer in the segment.
 
         False: some of its chunks were lost. So the push counts as lost as well; the answer to the

@@ -9,7 +9,7 @@ from typing import Any
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import unpack
-from zmqtrain.server.state import Pending, Result, ShardState, Worker
+from zmqtrain.server.state import Pending, Result, ShardState, WorkerRecord
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change, Contribution
 from zmqtrain.wire.messages import Pull, Push
@@ -52,9 +52,9 @@ def recover(state: ShardState, peers: PeerTable) -> None:
     )
 
 
-def _worker(index: int, known: list[Any]) -> Worker:
+def _worker(index: int, known: list[Any]) -> WorkerRecord:
     incarnation, identity, lane, buffer, early, last, *decided = known
-    worker = Worker(index, incarnation, identity, lane, buffer, early=early)
+    worker = WorkerRecord(index, incarnation, identity, lane, buffer, early=early)
     if isinstance(last, Pull | Push):
         worker.pending = Pending(last, None, *decided)
     else:
@@ -62,7 +62,7 @@ def _worker(index: int, known: list[Any]) -> Worker:
     return worker
 
 
-def _result_by(change: Change | None, worker: Worker) -> Result | None:
+def _result_by(change: Change | None, worker: WorkerRecord) -> Result | None:
     """Return what the last change made of a push that waits, of which its mark says nothing."""
     push, pending = worker.pushed, worker.pending
     if change is None or push is None or pending is None or pending.result is not None:

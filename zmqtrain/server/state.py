@@ -61,7 +61,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerRecord:
     """A live worker, as one shard knows it: at most one of its requests has no answer yet."""
 
     index: int
@@ -124,9 +124,9 @@ class ShardState:
         self.marks = marks
         self.generation = 0  # 0: none has begun
         self.restored_from: Path | None = None  # the checkpoint that this generation began from
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerRecord] = {}
         self.duplicates = 0  # pushes that had been seen before
-        self._changed: dict[int, Worker] = {}  # the last change says what became of their pushes
+        self._changed: dict[int, WorkerRecord] = {}  # whose pushes the last change decided
 
     @property
     def initialised(self) -> bool:
@@ -146,7 +146,7 @@ class ShardState:
     def orders(self, number: int) -> None:
         self.shard.segment.words[ORDERS] = number
 
-    def pending(self) -> list[tuple[Worker, Pending]]:
+    def pending(self) -> list[tuple[WorkerRecord, Pending]]:
         """Return the workers that have not been answered, and what they asked."""
         workers = self.workers.values()
         return [(each, each.pending) for each in workers if each.pending is not None]
@@ -154,10 +154,10 @@ class ShardState:
     def join(self, peer: Peer) -> None:
         """A new life of a worker begins. What the one before has staged stays."""
         identity = (peer.nonce, peer.process, peer.metrics, peer.process_identity)
-        worker = self.workers[peer.index] = Worker(peer.index, peer.incarnation, identity)
+        worker = self.workers[peer.index] = WorkerRecord(peer.index, peer.incarnation, identity)
         self.keep(worker)
 
-    def leave(self, index: int) -> Worker | None:
+    def leave(self, index: int) -> WorkerRecord | None:
         """Forget a worker, and return it; what it has staged stays."""
         worker = self.workers.pop(index, None)
         self._changed.pop(index, None)
@@ -170,7 +170,7 @@ class ShardState:
         self._changed.clear()
         self.marks.clear()
 
-    def keep(self, worker: Worker) -> None:
+    def keep(self, worker: WorkerRecord) -> None:
         """Keep what is known of a worker for the next life of this ps."""
         self._changed.pop(worker.index, None)
         if not self.shard.safe:

@@ -72,12 +72,10 @@ class WorkQueue:
             try:
                 outcome = None
                 if work is not None:
-                    started = time.perf_counter()
                     try:
-                        outcome = work()
+                        outcome = self._timed(work)
                     except ZmqTrainError as error:
                         outcome = error
-                    self.last_s = time.perf_counter() - started
                 then(outcome)
             finally:
                 self._busy = False

@@ -53,7 +53,6 @@ class Endpoint(Protocol):
     @property
     def address(self) -> str:
         """The address bound or connected to; for a listening endpoint with its real port."""
-        ...
 
     def start(self, on_message: OnMessage) -> None:
         """Deliver every message from now on to ``on_message``, in order for each peer.
@@ -61,7 +60,6 @@ class Endpoint(Protocol):
         Must be called on the running event loop. Frames delivered stay valid as long as they are
         referenced. ``on_message`` must not raise.
         """
-        ...
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         """Send one message. Frames up to ``COPIED_NBYTES`` have been taken over when this returns;
@@ -72,18 +70,15 @@ class Endpoint(Protocol):
         Raises:
             UnreachableError: ``peer`` is gone, or the queue to it is full.
         """
-        ...
 
     def on_failure(self, callback: OnFailure) -> None:
         """Call ``callback``, which must not raise, whenever a connection is refused."""
-        ...
 
     def close(self, *, discard: bool = False) -> None:
         """Stop delivering and release the address.
 
         Messages sent before may still go out for a short time, unless ``discard``.
         """
-        ...
 
 
 class Transport(Protocol):
@@ -97,7 +92,6 @@ class Transport(Protocol):
             ConfigError: the address is taken or not one of this host, or nothing would protect
                 it.
         """
-        ...
 
     def connect(self, address: str) -> Endpoint:
         """Connect to ``address``, whether or not anyone listens there yet.
@@ -105,8 +99,6 @@ class Transport(Protocol):
         Raises:
             ConfigError: the address is wrong, or nothing would protect the connection.
         """
-        ...
 
     def close(self) -> None:
         """Close all endpoints that are still open."""
-        ...

@@ -28,7 +28,7 @@ def heading(frames: Sequence[Buffer]) -> bytes:
     return struct.pack(f"<{len(frames) + 1}I", len(frames), *map(len, frames))
 
 
-class Incoming:
+class MessageSplitter:
     """Cuts the bytes received on a stream into messages."""
 
     def __init__(self) -> None:

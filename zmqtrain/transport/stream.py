@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from zmqtrain.errors import ProtocolError
 from zmqtrain.transport.base import COPIED_NBYTES, OnMessage, RoutingId, UnreachableError
-from zmqtrain.transport.framing import Incoming, heading
+from zmqtrain.transport.framing import MessageSplitter, heading
 from zmqtrain.wire.buffers import Buffer
 
 RECEIVED_NBYTES = 1 << 16  # in one read, except of large messages
@@ -38,7 +38,7 @@ class Connection:
         self.name = name
         self._high_water_mark = high_water_mark
         self._socket = end
-        self._incoming = Incoming()
+        self._incoming = MessageSplitter()
         self._waiting: deque[list[Buffer]] = deque()  # messages; the first may have been begun
         self._waiting_nbytes = 0
         self._on_message: OnMessage | None = None
@@ -128,7 +128,7 @@ class Connection:
         if self.is_closed:
             self._waiting.clear()
         self._is_begun = self._is_writing = self._is_broken = False
-        self._incoming = Incoming()
+        self._incoming = MessageSplitter()
 
     # Sending
 

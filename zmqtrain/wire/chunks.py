@@ -90,7 +90,7 @@ class Chunks:
         return (self[place] for place in range(len(self)))
 
 
-class Incoming:
+class ChunkAssembler:
     """Parameters on their way here: lays what comes where it belongs, and knows what is missing.
 
     The same answer may come more than once, and the parameters may have changed between; chunks
@@ -137,11 +137,6 @@ def split(
     if count(len(flat)) == 1:
         return None, encode(0, flat)
     return Chunks(flat, sequence, encode), ()
-
-
-def take_in_at(start: int, tensors: Sequence[Tensor], out: Flat) -> None:
-    """Do the same, with the place of the chunk, which a compression looks at."""
-    take_in(tensors, out)
 
 
 def take_in(tensors: Sequence[Tensor], out: Flat) -> None:

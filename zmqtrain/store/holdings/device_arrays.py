@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zmqtrain.compute.device import Device, Host
+from zmqtrain.compute.device import Cpu, Device
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.segment import Segment
 
@@ -19,7 +19,7 @@ class DeviceArrays:
     def __init__(self, segment: Segment, device: Device | None = None) -> None:
         """``device``: None for the segment itself."""
         self._segment = segment
-        self._device = device or Host()
+        self._device = device or Cpu()
         slots = segment.slots
         self.parameters, self.sum, *twins = self._device.twins(
             [segment.parameters, segment.sum, *slots.values()]

@@ -23,19 +23,16 @@ class Compression(Protocol):
     @property
     def spec(self) -> str:
         """The text that makes this compression, defaults filled in: equal texts, equal bytes."""
-        ...
 
     @property
     def feedback(self) -> bool:
         """Whether what encoding lost must be added to the next gradient."""
-        ...
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         """Return the encoded ``chunk``, in new memory.
 
         ``chunk`` is only read, and must be finite.
         """
-        ...
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         """Overwrite all of ``out`` with the chunk that ``tensors`` were made from, less the loss.
@@ -47,7 +44,6 @@ class Compression(Protocol):
             ProtocolError: ``encode`` makes no such tensors from a chunk of ``out``'s size; ``out``
                 is as it was.
         """
-        ...
 
 
 def received(

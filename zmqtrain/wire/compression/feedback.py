@@ -63,10 +63,10 @@ class Compressor:
 
 
 class Decompressor:
-    """A ps's side of it."""
+    """A ps's side of one shard's gradient."""
 
-    def __init__(self, compression: Compression, size: int) -> None:
-        """``size``: trained elements of the shard."""
+    def __init__(self, compression: Compression | None, size: int) -> None:
+        """``compression``: None if values are sent as they are. ``size``: trained elements."""
         self._compression, self._size = compression, size
 
     def decode(self, start: int, tensors: Sequence[Tensor], out: Flat) -> None:
@@ -75,6 +75,9 @@ class Decompressor:
         Raises:
             ProtocolError: the tensors are not those of such a chunk.
         """
+        if self._compression is None:
+            take_in(tensors, out)
+            return
         trained, state = _cut(start, out, self._size)
         if len(state):
             take_in(tensors[-1:], state)

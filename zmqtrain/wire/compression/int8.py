@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,14 +39,11 @@ class Int8:
     """
 
     block: int
+    feedback: ClassVar[bool] = True
 
     @property
     def spec(self) -> str:
         return f"int8:block={self.block}"
-
-    @property
-    def feedback(self) -> bool:
-        return True
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         size = len(chunk)

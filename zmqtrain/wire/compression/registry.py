@@ -8,7 +8,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.wire.compression.base import Compression
 from zmqtrain.wire.compression.halves import Bf16, Fp16
 from zmqtrain.wire.compression.int8 import MAX_BLOCK, MIN_BLOCK, Int8
-from zmqtrain.wire.compression.topk import MAX_RATIO, TopK
+from zmqtrain.wire.compression.topk import MAX_RATIO, TopKCompression
 
 FORMS = "none, fp16, bf16, int8, int8:block=B, topk or topk:ratio=R"
 
@@ -52,7 +52,7 @@ def _topk(text: str) -> Compression:
             f"the share {text!r} of the elements, expected a number above 0 and at most "
             f"{MAX_RATIO}, beyond which more bytes would be sent than without compression"
         )
-    return TopK(ratio)
+    return TopKCompression(ratio)
 
 
 _BUILT_IN: dict[str, tuple[Callable[[str], Compression | None], str, str]] = {

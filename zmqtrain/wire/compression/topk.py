@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ _MARGIN = 8  # elements of the sample
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopKCompression:
     """Of each chunk the k elements of largest magnitude, k = max(1, round(ratio * n)).
 
     Among equal elements at the border any may be sent. The rest must be kept and sent
@@ -31,14 +32,11 @@ class TopK:
     """
 
     ratio: float
+    feedback: ClassVar[bool] = True
 
     @property
     def spec(self) -> str:
         return f"topk:ratio={self.ratio!r}"
-
-    @property
-    def feedback(self) -> bool:
-        return True
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         indices = _largest(np.abs(chunk), self._kept(len(chunk)))
