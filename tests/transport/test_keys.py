@@ -363,7 +363,7 @@ def test_secret_that_is_none_is_refused(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "index", "complaint"),
     [
-        ("wizard", 0, "'wizard' is no role that has keys; expected one of ps, chief, worker"),
+        ("wizard", 0, "'wizard' is not a role with keys; expected one of ps, chief, worker"),
         ("worker", -1, "the index of a worker is -1; expected a number from 0 to 999999999"),
         ("client", 10**9, "the index of a client is 1000000000; expected a number from 0 to 99"),
         ("chief", 1, "the index of a chief is 1; expected 0, since there is one chief"),

@@ -406,7 +406,7 @@ async def test_keys_that_are_not_there_leave_nothing_open(keyed: Keyed) -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             keyed.transport(security).bind("tcp://127.0.0.1:0")
-    with pytest.raises(ConfigError, match="not known whose key is expected"):
+    with pytest.raises(ConfigError, match="no task is known whose key"):
         keyed.peer("tcp://127.0.0.1:9", WORKER)
 
 

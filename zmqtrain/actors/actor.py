@@ -1,8 +1,8 @@
 """An actor: one task of the cluster on one event loop.
 
 It owns its endpoints, its links and every background task; it hands each message to the handler
-of its type, one at a time. Handlers are plain functions that return at once; what takes longer
-replies later.
+of its type, one at a time. Handlers are plain functions that return at once; long work is answered
+later.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zmqtrain.wire.messages import (
 )
 from zmqtrain.wire.refusals import refusal_of
 
-REFUSALS = 256  # reasons that are remembered, so that each is logged once
+REFUSALS = 256  # remembered reasons; each is logged once
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def over_link(self) -> bool:
-        """Whether it came over our own link, and not from a peer that connected to us."""
+        """Whether it came over our own link, not from a peer that connected to us."""
         return not self.peer
 
     @property
@@ -78,11 +78,11 @@ class Request:
         return isinstance(self.peer, KnownPeer) and not self.peer.key.allowed
 
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
-        """Answer; a sender that cannot be reached now asks again."""
+        """Send a reply; if the sender cannot be reached now, it sends the request again."""
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
     def reply_with(self, message: PullReply | PushReply | Parameters, flat: Flat) -> None:
-        """Answer with a message that carries the parameters ``flat``, float32 of shape (n,).
+        """Reply with the parameters ``flat``, float32 of shape (n,).
 
         ``flat`` must not change until it is sent: large parts are not copied.
         """
@@ -92,7 +92,7 @@ class Request:
         self.reply(message, inline)
 
     def refuse(self, error: ZmqTrainError) -> None:
-        """Answer with an error, unless the sender asked for no reply."""
+        """Reply with an error, unless the sender asked for no reply."""
         if self.envelope.request_id:
             self.reply(refusal_of(error))
 
@@ -102,7 +102,7 @@ class Request:
 
 
 class Actor:
-    """Base of the roles. A subclass fills ``handlers``, by type of message, and has a ``main``."""
+    """Base of the roles. A subclass fills ``handlers`` by message type and implements ``main``."""
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
         self.task = task
@@ -116,8 +116,8 @@ class Actor:
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
-        self.is_signalled = False  # a signal has asked it to end
-        # Whether what is on its way is still sent when it fails: to a lost host that takes seconds.
+        self.is_signalled = False  # it received a signal to end
+        # Whether unsent messages still go out after a failure; to a lost host that takes seconds.
         self.lingers = True
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -130,7 +130,7 @@ class Actor:
         raise NotImplementedError
 
     def on_end(self, error: BaseException | None) -> None:
-        """Free what the actor holds when it ends; ``error`` is the reason if it failed."""
+        """Free the actor's resources when it ends; ``error`` is the reason if it failed."""
 
     async def run(self) -> int:
         """Run ``main`` and all background tasks; the first failure ends all of them."""
@@ -142,7 +142,7 @@ class Actor:
                 try:
                     return await self.main()
                 except BaseException:
-                    # Who asks now shall ask the next life.
+                    # New requests must reach the next life of this task.
                     self._stop_listening(discard=not self.lingers)
                     raise
                 finally:
@@ -172,16 +172,16 @@ class Actor:
         self._at_start.append(begin)
 
     def crash(self, error: Exception) -> None:
-        """End the actor with an error that a callback raised."""
+        """End the actor with the error of a callback."""
         if not self.spawn(_raise(error)):
             text = "%s met another error while it ended: %s"
-            if isinstance(error, ZmqTrainError):  # often another word about what ends it
+            if isinstance(error, ZmqTrainError):  # often a consequence of the first error
                 log.info(text, self.task, error)
             else:
                 log.error(text, self.task, error, exc_info=error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
-        """Run a background task while the actor lives; False if it is ending: nothing starts."""
+        """Run a background task while the actor lives; return False if it is ending."""
         if self._group is None:
             raise RuntimeError("spawn is for a running actor")
         try:
@@ -194,7 +194,7 @@ class Actor:
         return True
 
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
-        """Bind ``address`` and dispatch what arrives there, until the actor ends."""
+        """Bind ``address`` and dispatch its messages until the actor ends."""
         endpoint = self.transport.bind(address, high_water_mark)
         self._listeners.append(endpoint)
         endpoint.start(partial(self._receive, endpoint))
@@ -226,7 +226,7 @@ class Actor:
         return Sender(self.task.role, self.task.index, self.incarnation), self.generation
 
     def owner_of(self, sender: Sender) -> Owner:
-        """Return whose key a sender has."""
+        """Return the owner of a sender's key."""
         return Owner(sender.role, sender.index)
 
     def heartbeat(self) -> Heartbeat:
@@ -246,7 +246,7 @@ class Actor:
         self._transmit(endpoint, self._encoded(message, request_id, tensors), peer)
 
     def send_to_all(self, contacts: Iterable[Request], message: Message) -> None:
-        """Send the same message, encoded once, to the senders of some requests; it is no reply."""
+        """Send a message, encoded once, to the senders of these requests; it is not a reply."""
         frames = self._encoded(message, 0, ())
         for contact in contacts:
             self._transmit(contact.endpoint, frames, contact.peer)
@@ -287,7 +287,7 @@ class Actor:
         self._dispatch(request)
 
     def on_stranger(self, request: Request, error: RefusedError) -> None:
-        """Take what its sender must not send, by its key or its role."""
+        """Handle a message that its sender's key or role does not allow."""
         self._on_refused(str(error))
         request.refuse(error)
 
@@ -304,15 +304,14 @@ class Actor:
         log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
         if kind is Refusal:
-            return  # of something that asked for no reply; to refuse it would start a quarrel
+            return  # its request asked for no reply; refusing a refusal would never end
         handler = self.handlers.get(kind)
         try:
             if handler is None:
                 raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")
             handler(request, request.envelope.message)
         except ZmqTrainError as error:
-            # A heartbeat comes again every second, and its sender is answered. The others wait for
-            # who wants to join.
+            # Heartbeats repeat every second. The job waits for a task that cannot join.
             levels = {Heartbeat: logging.DEBUG, Join: logging.WARNING}
             level = levels.get(kind, logging.INFO)
             log.log(level, "refused %s of %s: %s", kind.__name__, request.sender, error)

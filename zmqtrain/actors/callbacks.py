@@ -1,4 +1,4 @@
-"""Callbacks of an event loop, which would only log what they raise."""
+"""Callbacks of an event loop, which only logs the errors they raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a running job a question, from outside the cluster."""
+"""Requests to a running job from outside the cluster."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Client:
         return Heartbeat()
 
     def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
-        """Only the reply matters."""
+        """Ignore it: only the reply matters."""
 
     def abandon_life(self, error: ZmqTrainError) -> None:
-        """It never joined."""
+        """Do nothing: a client never joins."""
 
 
 def ask(

@@ -1,4 +1,4 @@
-"""Why a process of this host does not answer, where the kernel knows it."""
+"""Why a process of this host does not answer, according to the kernel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HALTS = {
 
 
 def halt_at(endpoint: str) -> str:
-    """Say why the process that listens at ``tcp://host:port`` or ``ipc://path`` cannot answer.
+    """Return why the process that listens at ``tcp://host:port`` or ``ipc://path`` cannot answer.
 
-    Returns such as "process 123 is held by a debugger", or "" if it could answer, or is on another
-    host, or another user's.
+    An example is "process 123 is held by a debugger". The text is "" if the process could answer,
+    is on another host, or belongs to another user.
     """
     try:
         for pid in _listeners(endpoint):
@@ -34,7 +34,7 @@ def halt_at(endpoint: str) -> str:
 
 
 def _listeners(endpoint: str) -> Iterator[int]:
-    """Yield the numbers of the processes that listen there."""
+    """Yield the ids of the processes that listen there."""
     if endpoint.startswith(IPC):
         path = endpoint.removeprefix(IPC)
         found = psutil.net_connections("unix") if Path(path).is_socket() else []

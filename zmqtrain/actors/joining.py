@@ -27,7 +27,7 @@ class Admission:
 async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Admission]:
     """Begin a new life at every ps; return their welcomes.
 
-    The leader gives the incarnation; the other ps are sent it.
+    The leader assigns the incarnation; joins at the other ps carry it.
     """
     actor.abandon_life(FencedError("a new life of this task begins"))
     actor.begin_life()
@@ -41,11 +41,11 @@ async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Admission]:
 
 
 async def join(actor: JobActor, link: Link) -> Admission:
-    """Join at one ps, waiting for it if it is not there yet.
+    """Join at one ps; wait for it if it has not started yet.
 
     Raises:
         RefusedError: it runs another job, is another ps, or the task's index is taken.
-        PeerLostError: it did not come within the join timeout.
+        PeerLostError: it did not answer within the join timeout.
     """
     link.begin_life()
     message = Join(

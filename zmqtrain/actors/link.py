@@ -1,8 +1,8 @@
 """A link: an actor's connection to one ps, with its outstanding requests and its heartbeats.
 
-Every request has a reason that can be shown and ends by a reply, a refusal, its deadline, or the
-silence of the peer. What was lost on the way is sent again: pushes when the peer's answer to a
-heartbeat shows that it never saw them (or that its reply was lost), everything else periodically.
+Every request has a reason, for people, and ends by a reply, a refusal, its deadline, or the silence
+of the peer. Lost messages are sent again: pushes when the peer's answer to a heartbeat shows that
+they or their reply were lost, all other requests periodically.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from zmqtrain.wire.messages import (
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
-RESENDS = 4  # before a deadline, or a silent peer's end, as far as heartbeats are as frequent
+RESENDS = 4  # before the deadline or the peer timeout, if heartbeats are that frequent
 
 log = logging.getLogger(__name__)
 
 
 class LinkOwner(Protocol):
-    """Who sends over a link, and takes what comes unasked."""
+    """The sender over a link, which also takes messages that are no replies."""
 
     waits: Waits
     metrics: Metrics
     timing: Timing
 
     def identify(self) -> tuple[Sender, int]:
-        """Return who is sending, and in which generation."""
+        """Return the sender and its generation."""
 
     def heartbeat(self) -> Heartbeat:
-        """Return what the next heartbeat says."""
+        """Return the next heartbeat."""
 
     def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
-        """Take a message that is no reply."""
+        """Handle a message that is no reply."""
 
     def abandon_life(self, error: ZmqTrainError) -> None:
-        """The peer does not know this incarnation."""
+        """Give up this incarnation, which the peer does not know."""
 
 
 class Link:
@@ -76,8 +76,8 @@ class Link:
         self.joined = False  # heartbeats begin once the peer has welcomed us
         self.fenced = False  # the peer has refused one: it does not know this incarnation
         self.lost: ZmqTrainError | None = None
-        self.window_nbytes = 0  # of chunks that may be unacknowledged
-        self._failure = ""  # why no connection comes about, as far as it is known
+        self.window_nbytes = 0  # limit of unacknowledged chunks
+        self._failure = ""  # why there is no connection, if known
         self._gone = asyncio.Event()
         self._owner = owner
         self._waits = owner.waits
@@ -98,8 +98,8 @@ class Link:
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``out`` is where the parameters are laid that it brings; a reply without all of them counts
-        as lost. Without ``timeout_s`` the request may take as long as the peer shows life.
+        ``out`` receives the parameters of the reply; a reply without all of them counts as lost.
+        Without ``timeout_s`` the request may take as long as the peer shows life.
 
         Raises:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
@@ -131,11 +131,11 @@ class Link:
         timeout_s: float | None = None,
         sequence: int | None = None,
     ) -> Outstanding:
-        """Send a request whose reply its ``future`` will hold; :meth:`end` must follow.
+        """Send a request, whose ``future`` will hold the reply; :meth:`end` must follow.
 
-        ``chunks`` are sent first, as fast as the peer takes them in. ``sequence`` is that of a
-        push. ``timeout_s`` says for how long it will be waited for; the rest is as for
-        :meth:`request`. Without a message, only chunks are sent until :meth:`complete` gives it.
+        ``chunks`` are sent first, as fast as the peer acknowledges them. ``sequence`` is that of a
+        push. ``timeout_s`` is for the resends and the status; other arguments are as for
+        :meth:`request`. Without a message, only chunks are sent until :meth:`complete` adds it.
         """
         if self.lost is not None:
             raise self.lost
@@ -164,7 +164,7 @@ class Link:
         return outstanding
 
     def go_on(self, outstanding: Outstanding) -> None:
-        """Send what the window allows of a request's chunks, and after them its message."""
+        """Send a request's chunks as far as the window allows, then its message."""
         attempt, chunks = outstanding.attempt, outstanding.chunks
         attempt.after = self._last_id
         if chunks is not None:
@@ -177,7 +177,7 @@ class Link:
             self._transmit(outstanding.envelope(outstanding.message, outstanding.tensors))
 
     def complete(self, outstanding: Outstanding, message: Message, *, with_chunks: bool) -> None:
-        """Send the message that a request was begun without, after its last chunks."""
+        """Send the message of a request that was begun without one, after its last chunks."""
         outstanding.message = message
         outstanding.asked_at = time.monotonic()
         if not with_chunks:
@@ -195,17 +195,14 @@ class Link:
             self._end_wait(outstanding)
 
     def _end_wait(self, outstanding: Outstanding) -> None:
-        """Nobody waits for this reply any more: it is there, or not wanted. Count how long it took.
-
-        Whoever sent requests to several peers may still wait for another of them.
-        """
+        """End the wait for this reply, and observe its duration."""
         duration_s = time.monotonic() - outstanding.asked_at
         kind = type(outstanding.message).__name__
         self._metrics.rpc_duration_seconds[kind].observe(duration_s)
         self._waits.end(outstanding.wait)
 
     def send(self, message: Message) -> None:
-        """Send a message that asks for no reply; it may be lost."""
+        """Send a message that needs no reply; it may be lost."""
         sender, generation = self._owner.identify()
         self._transmit(Envelope(message, sender, 0, generation))
 
@@ -213,14 +210,14 @@ class Link:
         """Wait until the peer is given up.
 
         Raises:
-            PeerLostError: always, in the end.
-            RefusedError: or this, if the peer refuses our connection.
+            PeerLostError: the peer is lost.
+            RefusedError: the peer refuses our connection.
         """
         await self._gone.wait()
         raise self.lost or PeerLostError(f"{self.peer} is gone")
 
     async def beat(self) -> None:
-        """Send heartbeats, resend what was lost, give up a silent peer. Runs until cancelled."""
+        """Send heartbeats, resend lost requests, give up a silent peer. Runs until cancelled."""
         while True:
             if self.joined:
                 self._send_heartbeat()
@@ -232,7 +229,7 @@ class Link:
             for outstanding in self._outstanding.values():
                 if outstanding.is_overdue(now):
                     self._resend(outstanding)
-            # A peer never heard from is given up by the deadline of the join that waits for it.
+            # A peer that never sent anything is given up at the deadline of the join.
             silent_s = self._liveness.silent_s(now)
             if silent_s > self._owner.timing.peer_timeout_s:
                 where = f"{self.peer} at {self.endpoint.address}"
@@ -244,8 +241,8 @@ class Link:
         """Return if the peer knows this life.
 
         Raises:
-            FencedError: it does not: it has a new life, or took this one for dead.
-            PeerLostError, RefusedError: it was given up.
+            FencedError: it has a new life, or considered this one dead.
+            PeerLostError, RefusedError: the peer was given up.
         """
         if self.lost is not None:
             raise self.lost
@@ -258,12 +255,12 @@ class Link:
         return self.joined and self.lost is None and self._liveness.is_alive(time.monotonic())
 
     def begin_life(self) -> None:
-        """Say nothing before the next welcome; refusals of heartbeats so far are of the past."""
+        """Send no heartbeat before the next welcome; ignore refusals of earlier ones."""
         self.joined = False
         self._liveness.begin_life()
 
     def abandon(self, error: ZmqTrainError) -> None:
-        """Fail every outstanding request: the life they belong to is over."""
+        """Fail every outstanding request: the life that sent them is over."""
         for outstanding in self._outstanding.values():
             if not outstanding.future.done():
                 outstanding.future.set_exception(error)
@@ -275,7 +272,7 @@ class Link:
 
     def close(self, *, discard: bool = False) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
-        # A peer that never came need not be waited for.
+        # Nothing can be delivered to a peer that never answered.
         self.endpoint.close(discard=discard or self._liveness.received_at is None)
 
     def _halt_of(self, peer: str) -> str:
@@ -318,7 +315,7 @@ class Link:
             self._on_fenced(message)
         else:
             outstanding = self._outstanding.get(request_id)
-            # Else it is a late reply to a request that was sent twice, or given up.
+            # A late reply to a request that was sent twice or given up has none.
             if outstanding is not None and not outstanding.future.done():
                 self._on_reply(outstanding, envelope)
 
@@ -352,9 +349,9 @@ class Link:
             outstanding.future.set_exception(error)
 
     def _on_answer(self, outstanding: Outstanding, envelope: Envelope) -> None:
-        """Take an answer, unless chunks of its parameters were lost: then it counts as lost too.
+        """Take an answer, unless chunks of its parameters were lost.
 
-        The request is sent again, as after any loss, and the peer answers it again.
+        Such an answer counts as lost: the request is sent again, and the peer answers again.
         """
         try:
             lost = outstanding.take_in(envelope)
@@ -369,18 +366,18 @@ class Link:
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()
-        log.error("%s sent what is not a message: %s", self.peer, error)
-        if not self.joined:  # nothing we understand has come, and nothing will
+        log.error("%s sent bytes that are no message: %s", self.peer, error)
+        if not self.joined:  # the peer has sent no valid message, and never will
             self.abandon(ProtocolError(f"{self.peer} at {self.endpoint.address}: {error}"))
 
     def _on_fenced(self, refusal: Refusal) -> None:
-        """A heartbeat was refused: the peer does not know this incarnation, nor its requests."""
-        if self.joined:  # else it is about the life before
+        """Handle a refused heartbeat: the peer does not know this incarnation or its requests."""
+        if self.joined:  # otherwise it concerns the life before
             self.fenced = True
             self._owner.abandon_life(error_of(refusal, self.peer))
 
     def _on_failure(self, text: str, is_final: bool) -> None:
-        """The connection does not come about; if that is final, so is the link's end."""
+        """Handle a failed connection; a final failure ends the link."""
         where = f"{self.peer} at {self.endpoint.address}"
         if is_final:
             self._lose(NotAdmittedError(f"{where}: {text}"))

@@ -1,4 +1,4 @@
-"""Whether the peer of a link lives, by its silence and its answers to heartbeats."""
+"""Tells from silence and answers to heartbeats whether the peer of a link lives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BEATS = 64  # last heartbeats whose ids are kept, to recognise their refusals
 
 
 class Liveness:
-    """Times are of the monotonic clock."""
+    """The last sign of life of a peer. Times are of the monotonic clock."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing

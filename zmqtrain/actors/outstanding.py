@@ -1,4 +1,4 @@
-"""A request that has not been answered: what it says, and how far it has been sent."""
+"""A request without a reply: its content, and how much of it has been sent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _WITH_PARAMETERS = PushReply, PullReply, Parameters
 
 @dataclass(slots=True)
 class Attempt:
-    """One sending of a request: its chunks first, of which no more bytes are unacknowledged than
-    the peer's window allows, then its message."""
+    """One sending of a request: first its chunks, within the peer's window, then its message."""
 
     at: float  # when it began, or the last chunk of the reply came
     after: int  # the last request id given when something of it was sent
@@ -27,7 +26,7 @@ class Attempt:
     def next_chunk(
         self, chunks: Chunks, window_nbytes: int
     ) -> tuple[Chunk, tuple[Tensor, ...]] | None:
-        """Return the chunk to send now, None if there is none or the window is full."""
+        """Return the chunk to send now; None if all are sent or the window is full."""
         if self.chunks_sent >= chunks.ready:
             return None
         chunk, tensors = chunks[self.chunks_sent]
@@ -39,22 +38,22 @@ class Attempt:
         return chunk, tensors
 
     def acknowledge(self, nbytes: int) -> None:
-        """Note that the peer has taken in so many bytes of chunks."""
+        """Note that the peer has received ``nbytes`` of chunks."""
         self.unacknowledged_nbytes = max(0, self.unacknowledged_nbytes - nbytes)
 
 
 @dataclass(slots=True)
 class Outstanding:
-    """A request that has been sent, or is being sent, and has not been answered."""
+    """A request that is sent, at least in part, and has no reply."""
 
     request_id: int
     sender: Sender
     generation: int
-    message: Message | None  # None: its chunks are sent while it is not known yet
+    message: Message | None  # None: chunks are sent before it is known
     tensors: tuple[Tensor, ...]
     chunks: Chunks | None
-    incoming: ChunkAssembler | None  # the parameters that the reply brings; None: it brings none
-    sequence: int | None  # of a push: resent on evidence, not periodically
+    incoming: ChunkAssembler | None  # None: the reply has no parameters
+    sequence: int | None  # of a push, which is resent on evidence, not periodically
     resend_s: float
     future: asyncio.Future[Envelope]
     wait: int  # its entry among the waits
@@ -62,16 +61,16 @@ class Outstanding:
     attempt: Attempt
 
     def envelope(self, message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
-        """Return what carries the request's message, or one of its chunks."""
+        """Return the envelope of the request's message or of one of its chunks."""
         return Envelope(message, self.sender, self.request_id, self.generation, tensors)
 
     def take_in(self, reply: Envelope) -> int:
-        """Take in the parameters that a reply speaks of; return how many chunks of them were lost.
+        """Take in the parameters of a reply; return the number of their chunks that were lost.
 
-        Who is told to stop gets none.
+        A reply that stops a worker has none.
 
         Raises:
-            ProtocolError: what came with it is not what was to come.
+            ProtocolError: its tensors are not those of the parameters.
         """
         message = reply.message
         if self.incoming is None or not isinstance(message, _WITH_PARAMETERS):
@@ -84,7 +83,7 @@ class Outstanding:
         return self.sequence is None and now - self.attempt.at > self.resend_s
 
     def is_lost(self, beat: int, reply: HeartbeatReply) -> bool:
-        """Say whether the answer to a heartbeat proves that a push, or its reply, was lost.
+        """Return whether the answer to a heartbeat proves that a push, or its reply, was lost.
 
         Messages of one connection keep their order: a heartbeat sent behind a push that arrives
         without it, or an answer that overtakes the push's reply, proves the loss. The answer to a
@@ -92,6 +91,6 @@ class Outstanding:
         """
         if self.sequence is None or self.message is None or self.future.done():
             return False
-        # What is not sent yet waits for the window: the peer would have opened it before this.
+        # Unsent chunks wait for the window, which the peer would have opened before this.
         is_missing = reply.received < self.sequence or reply.answered >= self.sequence
         return is_missing and beat > self.attempt.after

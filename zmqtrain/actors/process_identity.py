@@ -1,4 +1,4 @@
-"""What identifies a process to others, and whether one on the same kernel has ended."""
+"""Identities of processes, and whether a process on the same kernel has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STARTED = 19  # place of the start time among the fields of /proc/PID/stat behind the name
-_ENDED = ("Z", "X")  # states of a process that has ended and that its parent has not asked after
+_ENDED = ("Z", "X")  # states of an ended process for which its parent has not waited
 
 
 def process_name() -> str:
@@ -30,7 +30,7 @@ def process_identity() -> str:
 
 
 def has_ended(process: str) -> bool:
-    """Say whether the process with these process_identity is known to have ended.
+    """Return whether the process of this identity is known to have ended.
 
     A peer states its identity itself; a wrong one affects only that peer.
     """
@@ -43,7 +43,7 @@ def has_ended(process: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        return False  # it is another user's, or no process at all
+        return False  # it belongs to another user, or there is no such process
     return fields[0] in _ENDED or fields[_STARTED] != given[3]
 
 

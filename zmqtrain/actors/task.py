@@ -1,4 +1,4 @@
-"""What ps, worker and chief have in common: a job, its fingerprint, and their identity."""
+"""The common base of ps, worker and chief: a job, its fingerprint, and an identity."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zmqtrain.wire.messages import Gather
 
 
 class JobActor(Actor):
-    """The task that ``config`` describes, of a cluster that trains a job by ``plan``."""
+    """The task of ``config`` in a cluster that trains a job by ``plan``."""
 
     def __init__(self, config: TaskConfig, plan: Plan, transport: Transport) -> None:
         metrics = Metrics(config.role.value, config.index)
@@ -83,7 +83,7 @@ class JobActor(Actor):
         return self.plan.owner_of(sender.role, sender.index)
 
     def on_stranger(self, request: Request, error: RefusedError) -> None:
-        """Refuse, or tell a ps or chief of an older group, where another worker hosted it."""
+        """Refuse it; send a ps or chief of an older group, on another worker, the current group."""
         is_of_worker = type(request.peer) is KnownPeer and request.peer.key.owner.role == "worker"
         if self.plan.group and is_of_worker and request.sender.role in (Role.PS, Role.CHIEF):
             request.send(Gather(self.plan.group, self.plan.members))
@@ -91,25 +91,25 @@ class JobActor(Actor):
             super().on_stranger(request, error)
 
     def on_gather(self, request: Request, message: Gather) -> None:
-        """Another worker gives this group up, or does not know it, or knows a later one."""
+        """Handle a worker that gives this group up, does not know it, or knows a later one."""
         group = self.plan.group
         if not group:
             raise ProtocolError(f"{self.task} is of no group of workers")
-        carries = request.sender.index in self.plan.hosts  # else it is not needed
+        carries = request.sender.index in self.plan.hosts  # the group needs it
         if message.group > group or (message.group == group and message.gives_up and carries):
             self.crash(GroupOverError(f"{request.sender}: group {group} of workers is over"))
         elif message.gives_up or message.group < group:
             request.send(Gather(self.plan.group, self.plan.members))
             for link in self.links:
-                if link.endpoint is request.endpoint:  # what it was asked is lost with its group
+                if link.endpoint is request.endpoint:  # it lost our requests with its group
                     link.ask_again()
 
     def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]] | None:
-        """Return role, index and metrics address of all tasks; None: this task does not know."""
+        """Return role, index and metrics address of all tasks; None if they are not known here."""
         return None
 
     def targets(self) -> list[dict[str, Any]] | None:
-        """Return where all tasks serve metrics, for Prometheus's HTTP discovery."""
+        """Return the metrics addresses of all tasks, for Prometheus's HTTP discovery."""
         tasks = self.tasks_with_metrics()
         if tasks is None:
             return None
@@ -135,6 +135,6 @@ class JobActor(Actor):
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """Return (whether the task is ready, its state in words).
 
-        ``everyone``: ready is only who takes part in a job that has begun.
+        ``everyone``: only a task of a job that has begun is ready.
         """
         return True, "running"

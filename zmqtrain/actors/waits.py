@@ -1,4 +1,4 @@
-"""Which task waits for which: every await on a peer is entered here while it lasts."""
+"""The waits of tasks for one another: every await on a peer is entered here while it lasts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Waits:
     def log_long(self, halt_of: Callable[[str], str] = lambda _: "") -> None:
         """Log every wait that has become long, once.
 
-        ``halt_of`` says of a peer why it cannot answer, "" if that is not known.
+        ``halt_of`` returns why a peer cannot answer, "" if that is not known.
         """
         for entry in self._entries.values():
             if not entry.is_logged and time.monotonic() - entry.since > PATIENCE_S:
@@ -72,7 +72,7 @@ class Waits:
                     log.info("waiting for %s: %s", peer, entry.reason)
 
     def snapshot(self) -> tuple[Wait, ...]:
-        """Return the waits of this moment, the longest first."""
+        """Return the current waits, the longest first."""
         now = time.monotonic()
         return tuple(
             Wait(

@@ -1,1 +1,1 @@
-"""What the parts of a job speak of: orders, status, and what a checkpoint says. Plain data."""
+"""Plain data that the parts of a job exchange: orders, status, content of a checkpoint."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says beside the files of its shards."""
+"""The content of a checkpoint apart from the files of its shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic import Field
 from zmqtrain.protocol.orders import Order
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-"""Bounds of what goes into a checkpoint's manifest, which checks them; the codec does not."""
+"""A number in a checkpoint's manifest, which checks the bounds; the codec does not."""
 
 
 @dataclass(slots=True)
 class ShardFile:
-    """What one ps wrote of a checkpoint.
+    """The part of a checkpoint that one ps wrote.
 
     ``file`` is a plain name, so that a manifest cannot name files outside its own directory.
     """
@@ -29,7 +29,7 @@ class ShardFile:
 
 @dataclass(slots=True)
 class WorkerMark:
-    """How far a life of a worker had come: its pushes up to ``sequence`` count."""
+    """The progress of one life of a worker: its pushes up to ``sequence`` count."""
 
     worker: Count
     incarnation: Count
@@ -38,7 +38,7 @@ class WorkerMark:
 
 @dataclass(slots=True)
 class LedgerState:
-    """What a checkpoint keeps of a ledger: which batches were counted, and how many examples."""
+    """The state of a ledger in a checkpoint: counted batches and examples."""
 
     next_batch: Count
     open_batches: tuple[Count, ...]  # those below it that are not counted
@@ -51,7 +51,7 @@ class LedgerState:
     pass_sums: dict[str, float] = field(default_factory=dict)
 
     def counted(self) -> list[int]:
-        """Return the batches that were learned from, in order."""
+        """Return the numbers of the counted batches, in order."""
         return sorted(set(range(self.next_batch)).difference(self.open_batches))
 
 
@@ -71,8 +71,8 @@ class Saved:
 class LastOrders:
     """The last orders of a generation that a ps knows: ``number``, ``number + 1``, ...
 
-    ``saved``: what a checkpoint after all of them says, but for its files; None: a ps that was
-    restarted does not know.
+    ``saved``: the content of a checkpoint after all of them, without files; None if a restarted ps
+    does not know it.
     """
 
     generation: int

@@ -1,4 +1,4 @@
-"""The decisions of the leader, which every shard carries out in the same order."""
+"""The leader's decisions, which every shard carries out in the same order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Apply:
 
 @dataclass(slots=True)
 class Accumulate:
-    """Add the worker's gradient to the step's sum, so that the worker may send another."""
+    """Add the worker's gradient to the step's sum; the worker may then send another one."""
 
     worker: int
 
@@ -30,7 +30,7 @@ class Accumulate:
 
 @dataclass(slots=True)
 class Reduce:
-    """Apply, as one update, the mean of what was accumulated and of these workers' gradients.
+    """Apply, as one update, the mean of the accumulated gradients and those of these workers.
 
     The gradients are summed in the order of ``workers``.
     """
@@ -62,7 +62,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Switch:
-    """Decide by this policy from here on."""
+    """Use this policy from here on."""
 
     policy: str
 
@@ -85,7 +85,7 @@ class Rate:
 class Roster:
     """Let these workers, in their order, make up to ``steps`` steps by themselves.
 
-    ``next_batch``: the first that nobody has been given.
+    ``next_batch``: the first batch that no worker has.
     """
 
     workers: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The whole job as the leader sees it."""
+"""The status of a job, from the leader's view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ State: TypeAlias = Literal[
     "waiting for the chief", "serving", "alive", "silent", "left",
     "joining", "computing", "waiting", "done",
 ]  # fmt: skip
-"""Of a task: the first two of ps 0, the last four of workers alone."""
+"""The state of a task; the first two are for ps 0, the last four for workers."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class TaskStatus:
     index: int
     state: State
     incarnation: int  # milliseconds since 1970 when it joined
-    # Pushes of a worker, from where the slowest was when it joined; version of a ps; last
-    # checkpoint's step of the chief.
+    # A worker's pushes, counted from the slowest worker's at its join; a ps's version; the step of
+    # the chief's last checkpoint.
     step: int
     silent_s: float
     leases: tuple[int, ...]  # batches held
@@ -46,7 +46,7 @@ class TaskStatus:
     restarts: int = 0  # of its process, since ps 0 started
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
     staleness: float = 0.0  # mean, of a worker's gradients
-    behind: int | None = None  # of a worker: steps to the first, by the policy; None: no part in it
+    behind: int | None = None  # a worker's steps behind the first one, None if it takes no part
 
     @property
     def task(self) -> str:
@@ -82,17 +82,17 @@ class Status:
     tasks: tuple[TaskStatus, ...]
     waits: tuple[Wait, ...]
     stop_wanted: bool = False  # an early end was asked for
-    stop_code: int = 0  # the exit code for ``stop``
+    stop_code: int = 0  # exit code for ``stop``
     uncounted: int = 0  # the first batch that is not counted
     limit: int | None = None  # batches from this number on wait for the chief
     pass_loss: float = math.nan  # mean over the examples counted in this pass
     pass_examples: int = 0
     pass_sums: dict[str, float] = field(default_factory=dict)  # over these examples
     learning_rate: float | None = None  # set by a callback, in place of the optimizer's
-    rosters: int = 0  # that workers made steps in by themselves
-    group: int = 0  # number of that of workers without ps; 0: they do not go on without a lost one
-    group_members: tuple[int, ...] = ()  # of it
-    strategy: str = ""  # by which the job is trained, as in the summary
+    rosters: int = 0  # number of rosters so far
+    group: int = 0  # number of the group of workers that host the ps; 0: there are no groups
+    group_members: tuple[int, ...] = ()  # the workers of the group
+    strategy: str = ""  # as in the summary
     exchange: str = ""
     idle_s: float = 0.0  # since the last update
     save_failure: str = ""  # why the last checkpoint failed, "" if it did not

@@ -1,8 +1,8 @@
-"""Who may connect to a listener with keys: ZeroMQ asks (ZAP, RFC 27), the registry answers.
+"""Authentication at a listener with keys: answers ZeroMQ's ZAP requests (RFC 27).
 
 pyzmq's authenticators would not do. They can only admit or refuse for good, so a registry that
 cannot be read for a moment would keep tasks out for ever, and an error in a check ends them
-silently; they also check handshakes only, so an admitted peer could go on with a revoked key.
+silently. They also check handshakes only, so an admitted peer could go on with a revoked key.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Authenticator:
         self._timer = asyncio.get_running_loop().call_later(REFRESH_S, self._refresh)
 
     def _refresh(self) -> None:
-        """Read the registry again if it changed, so that revoked keys are noticed at once."""
+        """Read the registry again if it has changed, so that revoked keys are noticed soon."""
         self._refresh_later()
         try:
             self._registry.refresh()
@@ -114,7 +114,7 @@ class Authenticator:
         """Return the status, and the User-Id that messages of the connection will carry."""
         _, version, _, _, address, _, mechanism, *credentials = map(bytes, frames)
         if version != VERSION or mechanism != b"CURVE" or len(credentials) != 1:
-            raise ValueError(f"a question of ZAP {version!r} for {mechanism!r}")
+            raise ValueError(f"a ZAP request of version {version!r} for {mechanism!r}")
         public = credentials[0].hex()
         self._registry.refresh()
         if self._registry.find(public) is not None:
@@ -133,7 +133,7 @@ class Authenticator:
             self._newcomers.remove(event.ended)
 
     def _take_in(self, descriptor: int) -> None:
-        """Note a connection whose peer is not known yet; close others if there are too many."""
+        """Note a connection of an unknown peer; close others if there are too many."""
         with contextlib.suppress(OSError), _connection(descriptor) as connection:
             host = connection.getpeername()[0]
             crowded = is_crowded(descriptor)
@@ -141,7 +141,7 @@ class Authenticator:
                 _close_connection(left, connection.getsockname()[1])
 
     def _log_fault(self, error: Exception) -> None:
-        """Log what keeps keys from being checked, once."""
+        """Log once why keys cannot be checked."""
         text = f"{type(error).__name__}: {error}"
         if text != self._fault:
             self._fault = text
@@ -151,7 +151,7 @@ class Authenticator:
 
 @contextlib.contextmanager
 def _connection(descriptor: int) -> Iterator[socket]:
-    """Yield the socket of a descriptor that libzmq owns; to copy it would take another one."""
+    """Yield the socket of a descriptor that libzmq owns, without another descriptor."""
     connection = socket(AF_INET, SOCK_STREAM, fileno=descriptor)
     try:
         yield connection
@@ -160,10 +160,9 @@ def _connection(descriptor: int) -> Iterator[socket]:
 
 
 def _close_connection(descriptor: int, port: int | None = None) -> None:
-    """Close a connection, for which libzmq has no call; ``port``: at which it must have come.
+    """Close a connection, for which libzmq has no call; ``port``: of the listener it came to.
 
-    If it is closed already, and its descriptor is now that of another connection, that one is made
-    again by itself.
+    If its descriptor belongs to another connection by now, that one reconnects by itself.
     """
     with contextlib.suppress(OSError), _connection(descriptor) as connection:
         if port is None or connection.getsockname()[1] == port:

@@ -2,7 +2,7 @@
 
 An :class:`Endpoint` either listens (many peers) or is connected (one peer). Receiving is a
 callback on the event loop, never an awaitable: a cancelled receive would lose its message. Sending
-never waits: what cannot be taken now is an error, and the request table above resends.
+never waits: a full queue is an error, and the layer above sends again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.wire.buffers import Buffer
 
 HIGH_WATER_MARK = 64
-"""Messages on their way to or from a peer; back-pressure is by bytes, above: this is the fuse."""
+"""Limit of messages under way to or from a peer; back-pressure, by bytes, is in the layer above."""
 
 RoutingId: TypeAlias = bytes
-"""Where a listening endpoint's message came from, and where the reply goes; b"" when connected.
+"""The sender of a listening endpoint's message, to which the reply goes; b"" when connected.
 With keys it is a :class:`zmqtrain.transport.registry.KnownPeer`."""
 
 OnMessage: TypeAlias = Callable[[RoutingId, list[Buffer]], None]
 
 OnFailure: TypeAlias = Callable[[str, bool], None]
-"""Called with the reason why a connection was refused, here or at the other end, and whether it
-always will be."""
+"""Called with the reason for a refused connection, and whether the refusal is final."""
 
 
 def ignore_failure(text: str, is_final: bool) -> None:
@@ -32,7 +31,7 @@ def ignore_failure(text: str, is_final: bool) -> None:
 
 
 COPIED_NBYTES = 1 << 16
-"""Frames up to here are copied: that costs less than keeping track of them."""
+"""Frames up to this size are copied: that is cheaper than tracking them."""
 
 
 class UnreachableError(Exception):
@@ -86,19 +85,18 @@ class Transport(Protocol):
     ``tcp://host:port``, where port 0 binds any free one, or ``unix:///path``."""
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
-        """Listen at ``address``, with up to so many messages on their way to each peer.
+        """Listen at ``address``; ``high_water_mark``: most messages under way to each peer.
 
         Raises:
-            ConfigError: the address is taken or not one of this host, or nothing would protect
-                it.
+            ConfigError: the address is taken, or is not of this host, or is unprotected.
         """
 
     def connect(self, address: str) -> Endpoint:
-        """Connect to ``address``, whether or not anyone listens there yet.
+        """Connect to ``address``, even if no task listens there yet.
 
         Raises:
-            ConfigError: the address is wrong, or nothing would protect the connection.
+            ConfigError: the address is wrong, or the connection would be unprotected.
         """
 
     def close(self) -> None:
-        """Close all endpoints that are still open."""
+        """Close all open endpoints."""

@@ -26,7 +26,7 @@ def make_pair() -> Pair:
 
 
 def make_keys(directory: Path, counts: Mapping[str, int]) -> int:
-    """Make a directory of keys for so many tasks of each role; return how many keys those are.
+    """Make a directory of keys; return their number. ``counts``: the number of tasks by role.
 
     Raises:
         ConfigError: see :func:`zmqtrain.transport.keys.add_keys`.
@@ -44,8 +44,7 @@ def public_of(secret: bytes) -> bytes:
 def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
     """Make a socket accept only encrypted connections that ZAP admits.
 
-    With an enforced domain no peer is admitted while there is no ZAP handler; otherwise all would
-    be.
+    The enforced domain refuses every peer while there is no ZAP handler.
     """
     _check_available()
     socket.set(zmq.CURVE_SECRETKEY, secret)

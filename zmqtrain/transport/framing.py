@@ -22,7 +22,7 @@ _ONE = struct.Struct("<2I")  # the heading of a message of one frame, as most ar
 
 
 def heading(frames: Sequence[Buffer]) -> bytes:
-    """Return what goes before the frames of a message."""
+    """Return the bytes that precede the frames of a message."""
     if len(frames) == 1:
         return _ONE.pack(1, len(frames[0]))
     return struct.pack(f"<{len(frames) + 1}I", len(frames), *map(len, frames))
@@ -37,15 +37,15 @@ class MessageSplitter:
         self._sizes: tuple[int, ...] = ()
         self._large: memoryview | None = None  # the frames of a message still to come
         self.room: memoryview | None = None
-        """Where the rest of a large message goes; None: give what comes to :meth:`add`."""
+        """Memory for the rest of a large message; None: give received bytes to :meth:`add`."""
 
     @property
     def has_more(self) -> bool:
-        """Whether anything has come that is not cut off yet."""
+        """Whether there are received bytes behind the last message."""
         return self._at < len(self._data)
 
     def fill(self, nbytes: int) -> None:
-        """Note that so many bytes have been written to ``room``."""
+        """Note that ``nbytes`` have been written to ``room``."""
         self.room = self.room[nbytes:] if self.room is not None else None
 
     def add(self, data: bytes) -> None:
@@ -53,8 +53,9 @@ class MessageSplitter:
         self._at = 0
 
     def whole(self, data: bytes) -> list[Buffer] | None:
-        """Return the message of one frame that ``data`` is, if nothing came before it; this is
-        :meth:`add` and :meth:`next` of almost every message, for half of the time."""
+        """Return the message if ``data`` is a whole one of one frame and nothing came before it.
+
+        This is a shortcut for :meth:`add` and :meth:`next`, in half the time."""
         if self._at == len(self._data) and self._large is None and len(data) >= _ONE.size:
             count, size = _ONE.unpack_from(data)
             if count == 1 and size == len(data) - _ONE.size:
@@ -62,10 +63,10 @@ class MessageSplitter:
         return None
 
     def next(self) -> list[Buffer] | None:
-        """Return the next message if all of it has come.
+        """Return the next message if it is complete.
 
         Raises:
-            ProtocolError: what has come is no message, or too large.
+            ProtocolError: the bytes are no message, or it is too large.
         """
         large, data = self._large, self._data
         if large is not None:

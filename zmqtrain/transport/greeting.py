@@ -1,4 +1,4 @@
-"""The greeting with which a ZMTP listener says how it authenticates, and what follows from it."""
+"""The greeting of a ZMTP listener, which names its mechanism, and the user's remedies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 import struct
 
 GREETING_S = 10.0  # as libzmq waits for one
-# ZMTP 3.1: signature, version, mechanism, as-server, filler. Who has seen the first two of a
-# greeting answers with all of its own.
+# ZMTP 3.1: signature, version, mechanism, as-server, filler. An end that has seen the first two
+# answers with its whole greeting.
 _GREETING = struct.Struct("!c8xc2B20s32x")
 _OPENING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 
 NULL, CURVE = "NULL", "CURVE"
-UNIX = "UNIX"  # ours: the tasks of one user connect by a Unix socket instead
+UNIX = "UNIX"  # our own: the tasks of one user connect by a Unix socket instead
 
 _NO_PS = "what answers there does not speak as a ps does; correct the address"
 _NEEDS_KEYS = (
@@ -36,11 +36,11 @@ _REASONS = {
     (UNIX, UNIX): "it takes connections of its own user on its own host only, and this task runs "
     "elsewhere; make keys (zmqtrain keys new --keys DIR) and give both --keys DIR",
 }
-"""What it means that no connection comes about, by the mechanisms of this end and the other."""
+"""Why there is no connection, by the mechanisms of this end and the other."""
 
 
 def reason(own: str, theirs: str) -> str:
-    """Return why two ends with these mechanisms do not connect, and what the user can do."""
+    """Return why two ends with these mechanisms do not connect, and the remedy."""
     return _REASONS.get((own, theirs), _NO_PS)
 
 
@@ -52,8 +52,8 @@ def greeting(mechanism: str) -> bytes:
 async def mechanism_at(endpoint: str, own: str) -> str | None:
     """Return the mechanism in a ZMTP listener's greeting, "" if the answer is not ZMTP.
 
-    None: nothing answers. If it is not ``own``, the listener learns that, too: with libzmq
-    only the end knows that was the first to close the connection.
+    None: nothing answers. If it is not ``own``, the listener learns that, too: in libzmq only the
+    end that closes the connection first knows the reason.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:

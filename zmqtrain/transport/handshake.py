@@ -1,6 +1,6 @@
-"""Why two ends do not connect: ZeroMQ's handshake events, in words.
+"""Why two ends do not connect: the reasons behind ZeroMQ's handshake events.
 
-libzmq tries again for ever, and reports nothing to the refused end or to the application.
+libzmq retries for ever and reports no reason to the refused end or to the application.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from zmqtrain.transport.greeting import CURVE, NULL, mechanism_at, reason
 from zmqtrain.wire.buffers import Buffer
 
 RETRY_S = 1.0  # from a refusal of a key that may soon be admitted to the next attempt
-BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
-BROKEN_WITHIN_S = 5.0  # less than it takes an end that gives no answer to run out of time
+BROKEN = 3  # handshakes broken off in quick succession before an inquiry
+BROKEN_WITHIN_S = 5.0  # shorter than the timeout of an end that gets no answer
 
 _SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -29,7 +29,7 @@ _AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _ENDED = int(zmq.EVENT_DISCONNECTED)
 _ACCEPTED = int(zmq.EVENT_ACCEPTED)
 EVENTS = _ACCEPTED | _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
-_DENIED = 400  # ZAP's status; after it libzmq does not try again
+_DENIED = 400  # ZAP status, after which libzmq does not retry
 
 _REFUSED = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "a peer has no key",
@@ -38,7 +38,7 @@ _REFUSED = {
 
 
 class ListenerEvent(NamedTuple):
-    """What happened to a connection of a listener with keys; ``refusal`` is "" otherwise."""
+    """An event of one connection at a listener with keys; ``refusal``: "" if it is none."""
 
     refusal: str = ""
     accepted: int | None = None  # its descriptor
@@ -56,7 +56,7 @@ def listener_event(frames: list[Buffer]) -> ListenerEvent:
 
 
 class PeerWatch:
-    """Finds out why a listener does not take this end's connection."""
+    """Finds out why a listener refuses this end's connection."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class PeerWatch:
         may_be_admitted: Callable[[bool], bool] = lambda _: False,
         reconnect: Callable[[], None] = lambda: None,
     ) -> None:
-        """``mechanism`` is this end's, ``own_key`` says whose key it shows.
+        """``mechanism`` is of this end, ``own_key`` describes its key.
 
         ``may_be_admitted``: whether a refusal of our key may be temporary, given whether it was
-        admitted before; then ``reconnect`` tries again. ``patience_s``: such a refusal, and a first
-        key that is not the expected one, are final only after so long.
+        admitted before; then ``reconnect`` tries again. ``patience_s``: time after which such a
+        refusal, or an unexpected first key, is final.
         """
         self._events = events
         self._endpoint = endpoint
@@ -84,9 +84,9 @@ class PeerWatch:
         self._patience_s = patience_s
         self._on_failure: OnFailure = ignore_failure
         self._broken: deque[float] = deque(maxlen=BROKEN)
-        self._explained = False  # why the present connection will end
-        self._was_right = False  # the expected key was there before
-        self._wrong_since: float | None = None  # another key is there, or ours is refused
+        self._explained = False  # an event has given the reason why the connection will end
+        self._was_right = False  # the listener had the expected key before
+        self._wrong_since: float | None = None  # it has another key, or refuses ours
         self._retry: asyncio.TimerHandle | None = None
         self._inquiry: asyncio.Task[None] | None = None
 
@@ -113,7 +113,7 @@ class PeerWatch:
         elif event == _AUTH and value == _DENIED:
             self._on_denied()
         elif event == _PROTOCOL or (event == _ENDED and not was_explained):
-            self._inquire_soon()  # at once: libzmq gives up
+            self._inquire_soon()  # libzmq does not retry
         elif event == _NO_DETAIL:
             now = time.monotonic()
             self._broken.append(now)
@@ -122,7 +122,7 @@ class PeerWatch:
                 self._inquire_soon()
 
     def _on_denied(self) -> None:
-        """Our key is not admitted; libzmq does not try again by itself."""
+        """Handle the refusal of our key, after which libzmq does not retry."""
         waits = self._may_be_admitted(self._was_right) and self._has_patience()
         self._on_failure(
             f"it does not admit {self._own_key}, which is not in its registry or was revoked; "
@@ -139,7 +139,7 @@ class PeerWatch:
 
     async def _inquire(self) -> None:
         theirs = await mechanism_at(self._endpoint, self._mechanism)
-        if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
+        if theirs is None or (theirs == self._mechanism == NULL):  # it is just ending or starting
             self._on_failure("it closes every connection immediately", False)
         else:
             may_be_a_predecessor = self._mechanism == theirs == CURVE and not self._was_right
@@ -157,7 +157,7 @@ class PeerWatch:
 
 
 def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """Return a socket from which the events of ``socket`` are read, from now on."""
+    """Return a socket that receives the events of ``socket`` from now on."""
     address = f"inproc://handshakes-{id(socket)}"
     socket.monitor(address, EVENTS)
     events = context.socket(zmq.PAIR)

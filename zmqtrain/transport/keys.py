@@ -1,8 +1,8 @@
-"""The directory of keys: who may take part in a job, and the secrets of the tasks of this host.
+"""The directory of keys: the registry of a job's keys, and the secrets of this host's tasks.
 
-It holds ``registry``, a line for each key that was ever made (task, state, public key), and
-``ROLE-INDEX.secret`` for the tasks that run on this host. A host needs the registry and the secrets
-of its own tasks, no others. Keys are 32 bytes of Curve25519, written as 64 hexadecimal digits.
+It holds ``registry``, a line for each key ever made (task, state, public key), and
+``ROLE-INDEX.secret`` for the tasks that run on this host. A host needs the registry and only the
+secrets of its own tasks. Keys are 32 bytes of Curve25519, written as 64 hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ ROLES = ("ps", "chief", "worker", "client")
 """Roles that have keys; a client is a person who queries or controls a running job."""
 
 ALLOWED, EXPIRING, REVOKED = "allowed", "expiring", "revoked"
-"""States of a key. An expiring key is admitted until a rotation has brought its successor to all
-tasks."""
+"""States of a key. An expiring key is admitted until all tasks have its successor."""
 
 MAX_INDEX = 999_999_999
 _STAGED = ".next"
-"""Ending of a secret that counts once the registry has its key."""
+"""Suffix of a secret that is not in use until the registry has its key."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"({'|'.join(ROLES)})-(\d{{1,9}})\.secret")
@@ -42,12 +41,12 @@ _LINE = re.compile(
 )
 _HEADING = "# task, state and public key; changed by zmqtrain keys, read again when it changes\n"
 _OTHERS_WRITE = 0o022
-_OTHERS_READ_OR_WRITE = 0o027  # a group may read: so a secret volume is shown to a pod's user
+_OTHERS_READ_OR_WRITE = 0o027  # a group may read, as in the secret volume of a pod
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Whose key it is."""
+    """The task or person that owns a key."""
 
     role: str
     index: int = 0
@@ -73,24 +72,24 @@ class Entry:
 
 
 class Pair(NamedTuple):
-    """A key: its public half, and the secret one unless that is kept on another host."""
+    """A key: its public half, and the secret one unless it is on another host."""
 
     public: str
     secret: str | None
 
 
 def owner_of(role: str, index: int | None) -> Owner:
-    """Return the owner that is meant; only the chief, of which there is one, needs no index.
+    """Return the owner with this role and index; only the chief needs no index.
 
     Raises:
-        ConfigError: there can be no such task, or it is not clear which one is meant.
+        ConfigError: there is no such task, or the index is missing.
     """
     if role not in ROLES:
-        raise ConfigError(f"{role!r} is no role that has keys; expected one of {', '.join(ROLES)}")
+        raise ConfigError(f"{role!r} is not a role with keys; expected one of {', '.join(ROLES)}")
     if index is None:
         if role != "chief":
             raise ConfigError(
-                f"which {role} is meant is not said; expected its index, as in {role} 2; give it"
+                f"the index of the {role} is missing; expected one, as in {role} 2; add it"
             )
         index = 0
     most = 0 if role == "chief" else MAX_INDEX
@@ -101,26 +100,25 @@ def owner_of(role: str, index: int | None) -> Owner:
 
 
 def public_key(text: str) -> str:
-    """Return a public key as the registry has it.
+    """Return a public key in the registry's form.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a public key.
     """
     key = text.strip().lower()
     if not _KEY.fullmatch(key):
         raise ConfigError(
-            f"the public key {text!r:.80} is not 64 hexadecimal digits; copy it from what "
-            "zmqtrain keys add has printed"
+            f"the public key {text!r:.80} is not 64 hexadecimal digits; copy it from the output of "
+            "zmqtrain keys add"
         )
     return key
 
 
 def read_registry(directory: Path) -> tuple[Entry, ...]:
-    """Return all keys that the registry knows, in its order.
+    """Return all keys of the registry, in its order.
 
     Raises:
-        ConfigError: there is none, it cannot be read, others can change it, or it contradicts
-            itself.
+        ConfigError: it is missing, unreadable, writable by others, or contradicts itself.
     """
     path = directory / REGISTRY
     with _readable(f"{path}", "zmqtrain keys new"):
@@ -152,7 +150,7 @@ def read_secret(directory: Path, owner: Owner) -> bytes:
     """Return the secret key of a task of this host.
 
     Raises:
-        ConfigError: it is not here, is no key, or others can read it.
+        ConfigError: it is missing, is not a key, or is readable by others.
     """
     path = secret_path(directory, owner)
     with _readable(f"{path}, the secret key of {owner},", f"zmqtrain keys add {owner}"):
@@ -182,7 +180,7 @@ def secrets_in(directory: Path) -> list[Owner]:
 
 
 def key_files(directory: Path) -> dict[str, str]:
-    """Return the text of the registry and of each secret here, by the name of its file.
+    """Return the text of the registry and of each secret here, by file name.
 
     Raises:
         ConfigError: one cannot be read.
@@ -198,7 +196,7 @@ def key_files(directory: Path) -> dict[str, str]:
 
 
 def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
-    """Allow new keys; make the directory if there is none. All are added, or none.
+    """Add all new keys or none; make the directory if it is missing.
 
     Raises:
         ConfigError: a task has a key already, a key has a task, or the directory cannot be written
@@ -223,9 +221,9 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
 def rotation(directory: Path, pairs: Callable[[], Mapping[Owner, Pair]]) -> Iterator[list[Owner]]:
     """Replace keys in two phases: the former keys expire in the block, and are revoked after it.
 
-    Yields the owners. The block has to bring the registry and the secrets to all tasks: at its end
-    everyone admits both keys of an owner. ``pairs`` makes the new keys. A rotation that was
-    interrupted goes on with the keys that it has made.
+    Yields the owners. The block must copy the registry and the secrets to all tasks, which then
+    admit both keys of an owner. ``pairs`` makes the new keys. A rotation after an interrupted one
+    uses the keys of that one.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -236,7 +234,7 @@ def rotation(directory: Path, pairs: Callable[[], Mapping[Owner, Pair]]) -> Iter
             _stage(directory, pairs())
         _take_staged(directory, people=False)
         yield expiring(read_registry(directory))
-        _take_staged(directory, people=True)  # who asks from here is known by now
+        _take_staged(directory, people=True)  # every ps knows their new keys by now
         with _changing(directory) as entries:
             entries[:] = concluded(entries)
 
@@ -263,7 +261,7 @@ def expiring(entries: Iterable[Entry]) -> list[Owner]:
 
 
 def is_new(entries: Sequence[Entry], public: str) -> bool:
-    """Say whether a key has replaced another one, so that some hosts may not know it yet. Pure."""
+    """Return whether a key has replaced another one; some hosts may not know it yet. Pure."""
     owners = [each.owner for each in entries if each.public == public and each.state == ALLOWED]
     return sum(entry.owner in owners for entry in entries) > 1
 
@@ -278,8 +276,8 @@ def revoke_key(directory: Path, owner: Owner) -> str:
         held = [entry for entry in entries if entry.owner == owner and not entry.revoked]
         if not held:
             raise ConfigError(
-                f"{directory} has no allowed key of {owner}; expected one of those that zmqtrain "
-                "keys list shows"
+                f"{directory} has no allowed key of {owner}; expected a task from the output of "
+                "zmqtrain keys list"
             )
         entries[:] = [
             replace(entry, state=REVOKED) if entry.owner == owner else entry for entry in entries
@@ -308,8 +306,7 @@ def _only_rotation(directory: Path) -> Iterator[None]:
 def _stage(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
     """Store new secrets beside the present ones, then let the present keys expire.
 
-    In this order nothing is lost if the process is killed: staged secrets count once the registry
-    has their keys.
+    In this order a kill loses nothing: staged secrets are in use once the registry has their keys.
     """
     with _changing(directory) as entries:
         for path in directory.glob(f"*{_STAGED}"):
@@ -387,12 +384,12 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _refuse_open(path: Path, mask: int, mode: str) -> None:
-    """Refuse a file or directory that others can access, unless it is read-only for all."""
+    """Refuse a file or directory that is open to others, unless its file system is read-only."""
     found = stat.S_IMODE(path.stat().st_mode) & mask
     if found & _OTHERS_WRITE and os.statvfs(path).f_flag & os.ST_RDONLY:
         found &= ~_OTHERS_WRITE
     if found:
-        is_shared = path.is_dir() and found & _OTHERS_WRITE  # leave it to the others
+        is_shared = path.is_dir() and found & _OTHERS_WRITE  # other users need it
         remedy = "use a directory of your own" if is_shared else f"chmod {mode} it"
         raise ConfigError(
             f"{path} is open to others (mode {stat.S_IMODE(path.stat().st_mode):04o}), who could "

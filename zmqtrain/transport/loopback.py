@@ -1,9 +1,9 @@
 """The transport between the tasks of one user on one host, at loopback addresses, without keys.
 
-Anyone on the host can connect to a port, and TCP does not say who did. So messages go by a Unix
-socket that has the address for its name; there the kernel tells each end which user the other one
-is. The port is taken nevertheless, as a signpost: no two tasks share an address, and an end that
-connects to it, with keys or without, learns in ZeroMQ's own words that it will not be served.
+Any user of the host can connect to a port, and TCP does not identify them. So messages use a Unix
+socket named after the address, where the kernel identifies the user at the other end. The port is
+bound nevertheless, as a signpost: no two tasks share an address, and an end that connects to it
+learns by ZeroMQ's protocol that it will not be served.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zmqtrain.transport.greeting import UNIX, greeting, mechanism_at, reason
 from zmqtrain.transport.own_directory import for_small_files
 from zmqtrain.transport.unix import UnixListener, UnixPeer, UnixTransport
 
-ASK_S = 0.5  # how often a port is asked whose it is while there is no socket for it
+ASK_S = 0.5  # between two inquiries at a port that has no socket
 
 
 class LoopbackPeer(UnixPeer):
@@ -28,7 +28,7 @@ class LoopbackPeer(UnixPeer):
     def __init__(self, address: str) -> None:
         super().__init__(address, place_of(address))
         self._ask_at = 0.0
-        self._heard: str | None = None  # what the port's greeting said last
+        self._heard: str | None = None  # mechanism in the port's last greeting
         self._inquiry: asyncio.Task[None] | None = None
 
     def close(self, *, discard: bool = False) -> None:
@@ -44,8 +44,7 @@ class LoopbackPeer(UnixPeer):
         self._inquiry = asyncio.get_running_loop().create_task(self._inquire())
 
     async def _inquire(self) -> None:
-        """Find out who has the port, if not a task of this user; twice, since it may just come or
-        go."""
+        """Find out what has the port; two equal answers count, since a task may start or end."""
         heard, self._heard = self._heard, await mechanism_at(self.address, UNIX)
         if self._socket is None and self._heard is not None and self._heard == heard:
             self.fail(reason(UNIX, self._heard), is_final=True)
@@ -63,7 +62,7 @@ class LoopbackListener(UnixListener):
             named = f"{host}:{self._signpost.getsockname()[1]}"
             super().__init__(named, high_water_mark, place_of(named))
             undo.callback(self._socket.close)
-            self._signpost.listen()  # after the socket: who finds the port finds that, too
+            self._signpost.listen()  # after the socket, which peers then find as well
             undo.pop_all()
 
     def start(self, on_message: OnMessage) -> None:
@@ -77,7 +76,7 @@ class LoopbackListener(UnixListener):
         super().close(discard=discard)
 
     def _turn_away(self) -> None:
-        """Greet and close one connection, which so takes no descriptor for longer than that."""
+        """Greet and close one connection, so that it keeps no descriptor."""
         with contextlib.suppress(OSError):
             end, _ = self._signpost.accept()
             with end:
@@ -96,11 +95,11 @@ class LoopbackTransport(UnixTransport):
 def place_of(address: str, platform: str = sys.platform) -> str:
     """Return the name of the Unix socket for a loopback address.
 
-    Linux has abstract names, which belong to a network's addresses, so that it does not matter
-    which directories a task sees. Elsewhere it is a file in this user's own directory.
+    Linux has abstract names, which do not depend on the directories that a task sees. On other
+    systems it is a file in this user's own directory.
 
     Raises:
-        ConfigError: another user has taken that directory.
+        ConfigError: that directory belongs to another user.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")

@@ -1,7 +1,4 @@
-"""The in-process transport: the contract of all transports, without a socket.
-
-Messages still pass the codec, so tests on it cover the wire format.
-"""
+"""The in-process transport, without a socket. Messages still pass the codec."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ class MemoryEndpoint:
             self._waiting.append(copy)
 
     def deliver(self, peer: RoutingId, frames: list[Buffer]) -> None:
-        """Take a message in; it is handed over on a later turn of the loop, as by a socket."""
+        """Queue a message; it is delivered on a later turn of the loop, as from a socket."""
         self._received.append((peer, frames))
         self._drain_soon()
 
@@ -91,7 +88,7 @@ class MemoryEndpoint:
 
 
 class MemoryTransport:
-    """Joins the endpoints that it made by their addresses."""
+    """Connects its endpoints by their addresses."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, MemoryEndpoint] = {}
@@ -117,7 +114,7 @@ class MemoryTransport:
             endpoint.close()
 
     def listening(self, address: str) -> None:
-        """A listener began: pass on what its peers sent before."""
+        """Deliver the messages that peers sent before the listener started."""
         self._started.add(address)
         for endpoint in self.ends.values():
             if endpoint.address == address:

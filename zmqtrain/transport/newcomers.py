@@ -1,4 +1,4 @@
-"""Connections that have not proved themselves: each takes a descriptor that a job may need."""
+"""Unauthenticated connections: each takes a descriptor that a job may need."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import resource
 from collections import Counter
 
 MOST = 1024
-_SPARE = 8  # the part of all descriptors that newcomers leave alone, as a divisor
+_SPARE = 8  # newcomers leave one in this many descriptors free
 
 
 def is_crowded(descriptor: int) -> bool:
-    """Say whether few descriptors are left, by a new one: the kernel gives the lowest number."""
+    """Return whether few descriptors are left: a new one has the lowest free number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and descriptor >= soft - soft // _SPARE
 
@@ -19,7 +19,7 @@ class Newcomers:
     """The hosts of new connections, by descriptor, the oldest first."""
 
     def __init__(self, most: int = MOST) -> None:
-        """``most``: how many there may be at once."""
+        """``most``: the limit of newcomers."""
         self._most = most
         self._hosts: dict[int, str] = {}
 
@@ -27,9 +27,9 @@ class Newcomers:
         return len(self._hosts)
 
     def add(self, descriptor: int, host: str, *, crowded: bool = False) -> list[int]:
-        """Note a connection; return those to close: one if there are too many, half if ``crowded``.
+        """Add a connection; return those to close: one if there are too many, half if ``crowded``.
 
-        Each is the oldest of the host that has the most, so that a host cannot push out others.
+        Each is the oldest of the host with the most, so that no host crowds out another one.
         """
         self._hosts.pop(descriptor, None)
         self._hosts[descriptor] = host
@@ -43,5 +43,5 @@ class Newcomers:
         return oldest
 
     def remove(self, descriptor: int) -> None:
-        """Forget a connection that has proved itself, or has ended."""
+        """Forget a connection that was authenticated or has ended."""
         self._hosts.pop(descriptor, None)

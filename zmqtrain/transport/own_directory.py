@@ -1,4 +1,4 @@
-"""Directories of this user alone: another who can write there could replace what tasks keep."""
+"""Directories of this user alone: another user with write access could replace their files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqtrain.errors import ConfigError, ZmqTrainError, no_temporary_directory
 
 
 def make(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError) -> None:
-    """Make a directory, or check that it is ours; missing parents are closed to others, too.
+    """Make a directory, or check that it is ours; missing parents become private, too.
 
     Raises:
         ZmqTrainError: of this ``kind``; it cannot be made, or :func:`check` raises it.
@@ -28,14 +28,14 @@ def make_private(directory: Path) -> None:
     for parent in reversed((directory, *directory.parents)):
         if not parent.exists():
             parent.mkdir(mode=0o700, exist_ok=True)
-    directory.mkdir(exist_ok=True)  # what is there may be no directory
+    directory.mkdir(exist_ok=True)  # the path may be a file
 
 
 def check(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError) -> None:
     """Check that a directory is ours alone.
 
     Raises:
-        ZmqTrainError: of this ``kind``; it is none, a link, another user's, or open to others.
+        ZmqTrainError: of this ``kind``; it is not a directory, a link, another user's, or open.
     """
     try:
         found = directory.stat(follow_symlinks=False)
@@ -44,7 +44,7 @@ def check(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise kind(f"{directory} is no directory, a link, or another user's; {remedy}")
     if found.st_mode & 0o077:
-        is_shared = found.st_mode & 0o022  # others write there, too: leave it to them
+        is_shared = found.st_mode & 0o022  # other users need it
         own = directory / f"zmqtrain-{os.geteuid()}"
         raise kind(
             f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "

@@ -1,5 +1,4 @@
-"""The keys that are allowed at this moment: the registry, read again whenever it changes, and the
-connections of their holders."""
+"""The currently allowed keys, from a registry that is read whenever it changes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class KnownPeer(bytes):
-    """A peer that has proved that it holds a key."""
+    """An authenticated peer, with its key."""
 
     key: Key
 
@@ -31,7 +30,7 @@ class Key:
         self._last = KnownPeer()
 
     def peer(self, name: bytes) -> KnownPeer:
-        """Return the peer that is the holder's connection of this name."""
+        """Return the holder's peer on the connection of this name."""
         last = self._last
         if last != name:
             last = self._last = KnownPeer(name)
@@ -54,7 +53,7 @@ class Registry:
         """Read the registry again if it has changed.
 
         Raises:
-            ConfigError: it cannot be read; the keys allowed so far stay so.
+            ConfigError: it cannot be read; the allowed keys stay as they are.
         """
         try:
             found = os.stat(self._path)

@@ -1,9 +1,9 @@
 """The ZeroMQ transport: ROUTER listens, DEALER connects.
 
 Sockets are read from the event loop's file-descriptor callback rather than through zmq.asyncio: a
-message costs no future, no task switch and no timer. ZMQ_FD is edge-triggered and says only that
-"something" happened, so the socket is drained until it has nothing, events are looked at again
-after every send, and a watchdog looks once a second in case an edge was missed.
+message costs no future, no task switch and no timer. ZMQ_FD is edge-triggered and signals only that
+"something" happened, so the socket is drained until it is empty, its events are checked after every
+send, and a watchdog checks it once a second in case an edge was missed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 HANDSHAKE_MS = 10_000
-UNHEARD_MS = 10_000  # twice the usual lease: a connection on which nothing gets through is given up
+UNHEARD_MS = 10_000  # twice the usual lease; then a connection without traffic is given up
 
 log = logging.getLogger(__name__)
 
@@ -181,8 +181,7 @@ class ZmqTransport:
     """Makes sockets in one ZeroMQ context of its own; with keys, one of them may listen."""
 
     def __init__(self, security: Security | None = None, linger_ms: int = LINGER_MS) -> None:
-        """``security`` has to have keys, or to be insecure: libzmq does not know one user from
-        another."""
+        """``security`` needs keys or must be insecure: libzmq does not identify users."""
         self._security = security or Security()
         self._linger_ms = linger_ms
         _keep_freed_memory()
@@ -193,8 +192,8 @@ class ZmqTransport:
         self._security.check(address, listening=True)
         if not self._security.is_keyed(address):
             log.warning(
-                "%s is open (--insecure): whoever can connect to it, each user of this host "
-                "included, may read, change and stop the job",
+                "%s is open (--insecure): anyone who can connect to it, including every user of "
+                "this host, may read, change and stop the job",
                 address,
             )
         with contextlib.ExitStack() as undo:
@@ -284,8 +283,8 @@ class ZmqTransport:
         socket.set(zmq.RECONNECT_IVL_MAX, 500)
         socket.set(zmq.CONNECT_TIMEOUT, 5000)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        # Or a link that was cut stays dead for as long again: TCP doubles its pauses.
-        with contextlib.suppress(zmq.ZMQError):  # there are systems without it
+        # Without it a cut link stays dead twice as long, since TCP doubles its pauses.
+        with contextlib.suppress(zmq.ZMQError):  # some systems lack it
             socket.set(zmq.TCP_MAXRT, UNHEARD_MS)
         socket.set(zmq.TCP_KEEPALIVE, 1)
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
@@ -293,7 +292,7 @@ class ZmqTransport:
 
 
 def _reconnect(socket: zmq.Socket[bytes], address: str) -> None:
-    """Have libzmq connect once more, after a refusal at which it has given up."""
+    """Have libzmq connect again after a refusal, at which it gives up."""
     socket.disconnect(address)
     socket.connect(address)
 
@@ -302,8 +301,8 @@ def _reconnect(socket: zmq.Socket[bytes], address: str) -> None:
 def _keep_freed_memory() -> None:
     """Have glibc keep the memory of received frames for the next ones.
 
-    By default it returns what is free beyond 2 MiB, and the kernel clears each page anew: with
-    100 MB that is a tenth of a step. These are the values at which its own adjustment ends.
+    By default it returns free memory beyond 2 MiB, and the kernel clears each page again: with
+    100 MB that is a tenth of a step. These are the limits of its own dynamic adjustment.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return  # as the user wants it

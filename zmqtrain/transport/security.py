@@ -1,4 +1,4 @@
-"""A process's keys, and which connections it makes or refuses because of them."""
+"""A process's keys, and the connections that they allow."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _REMEDY = (
 
 
 PATIENCE_S = 120.0
-"""How long a task waits for keys and addresses that were changed to arrive at all hosts: an engine
-may not have ended the former task at an address, nor brought the registry to every ps."""
+"""How long a task waits until changed keys and addresses have reached all hosts: an engine may not
+have ended the former task at an address, nor updated the registry of every ps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How far connections are trusted.
+    """The trust in connections.
 
     With a directory of keys every tcp connection is encrypted and both of its ends prove who they
     are. Without one only this user's tasks on this host are trusted, unless ``insecure``, which
@@ -52,7 +52,7 @@ class Security:
         return self.directory is not None and endpoint.startswith("tcp://")
 
     def is_by_user(self, endpoint: str) -> bool:
-        """Return whether connections there are of this user alone, by Unix sockets."""
+        """Return whether only this user can connect there, by Unix sockets."""
         return self.directory is None and not self.insecure and is_local(endpoint)
 
     def keys(self) -> Path:
@@ -72,14 +72,14 @@ class Security:
             ConfigError: there is none.
         """
         if self.owner is None:
-            raise ConfigError("a process that is no task of a job has no key")
+            raise ConfigError("a process that is not a task of a job has no key")
         return read_secret(self.keys(), self.owner)
 
     def may_be_admitted(self, public: str, *, was_admitted: bool) -> bool:
-        """Say whether a listener that refuses this key of ours may only have another registry yet.
+        """Return whether a listener that refuses this key of ours may have an old registry.
 
-        So it is if our registry allows the key, and it has replaced another one, or the listener
-        has admitted it before. A key that has been revoked here is refused for good.
+        That is possible if our registry allows the key, and the key has replaced another one or was
+        admitted before. A key that is revoked here is refused for good.
         """
         with contextlib.suppress(ConfigError):
             entries = read_registry(self.keys())
@@ -94,14 +94,14 @@ class Security:
             ConfigError: it is not known.
         """
         if endpoint not in self.servers:
-            raise ConfigError(f"it is not known whose key is expected at {endpoint}")
+            raise ConfigError(f"no task is known whose key is expected at {endpoint}")
         return allowed_key(self.keys(), self.servers[endpoint])
 
     def check(self, endpoint: str, *, listening: bool) -> None:
-        """Refuse a connection that nothing protects.
+        """Check that a connection is protected.
 
         Raises:
-            ConfigError: it is one.
+            ConfigError: it is not.
         """
         if self.directory is not None or self.insecure:
             return

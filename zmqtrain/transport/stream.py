@@ -17,7 +17,7 @@ from zmqtrain.wire.buffers import Buffer
 
 RECEIVED_NBYTES = 1 << 16  # in one read, except of large messages
 WAITING_NBYTES = 1 << 18
-"""For each message of the high-water mark: many small ones may wait, as long as they are small."""
+"""For each message of the high-water mark; more messages may wait while they are small."""
 LOOK_S = 1.0
 LINGER_S = 2.0  # how long last replies may take to leave after close
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Connection:
-    """One socket and what waits to be sent by it: the listener's end of a connection.
+    """The listener's end of a connection: a socket and its unsent messages.
 
-    A socket is checked once a second even if the event loop is silent: uvloop calls the reader of
-    one that was reset only once, and not again for the bytes still to be read.
+    The socket is checked once a second, since uvloop calls the reader of a reset socket only once,
+    and not again for its unread bytes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Connection:
         self._soon: asyncio.Handle | None = None
         self._is_begun = False
         self._is_writing = False
-        self._is_broken = False  # nothing can be sent any more, and the end is still to be read
+        self._is_broken = False  # it cannot send any more, and has bytes to read
         self.is_closed = False
 
     def start(self, on_message: OnMessage) -> None:
@@ -90,8 +90,7 @@ class Connection:
             self._timer = self._loop.call_later(LINGER_S, self._drop)
 
     def finish(self, until: float) -> None:
-        """After ``close``: wait for what is still to be sent, up to a time of the monotonic
-        clock."""
+        """After ``close``: send what waits, until this time of the monotonic clock."""
         while self._socket is not None:
             left_s = until - time.monotonic()
             ready = select.poll()
@@ -158,7 +157,7 @@ class Connection:
             self._loop.add_writer(end.fileno(), self._write)
 
     def _write(self) -> None:
-        """Send as much of the first waiting message as the socket accepts."""
+        """Send the first waiting message as far as the socket accepts it."""
         end, message = self._socket, self._waiting[0]
         if end is None:
             return
@@ -213,7 +212,7 @@ class Connection:
         if self._soon is not None:
             return
         try:
-            # Complete messages are read onwards: when the socket becomes readable, none is left.
+            # Complete messages come first: the socket may not become readable again.
             message = (self._incoming.next() if onwards else None) or self._receive()
         except BlockingIOError:
             return
@@ -230,12 +229,12 @@ class Connection:
             self._on_message(self.name, message)
 
     def _receive(self) -> list[Buffer] | None:
-        """Take in some of what has come; return a message if it completes one.
+        """Receive some bytes; return a message if they complete one.
 
         Raises:
-            BlockingIOError: nothing has come.
-            OSError, EOFError: the other end has closed the connection, and all of it was read.
-            ProtocolError: what has come is no message.
+            BlockingIOError: there are no bytes.
+            OSError, EOFError: the other end has closed the connection, and all was read.
+            ProtocolError: the bytes are no message.
         """
         if self._socket is None:
             raise BlockingIOError
@@ -255,7 +254,7 @@ class Connection:
 
 
 def _take_off(parts: list[Buffer], nbytes: int) -> None:
-    """Remove so many bytes from the front of a message."""
+    """Remove ``nbytes`` from the front of a message."""
     while parts and nbytes >= len(parts[0]):
         nbytes -= len(parts.pop(0))
     if nbytes:

@@ -1,9 +1,9 @@
 """The transport between processes of one host: stream sockets in the file system (unix(7)).
 
-Each process reads and writes them on its own event loop. ZeroMQ hands a message to a thread and
-back in each process, so that a push and its answer wake six threads; here they wake two.
+Each process reads and writes them on its own event loop. ZeroMQ passes each message through a
+thread, so that a push and its answer wake six threads; here they wake two.
 
-Each end asks the kernel which user is at the other one, and talks to its own only.
+Each end asks the kernel for the user at the other end, and serves only its own user.
 Besides, only the owner of a socket's file can connect to it.
 """
 
@@ -61,8 +61,7 @@ class UnixPeer(Connection):
             callback(*self._failure)
 
     def fail(self, text: str, *, is_final: bool = False) -> None:
-        """Say why no connection comes about. It is never final where there was one before: its
-        listener may come back."""
+        """Report why there is no connection; this is never final after an earlier connection."""
         self._failure = text, is_final and not self._was_right
         self._on_failure(*self._failure)
 
@@ -163,7 +162,7 @@ class UnixListener:
             end, _ = self._socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        except OSError as error:  # no descriptor is left: try again later, and not in a circle
+        except OSError as error:  # no descriptor is left: try again later
             log.warning("%s: no new connection for now: %s", self.address, error.strerror)
             if self._loop is not None:
                 self._loop.remove_reader(self._socket.fileno())
@@ -190,7 +189,7 @@ class UnixTransport:
     peer_at: Callable[[str], UnixPeer] = UnixPeer
 
     def __init__(self, linger_s: float = LINGER_S) -> None:
-        """``linger_s``: how long ``close`` may take to send what is still to be sent."""
+        """``linger_s``: most time for unsent messages in ``close``."""
         self._linger_s = linger_s
         self._listeners: set[UnixListener] = set()
         self._peers: set[UnixPeer] = set()
@@ -237,9 +236,9 @@ def path_of(address: str) -> str:
 
 
 def other_user(end: socket.socket) -> str:
-    """Return which user is at the other end of a Unix socket, "" for that of this process.
+    """Return the user at the other end of a Unix socket, "" for our own.
 
-    Where the kernel does not say, a socket is a file in a directory of this user alone.
+    Where the kernel does not report it, a socket is a file in this user's own directory.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return ""
@@ -257,7 +256,7 @@ class _File:
         self._found = os.stat(self._path) if self._path else None
 
     def remove(self) -> None:
-        """Remove it, unless another listener has put its own in its place."""
+        """Remove it, unless another listener has replaced it."""
         with contextlib.suppress(OSError):
             if self._found and os.path.samestat(os.stat(self._path), self._found):
                 os.unlink(self._path)

@@ -16,8 +16,8 @@ Buffer: TypeAlias = bytes | memoryview
 
 FRAME_NBYTES = 1 << 20
 """Largest frame of a tensor: sending, receiving and applying overlap, and no frame starves a
-heartbeat (between 1 and 4 MiB loopback throughput is highest). On a slow link a sender shows life
-once a frame: at 1.7 Mbit/s that is once in a lease of 5 s."""
+heartbeat (loopback throughput is highest between 1 and 4 MiB). On a slow link a sender shows life
+with each frame: at 1.7 Mbit/s once in a lease of 5 s."""
 
 MAX_DIMENSIONS = 8
 MAX_FRAMES = 1 << 16  # of one message: at most 64 GiB of tensors
@@ -26,7 +26,7 @@ DTYPES = frozenset({"<f2", "<f4", "<f8", "<i4", "<i8", "|i1", "|u1"})
 
 @dataclass(slots=True)
 class Tensor:
-    """An array to send or received: C order, ``parts`` end to end are its bytes.
+    """An array that is sent or received: in C order, its bytes are ``parts``, end to end.
 
     On the sending side the parts are views of the array given to :meth:`of`, which must not change
     until the transport's ``send`` has returned. On the receiving side they are views of received

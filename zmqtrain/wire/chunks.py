@@ -1,5 +1,5 @@
-"""Large tensors in chunks: each is a message of its own, so that sending, receiving and taking in
-overlap, and no message keeps a heartbeat waiting.
+"""Large tensors in chunks: each is a message of its own, so that sending, receiving and decoding
+overlap, and no message delays a heartbeat.
 
 A tensor of one chunk is inline: part of its message. A larger one is sent before that message, in
 `Chunk` messages, and the message itself carries nothing. A chunk is sent as its values, or as a
@@ -24,10 +24,10 @@ WINDOW_NBYTES = 8 << 20
 """Bytes of chunks that a worker may send to a ps without acknowledgement."""
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
-"""Memory of these chunks at a ps: the allocator keeps as much again as was freed last."""
+"""Memory for these chunks at a ps: the allocator keeps a freed copy."""
 
 Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
-"""Makes what is sent of ``flat[start : start + n]``, given the start and that run of it."""
+"""Encodes ``flat[start : start + n]``, given the start and this part."""
 
 
 def count(size: int) -> int:
@@ -52,10 +52,10 @@ def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
 
 
 class Chunks:
-    """The chunks that are sent before a message, each made when it is first asked for, and kept.
+    """The chunks that are sent before a message; each is encoded on first use and kept.
 
-    They are sent in the order of the tensor, or, if ``in_order`` is False, in that in which they
-    are added: then the tensor is still being computed.
+    They are sent in the order of the tensor or, if ``in_order`` is False, in the order of
+    :meth:`add`, while the tensor is computed.
     """
 
     def __init__(self, flat: Flat, sequence: int, encode: Encode, *, in_order: bool = True) -> None:
@@ -68,19 +68,19 @@ class Chunks:
             self.add(range(len(self)))
 
     def add(self, indices: Iterable[int]) -> None:
-        """Let these chunks be sent next, unless they were."""
+        """Add chunks to send next; those added before are ignored."""
         self._order.update(dict.fromkeys(indices))
 
     @property
     def ready(self) -> int:
-        """How many chunks may be sent."""
+        """The number of chunks that may be sent."""
         return len(self._order)
 
     def __len__(self) -> int:
         return count(len(self._flat))
 
     def __getitem__(self, place: int) -> tuple[Chunk, tuple[Tensor, ...]]:
-        """Return the chunk that is sent at a place, which is below ``ready``."""
+        """Return the chunk at a place in the sending order, below ``ready``."""
         for number in islice(self._order, len(self._made), place + 1):
             tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
             self._made.append((Chunk(self._sequence, number), tensors))
@@ -91,14 +91,14 @@ class Chunks:
 
 
 class ChunkAssembler:
-    """Parameters on their way here: lays what comes where it belongs, and knows what is missing.
+    """Assembles received chunks into parameters, and counts the missing ones.
 
-    The same answer may come more than once, and the parameters may have changed between; chunks
-    count together if they are of one version.
+    An answer may come more than once, with other parameters; only chunks of one version count
+    together.
     """
 
     def __init__(self, out: Flat) -> None:
-        """``out``: where they are laid, float32 of shape (size,)."""
+        """``out``: receives the parameters, float32 of shape (size,)."""
         self._out = out
         self._version = -1  # of the chunks that came
         self._came: set[int] = set()
@@ -107,7 +107,7 @@ class ChunkAssembler:
         """Take in a chunk.
 
         Raises:
-            ProtocolError: it is none of these parameters.
+            ProtocolError: it is not a chunk of these parameters.
         """
         take_in(tensors, at(self._out, chunk.index))
         if chunk.sequence != self._version:
@@ -116,10 +116,10 @@ class ChunkAssembler:
         self._came.add(chunk.index)
 
     def finish(self, version: int, tensors: Sequence[Tensor]) -> int:
-        """Take in what is inline in the answer; return how many of its chunks were lost.
+        """Take in the inline tensors of the answer; return the number of its lost chunks.
 
         Raises:
-            ProtocolError: it is not what goes with parameters of this size.
+            ProtocolError: there are other tensors than parameters of this size have.
         """
         expected = count(len(self._out))
         if expected == 1:

@@ -24,10 +24,10 @@ from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 INLINE_NBYTES = 4096  # tensors up to this size are in the header
 MAX_HEADER_NBYTES = 1 << 20
 MAX_TENSORS = 64
-_ID_NBYTES = 64  # in which version, kind and request id have room
+_ID_NBYTES = 64  # enough for version, kind and request id
 
-# msgpack reserves room for an array's claimed length at every nesting level, so these caps bound
-# what a hostile header can cost: some 120 MiB for as long as it is decoded, as a test measures.
+# msgpack reserves memory for an array's claimed length at every nesting level, so these caps bound
+# the cost of a hostile header: about 120 MiB while it is decoded, as a test measures.
 _LIMITS: dict[str, Any] = {
     "raw": False,
     "use_list": True,
@@ -223,7 +223,7 @@ def _getter(kind: type, *before: str) -> Callable[[Any], Sequence[Any]]:
 
 
 def _nested(hint: Any) -> Callable[[Any], Any] | None:
-    """Return what makes lists of a field that holds structures, None if it holds none."""
+    """Return a function that makes lists of a field's structures, None if it holds none."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _getter(hint)
     if not (arguments := typing.get_args(hint)):
@@ -247,7 +247,7 @@ _CHECK_SENDER = _structure(Sender)
 
 
 class Packer(threading.local):
-    """msgpack's, which is worth keeping; one for each thread, for it has one buffer."""
+    """A reused msgpack packer for each thread, since it has one buffer."""
 
     def __init__(self, **options: Any) -> None:
         self.pack: Callable[[Any], bytes] = msgpack.Packer(**options).pack
@@ -282,10 +282,10 @@ def encode(envelope: Envelope) -> list[Buffer]:
 
 
 def decode(frames: Sequence[Buffer]) -> Envelope:
-    """Return the envelope that these frames are.
+    """Return the envelope in these frames.
 
     Raises:
-        ProtocolError: they are not one of this protocol version; the text says what was wrong.
+        ProtocolError: they are not an envelope of this protocol version.
     """
     _, kind, request_id, sender, generation, body, described = _header(frames)
     check = _CHECKS.get(kind) if type(kind) is str else None

@@ -7,8 +7,7 @@ from zmqtrain.errors import RefusedError, ZmqTrainError
 from zmqtrain.wire.messages import Refusal
 
 MAX_TEXT = 8192
-"""Characters of a refusal's text. It may quote the peer, and a text beyond the
-decoder's limits would be refused there."""
+"""Characters of a refusal's text, which may quote the peer; the decoder refuses longer texts."""
 
 _ERRORS: dict[str, type[ZmqTrainError]] = {
     name: kind

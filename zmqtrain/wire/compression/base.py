@@ -1,4 +1,4 @@
-"""The contract of a compression, and what all of them need."""
+"""The contract of a compression, and a helper for decoders."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zmqtrain.wire.buffers import Tensor
 
 @runtime_checkable
 class Compression(Protocol):
-    """How one chunk of a gradient is encoded.
+    """The encoding of one chunk of a gradient.
 
-    It holds no state of its own, so one object serves any number of chunks and threads.
+    It holds no state, so one object serves any number of chunks and threads.
     """
 
     @property
@@ -26,7 +26,7 @@ class Compression(Protocol):
 
     @property
     def feedback(self) -> bool:
-        """Whether what encoding lost must be added to the next gradient."""
+        """Whether the loss of encoding must be added to the next gradient."""
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         """Return the encoded ``chunk``, in new memory.
@@ -52,7 +52,7 @@ def received(
     size: int,
     *expected: tuple[str, tuple[int, ...]],
 ) -> list[NDArray[Any]]:
-    """Return the values of a peer's tensors, which must be of the expected dtypes and shapes.
+    """Return the values of a peer's tensors of the expected dtypes and shapes.
 
     The arrays are read-only and may be unaligned: they are views of frames where possible.
 

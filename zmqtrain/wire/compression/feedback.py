@@ -1,6 +1,6 @@
-"""Both sides of a compressed gradient, and error feedback: what was lost is added to the next one.
+"""Both sides of a compressed gradient, with error feedback: its loss is added to the next gradient.
 
-What lies behind a shard's trained elements is state; it is sent as it is, in a tensor of its own.
+The elements behind a shard's trained ones are state, which is sent as it is, in its own tensor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from zmqtrain.wire.compression.base import Compression
 class Compressor:
     """A worker's side of one shard's gradient.
 
-    Where the compression asks for feedback, it keeps the shard's residual: all that was to be sent
-    up to now and was not. So nothing of a gradient is lost, it only arrives later (Seide et al.
+    If the compression needs feedback, this keeps the shard's residual: the sum of all losses.
+    So nothing of a gradient is lost, it only arrives later (Seide et al.
     2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
     Training of Speech DNNs"; Stich et al. 2018; Karimireddy et al. 2019). The gradients that a ps
     does not apply are gone, as they are without compression.
@@ -33,15 +33,15 @@ class Compressor:
     def encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
         """Return the encoded ``chunk``, the gradient's elements from ``start`` on.
 
-        Call it once for each chunk and step, in any order: every call changes the residual.
-        So a push that has to be sent again is sent from the tensors of the first time.
+        Call it once for each chunk and step, in any order: every call changes the residual. A push
+        is sent again from the tensors of its first sending.
         """
         trained, state = _cut(start, chunk, self._size)
         tensors = self._encode(start, trained) if len(trained) or not len(state) else ()
         return (*tensors, Tensor.of(state)) if len(state) else tensors
 
     def forget(self) -> None:
-        """Keep nothing of a gradient that turned out not to be finite when parts were encoded."""
+        """Clear the residual after a gradient that turned out not to be finite."""
         if self._residual is not None:
             self._residual.fill(0)
 
