@@ -16,8 +16,7 @@ from tests.plans import planned
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
-from zmqtrain.chief.evaluator import Evaluator
-from zmqtrain.chief.on_the_way import OnTheWay
+from zmqtrain.chief.cluster import Cluster
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, RefusedError
@@ -26,31 +25,23 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import OnFailure
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, RequestStop
+from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, Read, RequestStop
 
 
-class Shard:
-    """A link to a shard that is at one version after another."""
+class Leader:
+    """A link to the only ps, which is at one status, and at one version, after another."""
 
-    def __init__(self, versions: list[int]) -> None:
-        self.versions = versions
-
-    async def request(self, message: Message, reason: str) -> Envelope:
-        return Envelope(Parameters(self.versions.pop(0)), Sender("ps", 0))
-
-
-class ToldChief(Chief):
-    """A chief that is told of one status after another."""
+    peer = "ps 0"
 
     def __init__(self, told: list[tuple[int, bool]], versions: list[int]) -> None:
-        config = TaskConfig(role=Role.CHIEF, job="job", ps=("ipc://memory/0",), workers=1)
-        super().__init__(config, planned(make_job()), MemoryTransport(), lambda status: None)
-        self._told = told
-        self._links = [cast(Link, Shard(versions))]
+        """``told``: step and whether all is delivered, of each status."""
+        self.told, self.versions = told, versions
 
-    async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
-        step, delivered = self._told.pop(0)
-        return replace(STATUS, step=step, all_delivered=delivered)
+    async def request(self, message: Message, reason: str) -> Envelope:
+        if isinstance(message, Read):
+            return Envelope(Parameters(self.versions.pop(0)), Sender("ps", 0))
+        step, delivered = self.told.pop(0)
+        return Envelope(replace(STATUS, step=step, all_delivered=delivered), Sender("ps", 0))
 
 
 def task_of(role: Role, **more: Any) -> TaskConfig:
@@ -177,24 +168,9 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
     is_given_up: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """``told``: step and whether all is delivered, of one status after another."""
-
+    cluster = Cluster(Chief(task_of(Role.CHIEF), planned(make_job()), MemoryTransport(), print))
+    cluster.links = [cast(Link, Leader(told, versions))]
     with caplog.at_level(logging.WARNING):
-        await ToldChief(told, versions)._wait_for_shards()
+        await cluster.settle()
     assert (told, versions) == ([], [])
     assert ("the shards end at versions" in caplog.text) is is_given_up
-
-
-async def test_new_generation_is_evaluated_anew_at_the_steps_of_the_one_before() -> None:
-    chief = ToldChief([], [0])
-    job = make_job(evaluate_every=10)
-    dataset = job.load_data()[0]
-    chief._evaluator = Evaluator(job, dataset, chief.metrics, chief.read_parameters)
-    chief._on_the_way = OnTheWay(chief._evaluator, chief, every=10, steps=job.steps)
-    chief._chosen = job.initial_values()
-    for step in (10, 20):
-        assert chief._evaluator.is_due(step)
-        await chief._evaluator.report(step)
-    assert not chief._evaluator.is_due(20)
-    await chief._initialize(None, 2)
-    assert chief._evaluator.is_due(20)

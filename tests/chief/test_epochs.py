@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from zmqtrain.callbacks import Callback, LambdaCallback
-from zmqtrain.chief.epochs import Epochs, Progress
+from zmqtrain.chief.conducted import Progress
+from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.data import Arrays
 from zmqtrain.errors import FencedError
@@ -30,7 +31,7 @@ class Host:
     async def read_parameters(self, average: bool = False) -> Any:
         return LinearRegression(2).parameters(0)
 
-    async def write_parameters(self, weights: Any) -> None:
+    async def begin_with(self, weights: Any) -> None:
         self.written.append(weights)
 
     async def set_learning_rate(self, rate: float | None) -> None:
@@ -66,7 +67,7 @@ async def test_job_that_goes_back_is_evaluated_anew() -> None:
 
 
 def at(batch: int, learning_rate: float | None = None) -> Progress:
-    return Progress(batch, batch, 1.0, learning_rate)
+    return Progress(batch, batch, None, 1.0, 2 * batch, {}, learning_rate)
 
 
 @pytest.mark.parametrize("last", [3, 2], ids=["all epochs", "stopped by a callback"])
@@ -145,7 +146,7 @@ async def test_callbacks_begin_again_where_a_begin_was_cut_off() -> None:
 
 async def test_epoch_whose_new_weights_never_came_to_be_is_no_record(tmp_path: Path) -> None:
     class LostHost(Host):
-        async def write_parameters(self, weights: Any) -> None:
+        async def begin_with(self, weights: Any) -> None:
             raise FencedError("a ps was restarted")
 
     def fill(epoch: int, logs: Any) -> None:

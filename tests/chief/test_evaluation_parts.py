@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.chief.evaluation_parts import AHEAD, Helpers, Parts
+from zmqtrain.chief.evaluation_parts import AHEAD, EvaluationWorkers, Parts
 from zmqtrain.data import Digits
 from zmqtrain.errors import ProtocolError
 from zmqtrain.exchanges.evaluations import received_sums, tensors_of
@@ -92,12 +92,12 @@ class Asked:
 
     def __post_init__(self) -> None:
         job = Job(model=MLP(64, 2, 10), data=Digits(), optimizer=SGD(0.1), metrics=METRICS, steps=1)
-        self.helpers = Helpers(job, self.sent.append, lambda: self.workers)
+        self.lender = EvaluationWorkers(job, self.sent.append, lambda: self.workers)
 
     def begin(self, count: int) -> Parts:
         parts = Parts(count)
         parts.next()
-        self.helpers.begin(parts, 30, "20 examples")
+        self.lender.begin(parts, 30, "20 examples")
         return parts
 
     def answer(self, part: int, *sums: Any, evaluation: str = "") -> None:
@@ -105,7 +105,7 @@ class Asked:
         message = Evaluated(name, part, {"loss": 1.0})
         envelope = Envelope(message, Sender("ps", 0), tensors=tensors(*sums))
         request: Any = Request(None, None, b"", envelope)  # type: ignore[arg-type]
-        self.helpers.on_evaluated(request, message)
+        self.lender.on_evaluated(request, message)
 
     @property
     def lent(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -124,7 +124,7 @@ def test_workers_get_another_part_for_each_and_are_told_of_the_end() -> None:
     asked.answer(5, *GOOD)
     assert parts.is_measured(5)
     assert asked.lent[2:] == [(2, (3,))]
-    asked.helpers.end()
+    asked.lender.end()
     assert asked.lent[3:] == [(0, ()), (2, ())]
     asked.answer(7, *GOOD)
     assert not parts.is_measured(7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -122,12 +123,12 @@ def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is
         Fault(2.0, "interrupt"),
     )
     told = trace_of(calm(steps=40, faults=faults)).of(
-        "chief 0 .*joining again|chief 0 ended|ps 1 st"
+        "chief 0 .*has not joined; joining again|chief 0 ended|ps 1 starts"
     )
-    assert [line.split(maxsplit=1)[1] for line in told[1:4]] == [
-        "chief 0 says: ps 0: chief 0 (incarnation 1600001000004) has not joined; joining again",
-        "chief 0 ended: exit code 130",
-        "ps 1 starts",
+    assert [re.search("joining|exit code 130|starts", line)[0] for line in told[1:4]] == [
+        "joining",
+        "exit code 130",
+        "starts",
     ]
 
 

@@ -20,9 +20,9 @@ from tests.endings import bad_end
 from tests.integration import jobs
 from tests.local.test_in_process import interrupt
 from zmqtrain import Job, Summary
+from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode
-from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights
 from zmqtrain.callbacks.history import History, plain
+from zmqtrain.chief.conducted import At, Conducted
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file
@@ -31,61 +30,16 @@ HISTORY_FILE = "history.json"
 log = logging.getLogger(__name__)
 
 
-class Host(Protocol):
-    """The task that calls the callbacks: what it can do with the job while nobody computes.
-
-    ``generation``: of the job. ``learned_until``: the last generation whose updates are in the
-    parameters with which it began: its own, or, after a restore, that of the checkpoint.
-    """
-
-    generation: int
-    learned_until: int
-
-    async def read_parameters(self, average: bool = False) -> Weights:
-        """Return the current variables, or their moving averages."""
-        ...
-
-    async def write_parameters(self, weights: Weights) -> None:
-        """Begin a new generation with these variables; at the end, end with them.
-
-        Raises:
-            CheckpointError: they cannot be handed over.
-        """
-        ...
-
-    async def set_learning_rate(self, rate: float | None) -> None:
-        """Use this learning rate from the next step on; None: the optimizer's own."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a job is: global step, first batch that is not counted, mean loss of the pass.
-
-    ``learning_rate``: in force in place of the optimizer's; None: that one. ``status``: of the
-    cluster, if there is one. ``sums``: over the ``examples`` of the pass, of what else its steps
-    have measured.
-    """
-
-    step: int
-    uncounted: int
-    loss: float
-    learning_rate: float | None = None
-    status: Status | None = None
-    examples: int = 0
-    sums: Mapping[str, float] = field(default_factory=dict)
-
-
 class Epochs:
     """The epochs of one job."""
 
-    def __init__(self, job: Job, examples: int, evaluator: Evaluator, host: Host) -> None:
+    def __init__(self, job: Job, examples: int, evaluator: Evaluator, conducted: Conducted) -> None:
         """``examples``: in the training set."""
         self.batches = job.plan(examples).of_pass
         self.history = History()
         self.model = ModelView(job.model, job.metrics)
         self.ended = ""  # why the training is over, "" while it is not
-        self._job, self._evaluator, self._host = job, evaluator, host
+        self._job, self._evaluator, self._conducted = job, evaluator, conducted
         params = {"epochs": job.epochs, "steps": self.batches, "examples": examples, "verbose": 1}
         self.history.params = self._params = params
         self._callbacks = CallbackList(job.callbacks)
@@ -98,9 +52,9 @@ class Epochs:
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
         self._rate: float | None = None  # set by a callback
-        self._is_rate_used = False  # by the host
+        self._is_rate_used = False  # by the next steps
 
-    async def begin(self, at: Progress) -> int | None:
+    async def begin(self, at: At) -> int | None:
         """Begin the training, or go on with it, also with an earlier checkpoint.
 
         Returns what :meth:`next_limit` returns.
@@ -115,7 +69,7 @@ class Epochs:
             known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
             self._callbacks.check(known, is_all=False)
             await self._read_records()
-        if self._generation != self._host.generation:
+        if self._generation != self._conducted.generation:
             await self._go_back(done, at)
         is_between = at.uncounted % self.batches == 0
         if self._epoch is None and is_between and done - 1 > self._last_epoch:
@@ -129,7 +83,7 @@ class Epochs:
             )
         return await self.next_limit(at)
 
-    async def next_limit(self, at: Progress) -> int | None:
+    async def next_limit(self, at: At) -> int | None:
         """End the epoch that is over, and begin the next one.
 
         Returns the number of the batch at which the epoch under way ends; None if there is none.
@@ -158,7 +112,7 @@ class Epochs:
                 self._callbacks.call("on_train_batch_begin", 0, {})
         return (done + 1) * self.batches
 
-    async def step(self, at: Progress) -> bool:
+    async def step(self, at: At) -> bool:
         """Tell callbacks how far the epoch is; called after steps, in the thread that trains.
 
         Returns False if the training is over: as in Keras, a callback may end it within an epoch.
@@ -186,21 +140,26 @@ class Epochs:
             self.ended = f"stopped by a callback in epoch {epochs}, after {batch} batches"
         return not self.ended
 
-    async def end(self, at: Progress) -> None:
-        """End the training; also one that was interrupted.
+    async def end(self, at: At) -> Weights:
+        """End the training, also one that was interrupted.
+
+        Returns the weights that callbacks have chosen as the result; {}: they have chosen none.
 
         Raises:
             ConfigError, DataError, CheckpointError: a callback raises.
         """
         if self._generation is None:
-            return
+            return {}
         if self._epoch is not None and self.ended and self._epoch > self._last_epoch:  # within it
             await self._end_epoch(self._epoch, at)
         await self._show(at.step)
         await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
-        await self._use_weights()
+        if not self.model.weights_changed:
+            return {}
+        self._evaluator.forget()
+        return dict(self.model.weights)
 
-    async def _end_epoch(self, epoch: int, at: Progress) -> None:
+    async def _end_epoch(self, epoch: int, at: At) -> None:
         logs = self._trained(at)
         await self._show(at.step)
         await self._call("on_test_begin", {})
@@ -208,7 +167,7 @@ class Epochs:
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
         self._callbacks.check(list(logs))  # what steps measure is known from here on
-        self.model.status = at.status
+        self.model.status = at if isinstance(at, Status) else None
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)
@@ -220,7 +179,7 @@ class Epochs:
                 "optimizer": self._job.optimizer_text,
                 "callbacks": self._callbacks.state(),
                 # Where training goes on: if the new weights never come to be, neither was this.
-                "generation": self._host.generation + int(self.model.weights_changed),
+                "generation": self._conducted.generation + int(self.model.weights_changed),
             }
         )
         if self._file is not None:
@@ -229,13 +188,15 @@ class Epochs:
                 await asyncio.to_thread(replace_file, self._file, text.encode())
         await self._use_weights()
 
-    def _trained(self, at: Progress) -> Logs:
+    def _trained(self, at: At) -> Logs:
         """Return what the batches of the epoch had before their updates."""
-        return {"loss": at.loss} | measures_of(self._job.metrics, at.sums, at.examples)
+        return {"loss": at.pass_loss} | measures_of(
+            self._job.metrics, at.pass_sums, at.pass_examples
+        )
 
     async def _show(self, step: int) -> None:
         """Let callbacks see the weights that are evaluated, and the learning rate of this step."""
-        self.model.show(await self._host.read_parameters(self._job.evaluate_average))
+        self.model.show(await self._conducted.read_parameters(self._job.evaluate_average))
         rate = getattr(self._job.optimizer, "learning_rate", None)
         known = self._rate if self._rate is not None or rate is None else rate_at(rate, step)
         self.model.optimizer.show(known)
@@ -250,10 +211,10 @@ class Epochs:
         """
         if self.model.weights_changed and goes_on:
             log.warning("the job goes on: weights that a callback has set at a begin are not used")
-            self.model.show(await self._host.read_parameters(self._job.evaluate_average))
+            self.model.show(await self._conducted.read_parameters(self._job.evaluate_average))
         elif self.model.weights_changed:
-            await self._host.write_parameters(self.model.weights)
-            self._generation = self._host.generation
+            await self._conducted.begin_with(self.model.weights)
+            self._generation = self._conducted.generation
             self._evaluator.forget()
             self.model.show(self.model.weights)
 
@@ -274,7 +235,7 @@ class Epochs:
         """Make the next steps use the learning rate that callbacks have set, or the job's own."""
         self._note_rate()
         if not self._is_rate_used:
-            await self._host.set_learning_rate(self._rate)
+            await self._conducted.set_learning_rate(self._rate)
             self._is_rate_used = True
 
     async def _read_records(self) -> None:
@@ -292,18 +253,18 @@ class Epochs:
         """The last epoch that has ended; -1 if none has."""
         return self._records[-1]["epoch"] if self._records else -1
 
-    async def _go_back(self, done: int, at: Progress) -> None:
+    async def _go_back(self, done: int, at: At) -> None:
         """Be where a generation begins, or is taken over; callbacks begin the training anew there.
 
         They do not if they have begun, and nothing was lost of what they know.
         """
-        before, here = self._records, self._host.learned_until
+        before, here = self._records, self._conducted.learned_until
         self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]
         self._epoch, self._is_rate_used = None, False
         if self._generation is not None and self._records == before:
             if at.uncounted % self.batches:  # what decided within this epoch was lost
                 self.ended, self.model.stop_training = "", False
-            self._generation = self._host.generation
+            self._generation = self._conducted.generation
             return await self._show(at.step)
         self._generation = None  # until the callbacks have begun
         self.ended, self.model.stop_training = "", False  # which abandoned epochs have decided
@@ -317,9 +278,9 @@ class Epochs:
         self._callbacks.restore(self._records[-1]["callbacks"] if self._records else [])
         self._note_rate()
         await self._use_weights(goes_on=at.step > 0)
-        self._generation = self._host.generation
+        self._generation = self._conducted.generation
 
-    def _rate_at(self, at: Progress) -> float | None:
+    def _rate_at(self, at: At) -> float | None:
         """Return the learning rate to go on with: of this step, or set after the last epoch."""
         if not self._records or at.uncounted % self.batches:
             return at.learning_rate

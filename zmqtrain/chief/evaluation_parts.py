@@ -1,6 +1,6 @@
-"""An evaluation in parts: the chief measures them, and workers that are held help it.
+"""An evaluation in parts: the chief measures them, and workers that stand still measure some, too.
 
-Nobody is waited for: once no part is left, the chief measures itself what was lent and is not back.
+The chief waits for no worker: when no part is left, it measures those that it has lent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AHEAD = 2  # parts that a worker has: one that it measures, and the next
 
 
 class Parts:
-    """Which parts of an evaluation are measured, and who measures the others."""
+    """The parts of one evaluation: measured, lent to a worker, or free."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -36,7 +36,7 @@ class Parts:
         return next((part for part in self._lent if not self.is_measured(part)), None)
 
     def lend(self, worker: int, count: int) -> tuple[int, ...]:
-        """Return at most so many parts for a worker."""
+        """Lend at most ``count`` parts to a worker, and return them."""
         parts = tuple(self._free.pop() for _ in range(min(count, len(self._free))))
         self._lent.update(dict.fromkeys(parts, worker))
         return parts
@@ -49,7 +49,7 @@ class Parts:
         return part in self._sums
 
     def add(self, part: int, sums: PartSums) -> None:
-        """Take the sums of a part; those that come first count."""
+        """Add the sums of a part; the first ones count."""
         self._sums.setdefault(part, sums)
 
     def total(self, metrics: Sequence[Metric]) -> PartSums:
@@ -64,13 +64,13 @@ class Parts:
         return total
 
 
-class Helpers:
+class EvaluationWorkers:
     """The workers that measure parts of the evaluation that is under way."""
 
     def __init__(
         self, job: Job, send: Callable[[Evaluate], None], workers: Callable[[], Iterable[int]]
     ) -> None:
-        """``workers`` returns who may be asked now."""
+        """``workers`` returns the workers that may be asked now."""
         self._job, self._send, self._workers = job, send, workers
         self._wanted = Evaluate(0, "")  # by the evaluation under way, but for worker and parts
         self._parts = Parts(0)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from zmqtrain.chief.evaluation_parts import Helpers, Parts
+from zmqtrain.chief.evaluation_parts import EvaluationWorkers, Parts
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
@@ -32,15 +32,15 @@ class Evaluator:
         dataset: Dataset | None,
         metrics: Metrics,
         read_parameters: Callable[[bool], Awaitable[Parameters]],
-        helpers: Helpers | None = None,
+        workers: EvaluationWorkers | None = None,
     ) -> None:
         """``dataset``: the evaluation set; without one nothing is measured.
 
         ``read_parameters`` returns the current parameters or, given True, their moving averages.
-        ``helpers`` may measure parts, too, while nobody trains.
+        ``workers`` measure parts, too, while nobody trains.
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
-        self._read_parameters, self._helpers = read_parameters, helpers
+        self._read_parameters, self._workers = read_parameters, workers
         self._described: str | None = None  # the data set, once it was needed
         self.is_done = not job.evaluate_every  # until the end
         self._last: tuple[int, Measures] | None = None  # of which step, and what
@@ -50,6 +50,11 @@ class Evaluator:
         """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
         is_last = self._last is not None and self._last[0] == step
         return not (self.is_done or is_last or not step or step % self._job.evaluate_every)
+
+    async def report_if_due(self, step: int) -> None:
+        """Evaluate and log the result if this step demands it and is not the last one."""
+        if self.is_due(step) and step < self._job.steps:
+            await self.report(step)
 
     async def report(self, step: int, parameters: Parameters | None = None) -> None:
         """Evaluate and log the result; training goes on if this fails."""
@@ -101,10 +106,10 @@ class Evaluator:
             return {}
         if self._last is not None and self._last[0] == step:
             return self._last[1]
-        helpers = self._helpers if parameters is None else None
+        workers = self._workers if parameters is None else None
         if parameters is None:
             parameters = await self._read_parameters(self._job.evaluate_average)
-        measures = await self._measure(self._dataset, step, parameters, helpers)
+        measures = await self._measure(self._dataset, step, parameters, workers)
         self._metrics.evaluation_loss.set(measures.get("loss", math.nan))
         self._metrics.evaluation_accuracy.set(measures.get("accuracy", math.nan))
         self._last = step, measures
@@ -115,14 +120,14 @@ class Evaluator:
         return measures
 
     async def _measure(
-        self, dataset: Dataset, step: int, parameters: Parameters, helpers: Helpers | None
+        self, dataset: Dataset, step: int, parameters: Parameters, workers: EvaluationWorkers | None
     ) -> Measures:
         examples = parts_of(len(dataset), rows_of(self._job.batch_size))
         parts = Parts(len(examples))
         part = parts.next()
         try:
-            if helpers is not None and parts.count > 1:
-                helpers.begin(parts, step, await self._description(dataset))
+            if workers is not None and parts.count > 1:
+                workers.begin(parts, step, await self._description(dataset))
             while part is not None:
                 is_measured = partial(parts.is_measured, part)
                 sums = await self._measure_part(dataset, parameters, examples[part], is_measured)
@@ -130,8 +135,8 @@ class Evaluator:
                     parts.add(part, sums)
                 part = parts.next()
         finally:
-            if helpers is not None:
-                helpers.end()
+            if workers is not None:
+                workers.end()
         return parts.total(self._job.metrics).results(len(dataset)) if parts.count else {}
 
     async def _measure_part(
@@ -141,7 +146,7 @@ class Evaluator:
         examples: range,
         is_measured: Callable[[], bool],
     ) -> PartSums | None:
-        """Return the sums over these examples; None if a helper was faster."""
+        """Return the sums over these examples; None if a worker was faster."""
         job, cancelled = self._job, threading.Event()
         try:
             return await asyncio.to_thread(

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.job import ENDLESS
+
+
+def ending(coordinator: Coordinator, steps: int) -> tuple[str, int]:
+    """Return why a job of so many steps needs no more gradients, and its exit code.
+
+    ("", 0): it needs more.
+    """
+    if not coordinator.finished:
+        return "", 0
+    if coordinator.reason and coordinator.version < steps:
+        return coordinator.reason, coordinator.exit_code
+    return completion(coordinator.version, steps), 0
 
 
 def completion(step: int, steps: int) -> str:

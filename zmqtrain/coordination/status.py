@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.endings import completion
+from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.leader import A_WORKER, Leader, names_of
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.job import ENDLESS
@@ -44,7 +44,7 @@ def status_of(
 ) -> Status:
     """Return the job's status as of now."""
     coordinator = leader.coordinator
-    stop, stop_code = _end(leader)
+    stop, stop_code = ending(coordinator, leader.job.steps)
     following, behind = coordinator.next_policy, coordinator.behind()
     return Status(
         event=event,
@@ -82,16 +82,6 @@ def status_of(
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
     )
-
-
-def _end(leader: Leader) -> tuple[str, int]:
-    """Return why the job needs no more gradients, and its exit code; ("", 0) while it does."""
-    coordinator, steps = leader.coordinator, leader.job.steps
-    if not coordinator.finished:
-        return "", 0
-    if coordinator.reason and leader.step < steps:
-        return coordinator.reason, coordinator.exit_code
-    return completion(leader.step, steps), 0
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:

@@ -121,12 +121,12 @@ class LocalExchange:
     def leave(self, reason: str) -> None:
         """Nothing to do: there are no other tasks."""
 
-    def close(self, *, at_once: bool = False) -> None:
+    def close(self, exit_code: int, reason: str, *, at_once: bool = False) -> None:
         """End the job early: the step under way still counts, and no other is begun.
 
         ``at_once``: no step is under way.
         """
-        self._handle(Close(at_once))
+        self._handle(Close(at_once, exit_code, reason))
 
     def extend(self, limit: int) -> None:
         """Let the worker go on with batches up to this number."""

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
+from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import IPC, Cluster, Role
@@ -28,7 +29,6 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
 from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
-from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster
@@ -182,11 +182,10 @@ class Stop:
 
 
 async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
-    train, evaluation = await asyncio.to_thread(job.load_data)
-    run = LocalRun(plan_alone(job), evaluation, on_progress)
+    run = LocalRun(plan_alone(job), await asyncio.to_thread(job.load_data), on_progress)
     stop.reach(run.stop)
     with claimed(job.logdir):
-        return await run.train(train)
+        return await run.train()
 
 
 async def _run_cluster(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zmqtrain.chief.background import BackgroundEvaluations
 from zmqtrain.chief.evaluator import Evaluator
-from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.data import Arrays
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.job import Job
@@ -23,6 +23,7 @@ class Cluster:
     """Shards at some versions, which keep one each; ``moves`` happen while it is asked."""
 
     def __init__(self, shards: int = 2) -> None:
+        self.generation = 1
         self.versions = [0] * shards
         self.kept = [0] * shards
         self.moves: list[list[int]] = []
@@ -37,7 +38,7 @@ class Cluster:
                 self.kept[shard] = version
         return self.versions
 
-    async def read_parameters(self, *, at: int) -> Any:
+    async def read_parameters(self, average: bool = False, at: int = 0) -> Any:
         if self.error is not None:
             raise self.error
         assert self.kept == [at] * len(self.kept)
@@ -57,7 +58,7 @@ class Watched:
         )  # fmt: skip
         self.cluster = Cluster()
         self.evaluator = Evaluator(job, data.load(None)[0], Metrics("chief"), self._cannot_read)
-        self.made = OnTheWay(self.evaluator, self.cluster, every=every, steps=STEPS)
+        self.made = BackgroundEvaluations(self.evaluator, self.cluster, every=every, steps=STEPS)
 
     async def come_to(self, *versions: int) -> None:
         self.cluster.versions = list(versions)
@@ -155,7 +156,7 @@ async def test_generation_that_goes_back_is_asked_anew() -> None:
     job = Watched()
     for version in (0, 10, 20, 30):
         await job.come_to(version, version)
-    job.made.forget()
+    job.cluster.generation = 2
     job.cluster.kept, job.cluster.read = [0, 0], [10]
     for version in (15, 21):
         await job.come_to(version, version)

@@ -1,7 +1,7 @@
-"""Evaluations of a cluster that trains on meanwhile, each of exactly the step that was asked for.
+"""Evaluations in the background: the cluster trains on, and each is of exactly the step it names.
 
-Nobody waits for them. Every ps is told beforehand which version to keep a copy of; it is read, and
-the next one asked for, once all of them have come to it.
+Every ps is told in advance of which version it has to keep a copy. When all of them have come to
+it, the chief names the next version, and reads and evaluates the copies.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ LOOKS, LOOK_S = 20, 0.01
 log = logging.getLogger(__name__)
 
 
-class Cluster(Protocol):
-    """What keeps versions."""
+class KeepsVersions(Protocol):
+    """Shards that keep a copy of a version.
+
+    ``generation``: of the job; a new one has kept nothing.
+    """
+
+    @property
+    def generation(self) -> int: ...
 
     async def keep(self, version: int) -> list[int]:
         """Have every ps keep this version, if it is to come; return those that they are at."""
         ...
 
-    async def read_parameters(self, *, at: int) -> Parameters:
+    async def read_parameters(self, average: bool = False, at: int = 0) -> Parameters:
         """Return this version, which every ps has kept.
 
         Raises:
@@ -37,28 +43,38 @@ class Cluster(Protocol):
         ...
 
 
-class OnTheWay:
+class BackgroundEvaluations:
     """The evaluations of one job before its end."""
 
-    def __init__(self, evaluator: Evaluator, cluster: Cluster, *, every: int, steps: int) -> None:
+    def __init__(
+        self, evaluator: Evaluator, cluster: KeepsVersions, *, every: int, steps: int
+    ) -> None:
         """``every``: steps between two. ``steps``: of the job."""
         self._evaluator, self._cluster = evaluator, cluster
         self._every, self._steps = every, steps
+        self._generation = cluster.generation
         self._next: float = 0  # the step that is kept; 0: none was asked for; inf: none is left
 
-    def forget(self) -> None:
-        """A generation has begun, of which nothing is kept or evaluated."""
-        self._evaluator.forget()
-        self._next = 0
+    @property
+    def is_done(self) -> bool:
+        """Whether there are none, or none any more."""
+        return self._evaluator.is_done
+
+    def _forget_other_generations(self) -> None:
+        if self._generation != self._cluster.generation:
+            self._evaluator.forget()
+            self._generation, self._next = self._cluster.generation, 0
 
     async def ask_again(self) -> None:
-        """Have the step that was asked for kept by a ps that was restarted since, too."""
+        """Have a ps that was restarted keep the step that was asked for, too."""
+        self._forget_other_generations()
         if 0 < self._next < math.inf:
             await self._cluster.keep(int(self._next))
 
     async def follow(self, step: int) -> None:
         """Evaluate the step that is kept, if the job has come to it, which is at this step."""
-        if self._evaluator.is_done:
+        self._forget_other_generations()
+        if self.is_done:
             return
         if not self._next:
             self._next = await self._ask(step)

@@ -1,0 +1,93 @@
+"""What the conductor asks of what trains: of a cluster, or of one worker in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from zmqtrain.callbacks.base import Weights
+from zmqtrain.protocol.checkpoint import Saved
+from zmqtrain.protocol.status import Status
+
+
+@dataclass(slots=True)
+class Progress:
+    """The fields of a :class:`Status` that epochs need, for a worker that is asked every step."""
+
+    step: int
+    uncounted: int
+    limit: int | None
+    pass_loss: float
+    pass_examples: int
+    pass_sums: Mapping[str, float]
+    learning_rate: float | None
+
+
+At: TypeAlias = Progress | Status
+"""How far a job is."""
+
+
+class Conducted(Protocol):
+    """A job in training.
+
+    ``generation``: of the job. ``learned_until``: the last generation whose updates are in the
+    parameters with which it began: its own or, after a restore, that of the checkpoint.
+    ``stopped``: the exit code and the reason of an end that was asked for.
+    """
+
+    learned_until: int
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def stopped(self) -> tuple[int, str]: ...
+
+    async def status(self) -> Status:
+        """Return the status of the job."""
+        ...
+
+    async def progress(self) -> At:
+        """Return how far the job is: in a cluster, its status."""
+        ...
+
+    async def read_parameters(self, average: bool = False) -> Weights:
+        """Return the current variables, or their moving averages."""
+        ...
+
+    async def begin_with(self, weights: Weights) -> None:
+        """Begin a new generation with these variables.
+
+        Raises:
+            ConfigError, CheckpointError: they cannot be handed over.
+        """
+        ...
+
+    async def set_learning_rate(self, rate: float | None) -> None:
+        """Use this learning rate from the next step on; None: the optimizer's own."""
+        ...
+
+    async def write_shards(self, directory: Path) -> Saved:
+        """Write all shards at one version into the directory of a checkpoint."""
+        ...
+
+    def report_checkpoint(self, path: str, failure: str) -> None:
+        """Tell those who asked for it that a checkpoint was written, or why it was not."""
+        ...
+
+    async def extend(self, limit: int) -> None:
+        """Train on, up to the batch with this number."""
+        ...
+
+    async def settle(self, patience_s: float = 0.0) -> None:
+        """Wait until every shard has applied every update that can still come.
+
+        ``patience_s``: wait at least this long for updates that nobody has announced.
+        """
+        ...
+
+    async def close(self, exit_code: int, reason: str) -> None:
+        """Let the steps that are under way end, and begin no others."""
+        ...

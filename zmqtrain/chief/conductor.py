@@ -1,0 +1,215 @@
+"""The conductor: what a chief does with any job, of a cluster or of one worker in this process.
+
+It calls callbacks between epochs, saves, evaluates, and ends the job with a summary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from zmqtrain.callbacks.base import Weights
+from zmqtrain.callbacks.history import History
+from zmqtrain.chief.conducted import At, Conducted
+from zmqtrain.chief.epochs import Epochs
+from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.saving import Saver
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode, ZmqTrainError
+from zmqtrain.job import Job
+from zmqtrain.metrics import Measures
+from zmqtrain.observe.summary import Summary
+from zmqtrain.protocol.status import Status
+
+SAVE_AGAIN_S = 0.5  # after the last checkpoint failed
+
+log = logging.getLogger(__name__)
+
+
+class Conductor:
+    """Conducts one job from its first epoch to its summary."""
+
+    def __init__(
+        self,
+        job: Job,
+        conducted: Conducted,
+        saver: Saver,
+        evaluator: Evaluator,
+        evaluate_due: Callable[[int], Awaitable[None]],
+        on_progress: Callable[[Status], None],
+        *,
+        examples: int,
+        heartbeat_s: float = 0.0,
+    ) -> None:
+        """``evaluate_due`` makes the evaluations that are due at a step. ``examples``: in the
+        training set. ``heartbeat_s``: how late an update may be announced.
+        """
+        self._job, self._conducted = job, conducted
+        self._saver, self._evaluator, self._evaluate_due = saver, evaluator, evaluate_due
+        self._on_progress, self._heartbeat_s = on_progress, heartbeat_s
+        self._epochs = Epochs(job, examples, evaluator, conducted) if job.epochs else None
+        self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
+
+    @property
+    def history(self) -> History:
+        """The measures of each epoch."""
+        return History() if self._epochs is None else self._epochs.history
+
+    async def begin(self, at: At) -> bool:
+        """Begin the epochs, or go on with them in a new generation; return whether there are any.
+
+        Raises:
+            ConfigError, DataError, CheckpointError: a callback or an evaluation fails.
+        """
+        if self._epochs is None:
+            return True
+        if _is_held(at):
+            await self._settle_epoch(at)
+        return await self._extend(await self._epochs.begin(at))
+
+    async def follow(self, at: At, *, begins: bool = False) -> bool:
+        """Call the callbacks; return whether the training goes on. It ends if one of them fails.
+
+        ``begins``: the generation begins.
+        """
+        try:
+            return await (self.begin(at) if begins else self._follow(at))
+        except (ConfigError, DataError, CheckpointError) as error:
+            log.error("%s", error)
+            self._failure = error
+            return False
+
+    async def _follow(self, at: At) -> bool:
+        epochs = self._epochs
+        if epochs is None:
+            return True
+        if not await epochs.step(at):
+            return False
+        if not _is_held(at):
+            return True
+        await self._settle_epoch(at)
+        return await self._extend(await epochs.next_limit(at))
+
+    async def _settle_epoch(self, at: At) -> None:
+        """Let callbacks see the whole epoch; one of its steps may be due to be evaluated, too."""
+        await self._conducted.settle(self._heartbeat_s)
+        await self._evaluate_due(at.step)
+
+    async def _extend(self, limit: int | None) -> bool:
+        if limit is not None:
+            await self._conducted.extend(limit)
+        return limit is not None
+
+    async def save_if_due(self, step: int, *, is_wanted: bool = False) -> None:
+        """Save a checkpoint if it is time for one, or a client wants it."""
+        if is_wanted or self._saver.is_due(step):
+            with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
+                await self.save(step)
+
+    async def save(self, step: int) -> None:
+        """
+        Raises:
+            CheckpointError: the checkpoint cannot be written.
+        """
+        try:
+            path = await self._saver.save(step, self._conducted.generation)
+        except CheckpointError as error:
+            self._conducted.report_checkpoint("", str(error))
+            raise
+        if path is not None:
+            self._conducted.report_checkpoint(str(path), "")
+
+    async def _save_last(self, step: int, patience_s: float) -> None:
+        """Save, and try again for some time: the job ends without this checkpoint.
+
+        Raises:
+            CheckpointError: no attempt succeeds.
+        """
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return await self.save(step)
+            except CheckpointError:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(SAVE_AGAIN_S)
+
+    async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
+        """End the job, which has this status; return the summary.
+
+        ``patience_s``: for how long saving is tried. ``fields``: of the summary, job, ps and
+        workers.
+        """
+        conducted, epochs = self._conducted, self._epochs
+        if not status.stop and not status.failure:
+            await conducted.close(*self.verdict(status))
+        if not status.failure:
+            await conducted.settle()
+        if status.stop and not status.stop_code:
+            await self._evaluate_due(status.step)
+        chosen = await self._end_epochs()
+        is_over = epochs is not None and epochs.ended != ""
+        is_complete = bool((status.stop and not status.stop_code) or status.failure or is_over)
+        if not is_over:
+            chosen = {}  # an interrupted job goes on with the weights that it had
+        code, ended = self.verdict(status)
+        failures: list[ZmqTrainError] = []
+        measures: Measures = {}
+        try:
+            await self._save_last(status.step, patience_s)
+        except CheckpointError as error:
+            failures.append(error)
+        try:
+            if is_complete:
+                measures = await self._evaluator.evaluate(status.step, chosen or None)
+        except (ConfigError, DataError) as error:
+            log.error("not evaluated: %s", error)
+            failures.append(error)
+        if failures:
+            code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
+        final = await conducted.status()
+        self._on_progress(final)
+        last, average = chosen or await conducted.read_parameters(), self._job.evaluate_average
+        return Summary.of(
+            final,
+            last=last,
+            parameters=chosen or await conducted.read_parameters(True) if average else last,
+            history=self.history,
+            checkpoint=self._saver.last,
+            evaluations=self._evaluator.evaluations,
+            exit_code=code,
+            ended=ended,
+            measures=measures,
+            **fields,
+        )
+
+    async def _end_epochs(self) -> Weights:
+        """Call the callbacks at the end; return the weights that they choose as the result."""
+        try:
+            if self._epochs is not None:
+                return await self._epochs.end(await self._conducted.progress())
+        except (ConfigError, DataError, CheckpointError) as error:
+            self._failure = self._failure or error
+        return {}
+
+    def verdict(self, status: Status) -> tuple[int, str]:
+        """Return the exit code of the job, and why it ends."""
+        if status.failure:
+            return status.failure_code, status.failure
+        if status.stop_code:  # the job is being closed already
+            return status.stop_code, status.stop
+        if self._failure is not None:
+            return self._failure.exit_code, str(self._failure)
+        if self._epochs is not None and self._epochs.ended:
+            return ExitCode.OK, self._epochs.ended
+        if status.stop:
+            return ExitCode.OK, status.stop
+        return self._conducted.stopped
+
+
+def _is_held(at: At) -> bool:
+    """Return whether all batches of the epoch are counted, so that nobody computes."""
+    return at.limit is not None and at.uncounted >= at.limit
