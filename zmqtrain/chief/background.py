@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import Protocol
 
+from zmqtrain.chief.cluster import Cluster
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.models.base import Parameters
@@ -21,34 +21,10 @@ LOOKS, LOOK_S = 20, 0.01
 log = logging.getLogger(__name__)
 
 
-class KeepsVersions(Protocol):
-    """Shards that keep a copy of a version.
-
-    ``generation``: of the job; a new one has kept nothing.
-    """
-
-    @property
-    def generation(self) -> int: ...
-
-    async def keep(self, version: int) -> list[int]:
-        """Have every ps keep this version, if it is to come; return those that they are at."""
-        ...
-
-    async def read_parameters(self, average: bool = False, at: int = 0) -> Parameters:
-        """Return this version, which every ps has kept.
-
-        Raises:
-            RefusedError: some ps has not kept it.
-        """
-        ...
-
-
 class BackgroundEvaluations:
     """The evaluations of one job before its end."""
 
-    def __init__(
-        self, evaluator: Evaluator, cluster: KeepsVersions, *, every: int, steps: int
-    ) -> None:
+    def __init__(self, evaluator: Evaluator, cluster: Cluster, *, every: int, steps: int) -> None:
         """``every``: steps between two. ``steps``: of the job."""
         self._evaluator, self._cluster = evaluator, cluster
         self._every, self._steps = every, steps

@@ -106,29 +106,33 @@ class Chief(JobActor):
         )
         await cluster.saver.check()
         self.metrics.role_state.set("joining")
-        begin = asyncio.ensure_future(self._begin_first())
-        if not await self._unless_stopped(begin, self.timing.grace_s / 2):
-            if self._is_leaving:
-                return self._leave()
-            # Tasks that know this chief may wait for it. A later chief saves what was learned.
-            if self.incarnation and not self._may_have_begun:
-                reason = f"{cluster.stopped[1]} before the job began: nothing to save"
-                await self._shut_down(self.stop_code, reason)
-            return self.stop_code
-        for link in cluster.links:
-            self.spawn(link.silence())
-        await evaluator.check()  # by now the others can be told of a mistake
-        is_in = True
+        self.spawn(self._watch_for_stop())
+        again = False
         while True:  # once for each generation
             try:
-                if not is_in:
-                    begin = asyncio.ensure_future(self._begin(again=True))
-                    if not await self._unless_stopped(begin, self.timing.grace_s / 2):
-                        return self._leave() if self._is_leaving else self.stop_code
+                begin = asyncio.ensure_future(self._begin(again=again))
+                if not await self._unless_stopped(begin, self.timing.grace_s / 2):
+                    return await self._stop_early()
+                if not again:
+                    for link in cluster.links:
+                        self.spawn(link.silence())
+                    await evaluator.check()  # by now the others can be told of a mistake
+                again = True
                 return await self._run_generation()
             except FencedError as error:
                 log.warning("%s; joining again", error)
-                is_in = False
+
+    async def _stop_early(self) -> int:
+        """Leave the job, or end it if it has not begun: tasks that know this chief may wait for it.
+
+        A job that has begun waits for a later chief, which saves what was learned.
+        """
+        if self._is_leaving:
+            return self._leave()
+        if self.incarnation and not self._may_have_begun:
+            reason = f"{self._cluster.stopped[1]} before the job began: nothing to save"
+            await self._shut_down(self.stop_code, reason)
+        return self.stop_code
 
     async def _run_generation(self) -> int:
         """Watch the job, and end it or leave it; return the exit code.
@@ -209,18 +213,6 @@ class Chief(JobActor):
         """Whether some ps has begun a generation, or was asked to begin one."""
         return self.generation > 0 or self.known_generation > 0
 
-    async def _begin_first(self) -> None:
-        """Begin; once more if a ps is restarted meanwhile."""
-        watching = asyncio.ensure_future(self._watch_for_stop())
-        try:
-            while True:
-                try:
-                    return await self._begin()
-                except FencedError as error:
-                    log.warning("%s; joining again", error)
-        finally:
-            watching.cancel()
-
     async def _watch_for_stop(self) -> None:
         """Stop if that is asked for before the job begins, as while a ps has not come."""
         while not self._may_have_begun:
@@ -236,7 +228,7 @@ class Chief(JobActor):
         self._cluster.stop_reason = "zmqtrain stop"
         self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
 
-    async def _begin(self, *, again: bool = False) -> None:
+    async def _begin(self, *, again: bool) -> None:
         """Join every ps, and begin or take over the job; ``again``: some ps was restarted."""
         joined = await join_all(self, self._cluster.links)
         self._ps_left.clear()
