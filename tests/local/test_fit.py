@@ -368,20 +368,6 @@ def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
     assert not trainer.weights["weights"].any()
 
 
-@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_end"])
-def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, hook: str) -> None:
-    def fail(number: int, logs: Any) -> None:
-        if number == 1:
-            raise OSError("no space left")
-
-    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path)
-    with pytest.raises(RunFailedError, match=rf"{hook}\(\).*no space left") as caught:
-        fit(trainer, epochs=3, callbacks=[LambdaCallback(**{hook: fail})])
-    assert caught.value.exit_code == ConfigError.exit_code
-    assert trainer.summary is not None
-    assert trainer.summary.checkpoint is not None and trainer.summary.global_step > 0
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
@@ -634,23 +620,6 @@ def test_trainer_begins_with_given_weights() -> None:
     assert np.array_equal(trainer.weights["weights"], given["weights"])
     with pytest.raises(ConfigError, match="initial"):
         Trainer(MODEL, SGD(0.0), initial=[1])
-
-
-@pytest.mark.parametrize(
-    ("callback", "text"),
-    [
-        (LambdaCallback(on_epoch_end=lambda epoch, logs: [][0]), "IndexError"),
-        (spoiler("on_train_batch_end"), "sets weights"),
-    ],
-)
-def test_callback_that_a_cluster_cannot_serve_ends_it_with_the_job_saved(
-    tmp_path: Path, callback: Any, text: str
-) -> None:
-    trainer = Trainer(MODEL, SGD(0.05), workers=2, logdir=tmp_path)
-    with pytest.raises(RunFailedError, match=text):
-        fit(trainer, epochs=2, callbacks=[callback])
-    assert trainer.summary is not None
-    assert trainer.summary.exit_code == 2 and trainer.summary.checkpoint is not None
 
 
 SHIFT: list[float] = []

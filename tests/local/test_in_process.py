@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -20,15 +21,18 @@ from numpy.typing import NDArray
 import zmqtrain
 from tests.endings import bad_end
 from tests.integration.jobs import counting_job, digits_job
+from tests.local.test_kinds import interrupt
 from zmqtrain import Job, Summary
 from zmqtrain.chief.chief import Chief
-from zmqtrain.data import Arrays
+from zmqtrain.chief.in_process import LocalRun
+from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.local.in_process import train_here
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
+from zmqtrain.policies import Decision, Held
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
@@ -237,12 +241,6 @@ class LatePushes(MemoryTransport):
         return True
 
 
-def interrupt(status: Status) -> None:
-    """Press Ctrl-C once the job has made steps."""
-    if status.step and not status.stop:
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize("steps", [100, 10**6], ids=["finished", "interrupted"])
 def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
@@ -284,18 +282,6 @@ def test_progress_is_told_and_its_last_word_is_the_end() -> None:
     assert {task.task for task in told[-1].tasks} >= {"ps 0", "chief 0"}
 
 
-def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
-    job = digits_job(steps=10**6, logdir=str(tmp_path))
-    summary = bad_end(job, workers=2, on_progress=interrupt)
-    assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
-    assert summary.checkpoint is not None
-    step = read_manifest(Path(summary.checkpoint)).global_step
-    assert step > 0
-    resumed = zmqtrain.run(job.model_copy(update={"steps": step + 10}), workers=2)
-    assert resumed.pushes["applied"] == 10
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
     async def cell() -> Summary:
         return bad_end(digits_job(steps=10**6), workers=2, on_progress=interrupt)
@@ -308,18 +294,19 @@ def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
     assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
 
 
+@pytest.mark.parametrize(("workers", "actor"), [(1, LocalRun), (2, Chief)])
 def test_ctrl_c_before_the_job_begins_is_a_keyboard_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, actor: Any
 ) -> None:
     def interrupt(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         interrupted.wait(timeout=10)
 
-    interrupted, stop = threading.Event(), Chief.stop
+    interrupted, stop = threading.Event(), actor.stop
     monkeypatch.setattr("zmqtrain.store.logdir.newest_valid", interrupt)
-    monkeypatch.setattr(Chief, "stop", lambda *a: (stop(*a), interrupted.set()))
+    monkeypatch.setattr(actor, "stop", lambda *a: (stop(*a), interrupted.set()))
     with pytest.raises(KeyboardInterrupt):
-        zmqtrain.run(digits_job(logdir=str(tmp_path)), workers=2)
+        zmqtrain.run(digits_job(logdir=str(tmp_path)), workers=workers)
 
 
 async def test_run_inside_a_running_loop_leaves_that_loop_running() -> None:
@@ -349,12 +336,6 @@ def test_error_of_a_run_has_no_other_error_before_it_than_its_cause() -> None:
     cause = raised.value.__cause__
     assert isinstance(cause, ValueError)
     assert (raised.value.__context__, cause.__context__) == (cause, None)
-
-
-def test_nothing_is_left_running_after_a_run() -> None:
-    before = set(threading.enumerate())
-    zmqtrain.run(digits_job(steps=20), workers=2, ps=2)
-    assert set(threading.enumerate()) == before
 
 
 def line(model: Any, **fields: Any) -> Job:
@@ -465,3 +446,90 @@ def test_training_loss_is_the_mean_of_the_workers_last_ones(ps: int) -> None:
     targets = 2 * np.linspace(-1, 1, 50)
     losses = [np.mean(targets[BatchPlan(50, 5, 2).indices(batch)] ** 2) for batch in (0, 1)]
     assert summary.train_loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def figures(summary: Summary) -> dict[str, Any]:
+    """Return what is the same wherever one worker trained."""
+    others = {"strategy", "exchange", "ps", "seconds", "steps_per_second", "checkpoint"}
+    return {name: value for name, value in json.loads(summary.json()).items() if name not in others}
+
+
+@pytest.mark.parametrize(
+    "policy", ["hogwild", "sync-replicas", "sync-replicas:aggregate=3", "bounded-staleness:1"]
+)
+def test_one_worker_alone_comes_to_what_it_comes_to_with_a_ps(policy: str) -> None:
+    job = digits_job(policy=policy, l2=0.001, moving_average=0.9, clip_norm=1.0)
+    job = job.with_overrides(evaluate_average=True)
+    alone, with_ps = zmqtrain.run(job), zmqtrain.run(job, ps=1)
+    assert (alone.ps, with_ps.ps) == (0, 1)
+    assert figures(alone) == figures(with_ps)
+    averages = [one.parameters for one in (alone, with_ps)]
+    assert parameters_sha256(averages[0]) == parameters_sha256(averages[1])
+    assert parameters_sha256(averages[0]) != alone.parameters_sha256
+
+
+def test_job_goes_on_alone_and_with_ps_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    job = digits_job(steps=60, logdir=str(tmp_path))
+    whole = zmqtrain.run(digits_job(steps=60))
+    zmqtrain.run(job.with_overrides(steps=20), ps=2)
+    zmqtrain.run(job.with_overrides(steps=40))
+    resumed = zmqtrain.run(job, ps=1)
+    assert resumed.parameters_sha256 == whole.parameters_sha256
+    assert (resumed.examples, resumed.pushes["applied"]) == (whole.examples, 20)
+    assert resumed.checkpoint is not None
+    assert read_manifest(Path(resumed.checkpoint)).generation == 3
+
+
+def test_ctrl_c_in_the_middle_of_a_long_step_counts_that_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped, stop = threading.Event(), LocalRun.stop
+    monkeypatch.setattr(LocalRun, "stop", lambda *a: (stop(*a), stopped.set()))
+
+    class Long(LinearRegression):
+        """Its first step is computed in a thread, as every one that may be long."""
+
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stopped.wait(10)
+            return super().loss_and_gradients(parameters, batch, out)
+
+    job = Job(model=Long(), data=NoisyLine(), optimizer=SGD(), batch_size=5, steps=1000)
+    summary = bad_end(job)
+    assert (summary.exit_code, summary.pushes["applied"]) == (130, 1)
+
+
+class Waiting:
+    """A policy that waits for a second worker."""
+
+    spec = "test"
+    coordinated = True
+    step_per_push = True
+    staleness_bound = None
+
+    def __init__(self, options: str) -> None:
+        pass
+
+    def start(self, version: int, workers: int) -> None:
+        pass
+
+    def join(self, worker: int) -> list[Decision]:
+        return []
+
+    def leave(self, worker: int) -> list[Decision]:
+        return []
+
+    def push(self, worker: int) -> list[Decision]:
+        return []
+
+    def drain(self) -> list[Decision]:
+        return []
+
+    def held(self) -> list[Held]:
+        return [Held(0, "it wants company", ())]
+
+
+def test_policy_that_would_wait_for_other_workers_for_ever_ends_the_run() -> None:
+    summary = bad_end(digits_job(policy="tests.local.test_in_process:Waiting"))
+    assert summary.exit_code == ExitCode.PEER_LOST
+    assert "it wants company" in summary.ended

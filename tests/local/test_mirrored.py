@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 
 import zmqtrain
 from tests.cupy_stand_in import installed
-from tests.endings import bad_end
-from tests.local.test_in_process import interrupt
 from zmqtrain import Job
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
@@ -102,17 +98,6 @@ def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
                   for n in (2, 3))  # fmt: skip
     assert two == ""
     assert three == "devices: 3 there, 2 here"
-
-
-def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    endless = job(2, steps=10**6, logdir=str(tmp_path))
-    summary = bad_end(endless, on_progress=interrupt)
-    assert summary.exit_code == 130
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("cpu:")]
-    resumed = zmqtrain.run(endless.with_overrides(steps=summary.global_step + 10))
-    straight = zmqtrain.run(job(2, steps=summary.global_step + 10))
-    assert resumed.pushes["applied"] == 10
-    assert resumed.parameters_sha256 == straight.parameters_sha256
 
 
 @pytest.mark.parametrize(
