@@ -213,7 +213,8 @@ class _Learned:
         schedule = self._schedule
         if batches != schedule.epochs * schedule.examples or ledger.open_batches():
             yield f"{batches} batches are counted, {ledger.open_batches()} are open"
-        known = [chief.history.epoch for chief in self._cluster.chiefs if chief.summary is not None]
+        summaries = (chief.summary for chief in self._cluster.chiefs)
+        known = [summary.history.epoch for summary in summaries if summary is not None]
         # A new chief knows of earlier epochs by the logdir alone.
         expected = list(range(schedule.epochs))
         if known[-1] != expected and (schedule.keeps or len(self._cluster.chiefs) == 1):

@@ -301,9 +301,10 @@ def test_fit_that_is_resumed_is_the_fit_that_was_not_interrupted(
     assert newcomer.evaluate(VALIDATION) == again.evaluate(VALIDATION)
 
 
-def test_fit_that_was_interrupted_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [1, 3], ids=["within an epoch", "at its end"])
+def test_fit_that_was_interrupted_goes_on_there(last: int, tmp_path: Path) -> None:
     def interrupt(batch: int, logs: Any) -> None:
-        if batch == 1:
+        if batch == last:
             signal.raise_signal(signal.SIGINT)
 
     metrics = [MeanAbsoluteError()]

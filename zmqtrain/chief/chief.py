@@ -16,7 +16,6 @@ from typing import Any
 
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.task import JobActor
-from zmqtrain.callbacks.history import History
 from zmqtrain.chief.background import BackgroundEvaluations
 from zmqtrain.chief.cluster import Cluster
 from zmqtrain.chief.conductor import Conductor
@@ -67,11 +66,6 @@ class Chief(JobActor):
             Evaluated: self._evaluation_workers.on_evaluated,
             Leave: lambda *_: self._ps_left.set(),
         }
-
-    @property
-    def history(self) -> History:
-        """The measures of each epoch."""
-        return self._conductor.history
 
     async def main(self) -> int:
         self._cluster.links = self.link_all()

@@ -53,11 +53,6 @@ class Conductor:
         self._epochs = Epochs(job, examples, evaluator, conducted) if job.epochs else None
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
 
-    @property
-    def history(self) -> History:
-        """The measures of each epoch."""
-        return History() if self._epochs is None else self._epochs.history
-
     async def begin(self, at: At) -> bool:
         """Begin the epochs, or go on with them in a new generation; return whether there are any.
 
@@ -177,7 +172,7 @@ class Conductor:
             final,
             last=last,
             parameters=chosen or await conducted.read_parameters(True) if average else last,
-            history=self.history,
+            history=History() if epochs is None else epochs.history,
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,
             exit_code=code,

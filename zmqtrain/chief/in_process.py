@@ -142,7 +142,7 @@ class LocalRun:
         return Progress(
             coordinator.version,
             ledger.uncounted,
-            ledger.limit,
+            None if coordinator.finished else ledger.limit,
             ledger.mean_loss,
             ledger.pass_examples,
             ledger.pass_sums,

@@ -77,7 +77,6 @@ class LocalExchange:
     async def join(self) -> Membership:
         self._handle(Joined(WORKER, incarnation=1))
         self._handle(PullArrived(WORKER))
-        self._check_release()
         batches, stop = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
         memory = layouts, parameters, [self._gradient]
@@ -109,9 +108,8 @@ class LocalExchange:
         )
         update_s = time.perf_counter() - began_at
         if refused := divergence(self.coordinator.refused, self._job.max_nonfinite):
-            self.fail(ExitCode.DIVERGED, refused)
+            self._fail(ExitCode.DIVERGED, refused)
         await self._between_steps()
-        self._check_release()
         batches, stop = self._take_release()
         return StepResult(self._result, batches, stop, self._reason, update_s=update_s)
 
@@ -133,20 +131,20 @@ class LocalExchange:
         self._handle(Extend(limit))
 
     def _take_release(self) -> tuple[tuple[int, ...], bool]:
-        """Return the batches that come next, and whether the job needs no more gradients."""
+        """Return the batches that come next, and whether the job needs no more gradients.
+
+        The job fails if the worker has to wait, as there is no other one.
+        """
         release, self._release = self._release, None
+        if release is None and not self.failure:
+            reasons = "; ".join(held.reason for held in self.coordinator.held())
+            text = f"the only worker waits for others, and none can join: {reasons}"
+            self._fail(ExitCode.PEER_LOST, text)
         if release is None or self.failure or self.coordinator.finished:
             return (), True
         return release.batches, release.stop
 
-    def _check_release(self) -> None:
-        """Fail if the worker is to wait: nobody else is there."""
-        if self._release is None and not self.failure:
-            reasons = "; ".join(held.reason for held in self.coordinator.held())
-            text = f"the only worker waits for others, and none can join: {reasons}"
-            self.fail(ExitCode.PEER_LOST, text)
-
-    def fail(self, code: int, text: str) -> None:
+    def _fail(self, code: int, text: str) -> None:
         """The job cannot go on; the first reason counts."""
         if not self.failure:
             log.error("%s", text)
@@ -169,7 +167,7 @@ class LocalExchange:
             result = self.shard.carry_out(order)
         except ConfigError as error:  # the schedule failed; the parameters are untouched
             self._result, self._reason = "dropped", str(error)
-            self.fail(error.exit_code, str(error))
+            self._fail(error.exit_code, str(error))
             return
         if result == "unchanged":
             return
