@@ -61,6 +61,11 @@ def reference(seed: int, rates: list[float]) -> tuple[dict[str, Any], list[float
     return weights, losses
 
 
+def assert_same(weights: Any, expected: Any) -> None:
+    for name, value in expected.items():
+        assert np.array_equal(weights[name], value), name
+
+
 def fit(trainer: Trainer, train: Any = TRAIN, **options: Any) -> zmqtrain.History:
     given = {"batch_size": 5, "verbose": False, "validation_data": VALIDATION} | options
     return trainer.fit(train, **given)
@@ -75,8 +80,7 @@ def test_epochs_are_exact_passes_and_history_is_that_of_a_plain_loop() -> None:
         seen = [example for batch in train.batches[4 * epoch : 4 * epoch + 4] for example in batch]
         assert sorted(seen) == list(range(17))
     weights, losses = reference(3, [0.05] * 12)
-    for name, value in weights.items():
-        assert np.array_equal(trainer.weights[name], value)
+    assert_same(trainer.weights, weights)
     means = [np.average(losses[i : i + 4], weights=[5, 5, 5, 2]) for i in (0, 4, 8)]
     assert history.history["loss"] == pytest.approx(means)
     assert history.history["val_loss"][-1] == trainer.evaluate(VALIDATION)["loss"]
@@ -246,8 +250,7 @@ def test_learning_rate_that_is_set_counts_exactly() -> None:
     )
     rates = [rate for rate in (0.04, 0.02, 0.01) for _ in range(4)]
     weights, _ = reference(0, rates)
-    for name, value in weights.items():
-        assert np.array_equal(trainer.weights[name], value)
+    assert_same(trainer.weights, weights)
     assert history.history["learning_rate"] == [0.04, 0.02, 0.01]
 
 
@@ -295,8 +298,7 @@ def test_fit_that_is_resumed_is_the_fit_that_was_not_interrupted(
     history = fit(again, epochs=7, callbacks=callbacks())
     assert history.rows() == expected.rows()
     assert len(history.epoch) == 5
-    for name, value in whole.weights.items():
-        assert np.array_equal(again.weights[name], value)
+    assert_same(again.weights, whole.weights)
     newcomer = Trainer(MODEL, Momentum(0.05, 0.9), logdir=tmp_path)
     assert newcomer.evaluate(VALIDATION) == again.evaluate(VALIDATION)
 
@@ -315,8 +317,7 @@ def test_fit_that_was_interrupted_goes_on_there(last: int, tmp_path: Path) -> No
     assert trainer.summary is not None and 0 < trainer.summary.global_step < 8
     history = fit(trainer, epochs=2)
     assert history.rows() == expected.rows()
-    for name, value in whole.weights.items():
-        assert np.array_equal(trainer.weights[name], value)
+    assert_same(trainer.weights, whole.weights)
 
 
 @pytest.mark.parametrize("ending", ["interrupted", "ended"])
@@ -343,8 +344,7 @@ def test_best_weights_are_a_result_and_a_resumed_job_goes_on_from_the_last(
         last = zmqtrain.load(tmp_path)["weights"]
         assert np.array_equal(trainer.weights["weights"], last + 1)
     assert fit(trainer, epochs=3).rows() == expected.rows()
-    for name, value in whole.weights.items():
-        assert np.array_equal(trainer.weights[name], value)
+    assert_same(trainer.weights, whole.weights)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -557,8 +557,7 @@ def test_callback_may_end_the_training_within_an_epoch() -> None:
     history = fit(trainer, epochs=9, callbacks=[stopper])
     weights, losses = reference(0, [0.05] * 2)
     assert history.epoch == [0] and history.history["loss"] == pytest.approx([np.mean(losses)])
-    for name, value in weights.items():
-        assert np.array_equal(trainer.weights[name], value)
+    assert_same(trainer.weights, weights)
     assert trainer.summary is not None and trainer.summary.exit_code == 0
 
 
@@ -570,8 +569,7 @@ def test_rate_set_within_an_epoch_counts_from_the_next_step_on() -> None:
     halver, trainer = LambdaCallback(on_train_batch_end=halve), Trainer(MODEL, SGD(0.08))
     fit(trainer, epochs=2, callbacks=[halver])
     weights, _ = reference(0, [0.08 / 2**step for step in range(8)])
-    for name, value in weights.items():
-        assert np.array_equal(trainer.weights[name], value)
+    assert_same(trainer.weights, weights)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -33,6 +33,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
 from zmqtrain.policies import Decision, Held
+from zmqtrain.policies.hogwild import Hogwild
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
@@ -132,15 +133,29 @@ def test_every_example_of_a_finished_pass_is_counted_once(
         assert counts.max() - counts.min() <= 1
 
 
-def test_job_changes_its_strategy_at_a_checkpoint_and_back_without_a_trace(tmp_path: Path) -> None:
-    """The parameters are those of a run that changed nothing, bit for bit."""
-    job = digits_job(policy="sync-replicas", steps=90)
-    digests = []
-    for steps, ps in ((30, 2), (30, 0), (60, 0), (60, 2), (90, 2)):
+@pytest.mark.parametrize(
+    ("workers", "runs"),
+    [
+        (1, [(30, 2), (60, None), (60, 0), (90, 1)]),
+        (3, [(30, 2), (30, 0), (60, 0), (60, 2), (90, 2)]),
+    ],
+)
+def test_job_changes_its_strategy_at_a_checkpoint_and_back_without_a_trace(
+    workers: int, runs: list[tuple[int, int | None]], tmp_path: Path
+) -> None:
+    """The parameters are those of a run that changed nothing, bit for bit. ``runs``: until which
+    step, on how many ps."""
+    job, before = digits_job(policy="sync-replicas", steps=90), {}
+    for steps, ps in runs:
         part = job.with_overrides(steps=steps, logdir=str(tmp_path))
-        digests.append(zmqtrain.run(part, workers=3, ps=ps).parameters_sha256)
-    assert digests[0] == digests[1] != digests[2] == digests[3]
-    assert digests[-1] == zmqtrain.run(job, workers=3, ps=1).parameters_sha256
+        resumed = zmqtrain.run(part, workers=workers, ps=ps)
+        digest = resumed.parameters_sha256
+        assert before.setdefault(steps, digest) == digest  # nothing is trained at the same step
+    whole = zmqtrain.run(job, workers=workers, ps=1)
+    assert (digest, resumed.examples) == (whole.parameters_sha256, whole.examples)
+    assert resumed.pushes["applied"] == 30 * workers
+    assert len(set(before.values())) == 3
+    assert read_manifest(Path(str(resumed.checkpoint))).generation == len(runs)
 
 
 def test_job_goes_on_without_ps_and_back_with_other_workers_and_every_example_counts_once(
@@ -468,18 +483,6 @@ def test_one_worker_alone_comes_to_what_it_comes_to_with_a_ps(policy: str) -> No
     assert parameters_sha256(averages[0]) != alone.parameters_sha256
 
 
-def test_job_goes_on_alone_and_with_ps_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    job = digits_job(steps=60, logdir=str(tmp_path))
-    whole = zmqtrain.run(digits_job(steps=60))
-    zmqtrain.run(job.with_overrides(steps=20), ps=2)
-    zmqtrain.run(job.with_overrides(steps=40))
-    resumed = zmqtrain.run(job, ps=1)
-    assert resumed.parameters_sha256 == whole.parameters_sha256
-    assert (resumed.examples, resumed.pushes["applied"]) == (whole.examples, 20)
-    assert resumed.checkpoint is not None
-    assert read_manifest(Path(resumed.checkpoint)).generation == 3
-
-
 def test_ctrl_c_in_the_middle_of_a_long_step_counts_that_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -499,30 +502,13 @@ def test_ctrl_c_in_the_middle_of_a_long_step_counts_that_step(
     assert (summary.exit_code, summary.pushes["applied"]) == (130, 1)
 
 
-class Waiting:
+class Waiting(Hogwild):
     """A policy that waits for a second worker."""
 
-    spec = "test"
-    coordinated = True
-    step_per_push = True
-    staleness_bound = None
-
     def __init__(self, options: str) -> None:
-        pass
-
-    def start(self, version: int, workers: int) -> None:
-        pass
+        super().__init__()
 
     def join(self, worker: int) -> list[Decision]:
-        return []
-
-    def leave(self, worker: int) -> list[Decision]:
-        return []
-
-    def push(self, worker: int) -> list[Decision]:
-        return []
-
-    def drain(self) -> list[Decision]:
         return []
 
     def held(self) -> list[Held]:
