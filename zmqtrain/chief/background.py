@@ -48,7 +48,7 @@ class BackgroundEvaluations:
             await self._cluster.keep(int(self._next))
 
     async def follow(self, step: int) -> None:
-        """Evaluate the step that is kept, if the job has come to it, which is at this step."""
+        """Evaluate the step that is kept, unless it is after this one, which the job is at."""
         self._forget_other_generations()
         if self.is_done:
             return
@@ -84,7 +84,7 @@ class BackgroundEvaluations:
             return None
 
     async def _ask(self, step: int) -> float:
-        """Have the next step to be evaluated kept, one that no ps has come to; return it."""
+        """Have every ps keep the next step to be evaluated, which none has come to; return it."""
         ahead = 1
         while (wanted := (step // self._every + ahead) * self._every) < self._steps:
             step = max(await self._cluster.keep(wanted))

@@ -158,7 +158,7 @@ class Chief(JobActor):
         return self._leaves_on_term and self.stop_code == ExitCode.TERMINATED
 
     async def _save_for_leavers(self, status: Status) -> None:
-        """Save for every ps that leaves, too: who takes a machine away tells all of its tasks.
+        """Save for the ps that leave, too: an engine that takes a machine tells all of its tasks.
 
         Raises:
             ZmqTrainError: it failed.
@@ -182,8 +182,9 @@ class Chief(JobActor):
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:
         """Wait for ``waiting``; return False if a signal comes first, and cancel it.
 
-        If the job may have begun, there is something to save: ``waiting`` gets so much more time,
-        unless an engine takes this chief away and a ps has left: nothing can be saved without it.
+        If the job may have begun, there is something to save: ``waiting`` gets ``patience_s`` more.
+        If an engine takes this chief away, it gets this time until a ps leaves, too: nothing can be
+        saved without that ps.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
         left = asyncio.ensure_future(self._ps_left.wait())

@@ -97,8 +97,8 @@ class LocalRun:
         if self.stopped[0]:
             raise KeyboardInterrupt
         self._exchange = exchange
-        if not await self._conductor.begin(self._progress()):
-            await self.close(*self._conductor.verdict(self._status()))
+        if not await self._conductor.begin(await self.progress()):
+            await self.close(*self._conductor.verdict(await self.status()))
         loop = TrainingLoop(self._job, self._training, exchange, Metrics(Role.WORKER))
         try:
             await loop.run()
@@ -106,7 +106,7 @@ class LocalRun:
             log.info("%s", error)
         finally:
             loop.close()
-        return await self._conductor.end(self._status(), job=self._job.name, ps=0, workers=1)
+        return await self._conductor.end(await self.status(), job=self._job.name, ps=0, workers=1)
 
     @property
     def _running(self) -> LocalExchange:
@@ -136,7 +136,7 @@ class LocalRun:
         await self._saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
-    def _progress(self) -> Progress:
+    async def progress(self) -> Progress:
         coordinator, shard = self._running.coordinator, self._running.shard
         ledger = coordinator.ledger
         return Progress(
@@ -152,8 +152,8 @@ class LocalRun:
     async def _between_steps(self) -> None:
         """Call back, evaluate, show progress and save when due, while no step is under way."""
         step, now = self._running.coordinator.version, time.monotonic()
-        if self._job.epochs and not await self._conductor.follow(self._progress()):
-            await self.close(*self._conductor.verdict(self._status()))
+        if self._job.epochs and not await self._conductor.follow(await self.progress()):
+            await self.close(*self._conductor.verdict(await self.status()))
         await self._evaluator.report_if_due(step)
         if now < self._next_yield:
             return
@@ -162,14 +162,8 @@ class LocalRun:
         if now < self._next_look:
             return
         self._next_look = now + WATCH_S
-        self._on_progress(self._status())
+        self._on_progress(await self.status())
         await self._conductor.save_if_due(step)
-
-    async def status(self) -> Status:
-        return self._status()
-
-    async def progress(self) -> Progress:
-        return self._progress()
 
     async def write_shards(self, directory: Path) -> Saved:
         """Write the only shard into the directory of a checkpoint."""
@@ -210,7 +204,7 @@ class LocalRun:
     async def close(self, exit_code: int, reason: str) -> None:
         self._running.close(exit_code, reason, at_once=True)
 
-    def _status(self) -> Status:
+    async def status(self) -> Status:
         exchange, job = self._running, self._job
         coordinator = exchange.coordinator
         stop, stop_code = ending(coordinator, job.steps)
@@ -250,5 +244,5 @@ class LocalRun:
             waits=(),
             strategy=MIRRORED if job.devices else "local",
             exchange="nccl" if job.exchange == "nccl" else "local",
-            **asdict(self._progress()),
+            **asdict(await self.progress()),
         )
