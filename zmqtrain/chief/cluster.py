@@ -53,7 +53,12 @@ class Cluster:
         self._chief, self._timing = chief, chief.timing
         self._segments: list[Reached | None] = []  # of the ps on this host
         self.saver = Saver(
-            chief.job, chief.plan.layouts, chief.fingerprint, chief.metrics, self.write_shards
+            chief.job,
+            chief.plan.layouts,
+            chief.fingerprint,
+            chief.metrics,
+            self.write_shards,
+            lambda path, failure: self.leader.send(SaveEnded(path, failure)),
         )
 
     @property
@@ -138,8 +143,7 @@ class Cluster:
         self.tasks = status.tasks
         return status
 
-    async def progress(self) -> Status:
-        return await self.status()
+    progress = status
 
     def check(self, status: Status) -> None:
         """
@@ -181,9 +185,6 @@ class Cluster:
             Save(str(directory)), reason="the shards are writing a checkpoint"
         )
         return reply.expect(Saved)
-
-    def report_checkpoint(self, path: str, failure: str) -> None:
-        self.leader.send(SaveEnded(path, failure))
 
     async def set_learning_rate(self, rate: float | None) -> None:
         await self.leader.request(SetRate(rate), reason="it sets the learning rate")

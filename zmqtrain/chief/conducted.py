@@ -73,10 +73,6 @@ class Conducted(Protocol):
         """Write all shards at one version into the directory of a checkpoint."""
         ...
 
-    def report_checkpoint(self, path: str, failure: str) -> None:
-        """Tell those who asked for it that a checkpoint was written, or why it was not."""
-        ...
-
     async def extend(self, limit: int) -> None:
         """Train on, up to the batch with this number."""
         ...

@@ -109,13 +109,7 @@ class Conductor:
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        try:
-            path = await self._saver.save(step, self._conducted.generation)
-        except CheckpointError as error:
-            self._conducted.report_checkpoint("", str(error))
-            raise
-        if path is not None:
-            self._conducted.report_checkpoint(str(path), "")
+        await self._saver.save(step, self._conducted.generation)
 
     async def _save_last(self, step: int, patience_s: float) -> None:
         """Save, and try again for some time: the job ends without this checkpoint.

@@ -175,9 +175,6 @@ class LocalRun:
         policy, files = self._job.policy, (written,)
         return Saved(coordinator.version, policy, ledger, files, learning_rate=rate)
 
-    def report_checkpoint(self, path: str, failure: str) -> None:
-        """There is no other task that could have asked for it."""
-
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
         shard = self._running.shard
         values = empty_values(self._job.variables())

@@ -49,11 +49,15 @@ class Saver:
         fingerprint: Mapping[str, str],
         metrics: Metrics,
         write_shards: Callable[[Path], Awaitable[Saved]],
+        report: Callable[[str, str], None] = lambda path, failure: None,
     ) -> None:
-        """``write_shards`` writes shards of these layouts into a directory, all at one version."""
+        """``write_shards`` writes shards of these layouts into a directory, all at one version.
+
+        ``report`` is told the path of each checkpoint, or else why there is none.
+        """
         self._job, self._layouts, self._fingerprint = job, layouts, fingerprint
         self._metrics = metrics
-        self._write_shards = write_shards
+        self._write_shards, self._report = write_shards, report
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
         if self._logdir is None and "save_secs" in job.model_fields_set:
             log.warning(
@@ -183,10 +187,12 @@ class Saver:
         except CheckpointError as error:
             self._metrics.checkpoint_failures.manifest.inc()
             log.error("no checkpoint at step %d: %s", step, error)
+            self._report("", str(error))
             raise
         self._metrics.checkpoint_duration_seconds.observe(time.monotonic() - started)
         self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
         self.last = str(path)
+        self._report(self.last, "")
         log.info("saved %s in %.2f s", path, time.monotonic() - started)
         return path
 
