@@ -20,7 +20,7 @@ from zmqtrain.store.placement import place
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.compression import Compressor
-from zmqtrain.wire.compression.topk import TopK
+from zmqtrain.wire.compression.topk import TopKCompression
 from zmqtrain.wire.messages import Push
 
 CHUNK_SIZE = 10
@@ -156,7 +156,7 @@ async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_chun
 async def test_error_of_a_gradient_that_was_not_finite_is_not_kept() -> None:
     situation = Situation([50, 50], 1)
     (lane,) = situation.lanes
-    compressor = Compressor(TopK(ratio=0.1), len(lane.gradient))
+    compressor = Compressor(TopKCompression(ratio=0.1), len(lane.gradient))
     situation.lanes[0] = replace(lane, compressor=compressor)
     situation.overlap.begin(1)
     situation.out["v1"][:] = 1e30

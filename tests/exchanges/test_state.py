@@ -10,7 +10,7 @@ import pytest
 
 from tests.exchanges.conftest import KINDS, OpenExchange
 from zmqtrain import Job
-from zmqtrain.compute.device import Host
+from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
@@ -74,7 +74,7 @@ def values(job: Job, membership: Membership) -> dict[str, Any]:
 async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
     """Train to the end; return all variables before every step."""
     membership = await exchange.join()
-    runner = ModelRunner(job, Host(), ThreadTeam(1), exchange.written)
+    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
     runner.bind(membership)
     batches, done, stop = list(membership.batches), 0, False
     found = []
@@ -158,7 +158,7 @@ async def test_exact_state_that_is_being_assigned_is_not_read_in_place(consisten
     job = make_job(Looks(), consistent_reads=consistent)
     async with KINDS["1 ps, in place"](job) as exchange:
         membership = await exchange.join()
-        runner = ModelRunner(job, Host(), ThreadTeam(1), exchange.written)
+        runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
         runner.bind(membership)
         (layout,), (flat,) = membership.layouts, membership.parameters
         flat.flags.writeable = True

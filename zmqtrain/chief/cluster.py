@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zmqtrain.actors.joining import Joined
+from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.saving import Saver
@@ -73,7 +73,7 @@ class Cluster:
     def stopped(self) -> tuple[int, str]:
         return self._chief.stop_code, f"stopped by {self.stop_reason}"
 
-    async def begin(self, joined: Sequence[Joined], *, again: bool) -> None:
+    async def begin(self, joined: Sequence[Admission], *, again: bool) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.
 
         ``joined``: the welcomes of all ps. ``again``: some ps has lost its parameters. Before the
