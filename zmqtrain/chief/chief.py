@@ -18,7 +18,7 @@ from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.background import BackgroundEvaluations
 from zmqtrain.chief.cluster import Cluster
-from zmqtrain.chief.conductor import Conductor
+from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluation_parts import EvaluationWorkers
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.config.task import TaskConfig
@@ -29,8 +29,6 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import Evaluated, Gather, Heartbeat, Leave
-
-WATCH_S = 0.25  # how often progress is shown, and evaluations and saves become due
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.protocol.status import Status
 
 SAVE_AGAIN_S = 0.5  # after the last checkpoint failed
+WATCH_S = 0.25  # how often progress is shown, and evaluations and saves become due
 
 log = logging.getLogger(__name__)
 

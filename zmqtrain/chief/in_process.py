@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from zmqtrain.actors.process_identity import process_name
-from zmqtrain.chief.chief import WATCH_S
 from zmqtrain.chief.conducted import Progress
-from zmqtrain.chief.conductor import Conductor
+from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
