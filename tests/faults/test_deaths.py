@@ -85,7 +85,7 @@ def test_one_death_restarts_nobody_else_and_no_survivor_computes_a_batch_again(
 @pytest.mark.parametrize("lasts_s", [0.3, 20.0], ids=["shortly", "longer than others wait"])
 def test_host_that_is_lost_takes_a_job_without_ps_back_to_its_checkpoint(lasts_s: float) -> None:
     """Its part of the parameters is gone."""
-    faults = (Fault(1.5, "save"), kill("worker 1", 5.0, lasts_s))
+    faults = (Fault(1.5, "save"), kill("worker 1", 4.0, lasts_s))
     fields = {"workers": 3, "lane": "memory", "keeps": True, "save_secs": 1000.0}
     trace = trace_of(calm(ps=0, faults=faults, **fields))
     assert trace.of("generation 2 begins at version [1-9]")
