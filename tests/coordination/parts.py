@@ -98,6 +98,17 @@ def make_leader(
     )
 
 
+def begun_leader(*, workers: Sequence[int] = (), **fields: Any) -> Leader:
+    """Return a leader whose job has begun, and these workers have joined and pulled."""
+    leader = make_leader(**fields)
+    leader.begin(1, 0, Ledger())
+    for worker in workers:
+        leader.joined(add_peer(leader.peers, f"worker {worker}"))
+    for worker in workers:
+        leader.arrived(PullArrived(worker))
+    return leader
+
+
 def leader_with_a_roster(*, segment: Segment | None = None) -> Leader:
     """Return a leader whose two workers make steps by themselves."""
     leader = make_leader(policy="sync-replicas", segment=segment, has_board=True)

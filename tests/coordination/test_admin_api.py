@@ -37,26 +37,20 @@ def cannot_tell() -> HostStatus:
     raise OverflowError("Integer value out of range")
 
 
-class Host:
-    """Hosts a leader, and answers the requests to it, among them those of a chief."""
-
-    def __init__(
-        self,
-        status: Callable[[], HostStatus] = cannot_tell,
-        crash: Callable[[Exception], None] = fail,
-        **fields: Any,
-    ) -> None:
-        self.leader = make_leader(on_change=self._review, **fields)
-        self.admin = AdminApi(self.leader, status, can_save=True, crash=crash)
-        add_peer(self.leader.peers, "chief 0")
-
-    def _review(self) -> None:
-        self.admin.review()
-
-
-def hosted(*args: Any, **fields: Any) -> tuple[Leader, AdminApi]:
-    made = Host(*args, **fields)
-    return made.leader, made.admin
+def hosted(
+    status: Callable[[], HostStatus] = cannot_tell,
+    crash: Callable[[Exception], None] = fail,
+    *,
+    begun: bool = True,
+    **fields: Any,
+) -> tuple[Leader, AdminApi]:
+    """Return a leader and the API of its requests; a chief has joined."""
+    leader = make_leader(on_change=lambda: admin.review(), **fields)
+    admin = AdminApi(leader, status, can_save=True, crash=crash)
+    add_peer(leader.peers, "chief 0")
+    if begun:
+        leader.begin(1, 0, Ledger())
+    return leader, admin
 
 
 async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
@@ -77,23 +71,21 @@ async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
     ],
 )
 async def test_job_that_has_not_begun_is_asked_for_nothing(handler: str, message: Message) -> None:
-    _, admin = hosted()
+    _, admin = hosted(begun=False)
     with pytest.raises(RefusedError, match="the job is not initialised"):
         getattr(admin, handler)(Asked(sender="chief 0", incarnation=1), message)
 
 
 async def test_switch_is_answered_when_it_is_made() -> None:
     request = Asked(sender="client 0")
-    leader, admin = hosted()
-    leader.begin(1, 0, Ledger())
+    _, admin = hosted()
     admin.on_switch_policy(request, SwitchPolicy("bounded-staleness:3"))
     assert request.replies == [Done("bounded-staleness:3")]
 
 
 async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> None:
     """But for a ps that leaves: it may have halted at the one under way, and write no other."""
-    leader, admin = hosted()
-    leader.begin(1, 0, Ledger())
+    _, admin = hosted()
     chief = Asked(sender="chief 0", incarnation=1)
     before, again, late, leaver = (Asked(sender=f"client {n}") for n in (1, 1, 2, 0))
     leaver.envelope.sender.role = "ps"
@@ -109,8 +101,7 @@ async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> N
 
 
 async def test_who_waits_for_a_checkpoint_waits_for_the_ps_whose_parts_are_missing() -> None:
-    leader, admin = hosted(shards=4, status=host)
-    leader.begin(1, 0, Ledger())
+    _, admin = hosted(shards=4, status=host)
     admin.on_save(Asked(sender="chief 0", incarnation=1), Save("first"))
     waits = []
     for shard in (2, 1, 3):
@@ -121,15 +112,14 @@ async def test_who_waits_for_a_checkpoint_waits_for_the_ps_whose_parts_are_missi
 
 
 async def test_close_is_answered_when_nobody_computes() -> None:
-    leader, admin = hosted()
-    leader.begin(1, 0, Ledger())
+    _, admin = hosted()
     request = Asked(sender="chief 0", incarnation=1)
     admin.on_close(request, Close())
     assert request.replies == [Done()]
 
 
 async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
-    leader, admin = hosted(status=host)
+    leader, admin = hosted(status=host, begun=False)
     watcher = Asked()
     admin.on_get_status(watcher, GetStatus(wait_s=100.0))
     leader.fail(ExitCode.PEER_LOST, "no worker has been alive for 20 s")
@@ -139,8 +129,7 @@ async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
 async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
     leader, admin = hosted(evaluate_every=2, status=host)
     watcher = Asked()
-    add_peer(leader.peers, "worker 0")
-    leader.begin(1, 0, Ledger())
+    leader.joined(add_peer(leader.peers, "worker 0"))
     leader.arrived(PullArrived(0))
     admin.on_get_status(watcher, GetStatus(wait_s=100.0))
     leader.arrived(PushArrived(0, 1, 0, 10))
@@ -160,7 +149,7 @@ async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
 async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
     message: SwitchPolicy | Extend | SetRate, answer: Done
 ) -> None:
-    leader, admin = hosted(policy="sync-replicas", has_board=True)
+    leader, admin = hosted(policy="sync-replicas", has_board=True, begun=False)
     begin_with_a_roster(leader)
     request = Asked(sender="chief 0", incarnation=1)
     if isinstance(message, SwitchPolicy):
@@ -180,8 +169,7 @@ async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
 
 
 async def test_failure_of_a_checkpoint_is_told_until_the_next_one_is_there() -> None:
-    leader, admin = hosted(status=host)
-    leader.begin(1, 0, Ledger())
+    _, admin = hosted(status=host)
     chief = Asked(sender="chief 0", incarnation=1)
     told = []
     for ended in (SaveEnded("", "no room"), SaveEnded("first", "")):
@@ -193,7 +181,6 @@ async def test_failure_of_a_checkpoint_is_told_until_the_next_one_is_there() -> 
 async def test_nothing_is_saved_without_a_ps_that_has_left_with_a_checkpoint() -> None:
     leader, admin = hosted(shards=3, status=host)
     gone = add_peer(leader.peers, "ps 1")
-    leader.begin(1, 0, Ledger())
     chief = Asked(sender="chief 0", incarnation=1)
     early, person, late = (Asked(sender=name) for name in ("ps 2", "client 1", "ps 0"))
     for request in (early, person):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.asking import Asked
 from tests.clock import Clock
-from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
+from tests.coordination.parts import add_peer, begun_leader, leader_with_a_roster, make_leader
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import PeerTable
@@ -36,8 +36,7 @@ def peers() -> PeerTable:
 
 async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: PeerTable) -> None:
     add_peer(peers, "worker 0")
-    leader = make_leader(peers=peers)
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(peers=peers)
     assert kinds(leader.arrived(PullArrived(0))) == [Answer]
     assert leader.holds_lease(0, 0) and not leader.holds_lease(0, 9)
     assert kinds(leader.arrived(PushArrived(0, 1, 0, 1))) == [Apply, Answer]
@@ -64,8 +63,7 @@ async def test_next_life_decides_what_was_not_carried_out_and_nothing_else(
 
 async def test_nothing_is_decided_after_the_end(peers: PeerTable) -> None:
     add_peer(peers, "worker 0")
-    leader = make_leader(peers=peers)
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(peers=peers)
     leader.end()
     assert leader.arrived(PullArrived(0)) == ()
 
@@ -119,8 +117,7 @@ async def test_report_of_a_shard_is_of_its_current_life_and_generation(peers: Pe
 
 async def test_shard_that_cannot_update_ends_the_job(peers: PeerTable) -> None:
     add_peer(peers, "ps 1")
-    leader = make_leader(shards=2, peers=peers)
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(shards=2, peers=peers)
     report = replace(REPORT, failure="no learning rate")
     leader.on_shard_report(Asked(sender="ps 1", incarnation=1), report)
     assert leader.failure_code == ExitCode.USAGE
@@ -144,8 +141,7 @@ async def test_push_counts_once_it_lies_ready_on_all_shards(peers: PeerTable) ->
 
 async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable) -> None:
     add_peer(peers, "ps 1")
-    leader = make_leader(policy="hogwild:whole", shards=2, peers=peers)
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(policy="hogwild:whole", shards=2, peers=peers)
     with pytest.raises(ProtocolError, match="ps 1 reports pushes in columns"):
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0, 1), (1,), (1,), (True,)))
 
@@ -155,12 +151,7 @@ async def test_waits_are_those_for_the_worker_whose_push_comes_last(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("zmqtrain.coordination.leader.time", clock)
-    leader = make_leader(policy="sync-replicas")
-    for worker in (0, 1):
-        leader.joined(add_peer(leader.peers, f"worker {worker}"))
-    leader.begin(1, 0, Ledger())
-    for worker in (0, 1):
-        leader.arrived(PullArrived(worker))
+    leader = begun_leader(workers=(0, 1), policy="sync-replicas")
     for step, (first, last) in enumerate([(0, 1), (0, 1), (1, 0)], 1):
         leader.arrived(PushArrived(first, step, 2 * step - 2 + first, 1))
         clock.tick()
@@ -175,13 +166,9 @@ async def test_wait_that_a_report_ends_is_for_the_last_worker_in_it(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("zmqtrain.coordination.leader.time", clock)
-    leader = make_leader(policy="sync-replicas", shards=2)
+    leader = begun_leader(workers=(0, 1), policy="sync-replicas", shards=2)
     add_peer(leader.peers, "ps 1")
     for worker in (0, 1):
-        leader.joined(add_peer(leader.peers, f"worker {worker}"))
-    leader.begin(1, 0, Ledger())
-    for worker in (0, 1):
-        leader.arrived(PullArrived(worker))
         leader.arrived(PushArrived(worker, 1, worker, 1))
     for workers in ((0,), (0, 1)):  # the first of them is reported once more
         clock.tick()
@@ -265,8 +252,7 @@ def test_workers_begin_a_pass_together_if_the_policy_bounds_their_distance(
 ) -> None:
     for name in ("worker 0", "worker 1"):
         add_peer(peers, name)
-    leader = make_leader(policy=policy, peers=peers)
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(policy=policy, peers=peers)
     workers = list(peers.workers())
     workers[0].pushes, workers[1].pushes = 5, 4
     leader.event(Extend(7))
@@ -282,12 +268,8 @@ async def test_what_happens_before_the_first_generation_is_not_decided_on() -> N
 
 
 async def test_figures_of_the_policy_are_those_of_its_workers_and_tokens() -> None:
-    leader = make_leader(policy="sync-replicas:aggregate=1,tokens=3")
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(workers=(0, 1), policy="sync-replicas:aggregate=1,tokens=3")
     value = leader.metrics.registry.get_sample_value
-    for worker in (0, 1):
-        leader.joined(add_peer(leader.peers, f"worker {worker}"))
-        leader.arrived(PullArrived(worker))
     for sequence in (1, 2):
         leader.arrived(PushArrived(0, sequence, leader.coordinator.ledger.leases[0][0], 10))
     leader.watch()

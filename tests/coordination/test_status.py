@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from tests.coordination.parts import TIMING, add_peer, host, make_leader
+from tests.coordination.parts import TIMING, add_peer, begun_leader, host
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.leader import A_WORKER, names_of
-from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job import ENDLESS
@@ -31,8 +30,7 @@ def status() -> Status:
     add_peer(peers, "worker 0", pushes=3, waits=waits)
     passing = (Wait("worker 1", "ps 0", "it has not answered push 3", 0.01),)
     add_peer(peers, "worker 1", pushes=3, waits=passing)
-    leader = make_leader(shards=2, peers=peers)
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader(shards=2, peers=peers)
     for worker in (0, 1):
         leader.arrived(PullArrived(worker))
     leader.applied(4, {0: 3, 1: 1}, 1.0)
@@ -69,14 +67,8 @@ def test_status_of_a_ps_is_its_last_report(status: Status) -> None:
 
 
 def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
-    peers = PeerTable(5.0, 1, lambda peer: False)
-    for name in ("worker 0", "worker 1"):
-        add_peer(peers, name)
-    leader = make_leader(policy="sync-replicas", peers=peers)
-    leader.begin(1, 0, Ledger())
-    leader.arrived(PullArrived(0))
-    leader.arrived(PullArrived(1))
-    (silent,) = (peer for peer in peers if str(peer) == "worker 1")
+    leader = begun_leader(workers=(0, 1), policy="sync-replicas")
+    (silent,) = (peer for peer in leader.peers if str(peer) == "worker 1")
     silent.heard_at = time.monotonic() - 3.0
     leader.arrived(PushArrived(0, 1, 0, 1))
     (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
@@ -86,14 +78,8 @@ def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
 
 async def test_who_waits_for_a_push_that_some_ps_has_not_got_waits_for_that_ps() -> None:
     """Ps 1 is silent: it has the push of worker 1, but not that of worker 0."""
-    peers = PeerTable(5.0, 2, lambda peer: False)
-    silent = add_peer(peers, "ps 1")
-    for name in ("worker 0", "worker 1"):
-        add_peer(peers, name)
-    leader = make_leader(policy="sync-replicas", shards=2, peers=peers)
-    leader.begin(1, 0, Ledger())
-    for worker in (0, 1):
-        leader.arrived(PullArrived(worker))
+    leader = begun_leader(workers=(0, 1), policy="sync-replicas", shards=2)
+    silent = add_peer(leader.peers, "ps 1")
     leader.arrived(PushArrived(1, 1, 1, 1))
     leader.event(PushesReported(1, Arrived((1,), (1,), (1,), (True,))))
     leader.arrived(PushArrived(0, 1, 0, 1))
@@ -105,8 +91,7 @@ async def test_who_waits_for_a_push_that_some_ps_has_not_got_waits_for_that_ps()
 
 
 def test_job_without_a_worker_waits_for_one_until_it_gives_up() -> None:
-    leader = make_leader()
-    leader.begin(1, 0, Ledger())
+    leader = begun_leader()
     (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
     assert wait.peer == A_WORKER
     assert wait.until_s == pytest.approx(TIMING.join_timeout_s, abs=1.5)
