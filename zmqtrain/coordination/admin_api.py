@@ -1,7 +1,7 @@
 """The admin API: requests of the chief and of people to the leader.
 
-Some answers take time: they are kept here until the status changes, the policy's barrier is
-reached, or every shard has written its part of a checkpoint.
+Some requests wait here until the status changes, the policy's barrier is reached, or every shard
+has written its part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ log = logging.getLogger(__name__)
 
 
 Asking: TypeAlias = tuple[RoutingId, str, int]
-"""A sender and the number of its request: the same when it is sent again."""
+"""A sender and the number of its request, which stay the same when it is sent again."""
 
 
 @dataclass(slots=True)
 class Saving:
-    """A checkpoint that the shards are writing: what will be answered, but for the files."""
+    """A checkpoint that the shards are writing, and the answer to its request, without files."""
 
     request: Request
     saved: Saved
@@ -75,7 +75,7 @@ class AdminApi:
     ) -> None:
         """``host``: the state of the leader's host. ``can_save``: the job has a logdir.
 
-        ``has_copies``: several tasks hold each slice.
+        ``has_copies``: several shards hold each slice.
         """
         self._leader = leader
         self._host = host
@@ -83,11 +83,11 @@ class AdminApi:
         self._has_copies = has_copies
         self._crash = crash
         self._event = 0  # rises when the chief has to act
-        self._is_pass_over = False  # when the leader's last event was reviewed
-        self._evaluations = 0  # that were due by then
+        self._is_pass_over = False  # at the last review
+        self._evaluations = 0  # that were due at the last review
         self._save_failure = ""  # why the last checkpoint failed
         self._save_requests: dict[Asking, Request] = {}
-        self._in_snapshot: set[Asking] = set()  # those made before the last order for one
+        self._in_snapshot: set[Asking] = set()  # requests before the last snapshot order
         self._stop_requests: list[Request] = []
         self._switch_requests: list[Request] = []
         self._close_requests: list[Request] = []
@@ -126,7 +126,7 @@ class AdminApi:
         )
 
     def _waits_for_parts(self, owner: str) -> Iterator[Wait]:
-        """Yield for each checkpoint which other shards' parts are missing; the chief waits here."""
+        """Yield the chief's wait for the missing parts of each checkpoint."""
         others = range(1, self._leader.shards)
         for saving in self._saving.values():
             since_s = time.monotonic() - saving.began_at
@@ -134,7 +134,7 @@ class AdminApi:
                 yield Wait(owner, missing, "a part of a checkpoint is not written", since_s)
 
     def review(self) -> None:
-        """Answer the requests that waited for the leader's last event."""
+        """Answer the requests that waited for the last event."""
         coordinator = self._leader.coordinator
         if coordinator.finished:
             _answer_all(self._close_requests, Done())
@@ -149,7 +149,7 @@ class AdminApi:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))
 
     def note_file(self, message: ShardWritten) -> None:
-        """A shard's part of a checkpoint is durable, or cannot be written."""
+        """Note that a shard's part of a checkpoint is durable, or was not written."""
         directory = message.directory
         saving = self._saving.get(directory)
         if saving is None:
@@ -169,16 +169,16 @@ class AdminApi:
         self._saving.pop(directory).request.refuse(error)
 
     def ended(self, reason: str) -> None:
-        """The host ends: answer the requests for the end."""
+        """Answer the requests for the end, since the host ends."""
         _answer_all(self._stop_requests, Done(reason))
 
     def give_up_saves(self, error: ZmqTrainError) -> None:
-        """A shard lost what it was writing."""
+        """Refuse the saves under way: a shard has lost its part."""
         for directory in tuple(self._saving):
             self._give_up(directory, error)
 
     def ps_left(self, peer: Peer) -> None:
-        """A ps has left with a checkpoint: without it there cannot be another one."""
+        """Refuse all saves: a ps has left with a checkpoint, and another one needs every ps."""
         for request in self._save_requests.values():
             _refuse_save(request, peer)
         self._save_requests.clear()
@@ -189,7 +189,7 @@ class AdminApi:
         return next((peer for peer in peers if peer.role == Role.PS and peer.left), None)
 
     def forget_saves(self) -> None:
-        """A new generation begins: give up the checkpoint of the one before."""
+        """Give up the checkpoint of the previous generation."""
         self._saving.clear()
 
     def on_get_status(self, request: Request, message: GetStatus) -> None:
@@ -244,7 +244,7 @@ class AdminApi:
         if message.directory in self._saving:
             self._saving[message.directory].request = request
             return
-        if message.directory in self._saved:  # to write it again would harm what is there
+        if message.directory in self._saved:  # a second write would damage it
             request.reply(self._saved[message.directory])
             return
         # The ledger of this moment belongs to the shards' memory at the snapshot order.
@@ -258,7 +258,7 @@ class AdminApi:
         for asking, waiting in tuple(self._save_requests.items()):
             if message.error:
                 waiting.refuse(CheckpointError(message.error))
-            # A ps that leaves knows by itself whether it carried out anything after the snapshot.
+            # A leaving ps knows by itself whether it carried out orders after the snapshot.
             elif asking in self._in_snapshot or waiting.sender.role == Role.PS:
                 waiting.reply(Done(message.path))
             else:
@@ -281,12 +281,12 @@ class AdminApi:
         request.reply(Done())
 
     def on_evaluate(self, request: Request, message: Evaluate) -> None:
-        """Pass it on to the worker; the chief does not wait for an answer."""
+        """Forward it to the worker; the chief does not wait for an answer."""
         self._leader.peers.member(request)
         self._pass_on(Role.WORKER, message.worker, message)
 
     def on_evaluated(self, request: Request, message: Evaluated) -> None:
-        """Pass it on to the chief."""
+        """Forward it to the chief."""
         self._leader.peers.member(request)
         self._pass_on(Role.CHIEF, 0, message, request.envelope.tensors)
 
@@ -303,7 +303,7 @@ class AdminApi:
         request.reply(Done())
 
     def _check_begun(self, lacking: str) -> None:
-        """Raise RefusedError, saying what is lacking, before the first generation."""
+        """Raise RefusedError with what is lacking, before the first generation."""
         if not self._leader.has_begun:
             raise RefusedError(f"{lacking}: the job is not initialised")
 
@@ -325,7 +325,7 @@ def _without(peer: Peer) -> str:
 
 
 def _refuse_save(request: Request, left: Peer) -> None:
-    """Tell a ps that it may leave, too; tell others why their checkpoint cannot be saved."""
+    """Let a ps leave, too; refuse the checkpoints of others."""
     if request.sender.role == Role.PS:
         request.reply(Leave(_without(left)))
     else:

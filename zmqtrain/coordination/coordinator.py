@@ -39,8 +39,8 @@ from zmqtrain.protocol.orders import (
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
 Stage: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
-"""State of a live worker: its pull has not arrived; the policy holds it; it was released and has
-not pushed since; it may go on, but there is no batch for it; it has a batch, but others compute all
+"""State of a live worker, in order: its pull has not arrived; the policy holds it; it was released
+and has not pushed since; it may go on, but has no batch; it has a batch, but others compute all
 that the job still needs; it was sent a stop."""
 
 
@@ -53,13 +53,13 @@ class WorkerState:
     sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
     parts: int = 0  # bit i: on shard i
-    batch: int = -1  # that it was computed from
+    batch: int = -1  # of this push
     examples: int = 0  # in that batch
     loss: float = 0.0  # their mean
     sums: dict[str, float] = field(default_factory=dict)  # over them
-    finite: bool = True  # false if any of them saw a non-finite gradient
+    finite: bool = True  # False if a part is not
     on_board: bool = False  # it has the shard mapped
-    unpushed: int = 0  # gradients that counted in rosters, for which it pushed nothing
+    unpushed: int = 0  # gradients that counted in rosters, without a push
 
 
 def _no_workers() -> dict[Stage, set[int]]:
@@ -68,9 +68,9 @@ def _no_workers() -> dict[Stage, set[int]]:
 
 @dataclass
 class Coordinator:
-    """Decides for all shards; what that costs does not depend on how many workers there are.
+    """Decides for all shards, at a cost that does not depend on the number of workers.
 
-    All of it is plain data, with members, ledger and policies: see :mod:`.state`.
+    It is plain data, with members, ledger and policies: see :mod:`.state`.
     """
 
     policy: Policy
@@ -82,7 +82,7 @@ class Coordinator:
     ledger: Ledger = field(default_factory=Ledger)
     members: dict[int, WorkerState] = field(default_factory=dict)
     workers_by_state: dict[Stage, set[int]] = field(default_factory=_no_workers)
-    undecided: set[int] = field(default_factory=set)  # the policy keeps their pushes for later
+    undecided: set[int] = field(default_factory=set)  # workers whose pushes the policy keeps
     next_policy: Policy | None = None
     learning_rate: float | None = None  # in place of the optimizer's
     closing: bool = False  # the run ends once no worker computes
@@ -92,11 +92,11 @@ class Coordinator:
     dropped: int = 0
     refused: int = 0  # pushes with non-finite gradients
     makes_rosters: bool = False  # workers may make steps by themselves
-    evaluate_every: int = 0  # but these steps are made here: each shard may have to be copied
-    roster: Roster | None = None  # that does; until it is over only Stepped is handled
-    stepped: Stepped | None = None  # how far the roster was, when that was heard last
-    rosters: int = 0  # that there were
-    workers: InitVar[int | None] = None  # that the policy begins with; None: it has begun
+    evaluate_every: int = 0  # no roster makes these steps: each shard may be copied then
+    roster: Roster | None = None  # in force; until it is over only Stepped is handled
+    stepped: Stepped | None = None  # last report of this roster
+    rosters: int = 0  # number of rosters so far
+    workers: InitVar[int | None] = None  # expected by the policy; None: it has begun
 
     make_policy = staticmethod(make_policy)
 
@@ -114,7 +114,7 @@ class Coordinator:
         return self.ledger.is_at_limit and not self.finished
 
     def handle(self, event: Event) -> list[Order]:
-        """Return what every shard has to do now that this has happened, in this order."""
+        """Return the orders for every shard that follow from this event."""
         match event:
             case PushArrived():
                 return self._push_arrived(event)
@@ -146,14 +146,14 @@ class Coordinator:
         return self._orders([])
 
     def _note_end(self, exit_code: int, reason: str) -> None:
-        """Note how the job ends, unless it has an end already."""
+        """Note the job's end, unless it has one already."""
         if not self.finished and not self.reason:
             self.exit_code, self.reason = exit_code, reason
 
     def held(self) -> Iterable[Held]:
-        """Yield the workers that wait, and for which workers.
+        """Yield the workers that wait for other workers.
 
-        None once the job is complete, nor between two passes, when all wait for the chief.
+        There are none once the job is complete, or between two passes, when all wait for the chief.
         """
         if self.finished or self.is_pass_over:
             return
@@ -170,16 +170,16 @@ class Coordinator:
             yield Held(worker, f"every {until} is being computed already", by)
 
     def behind(self) -> dict[int, int]:
-        """Return by how many steps each worker that takes part is behind the first one.
+        """Return each active worker's steps behind the first one, by the policy's count.
 
-        As the policy counts them; empty if it does not.
+        It is empty if the policy counts none.
         """
         steps = self.policy.steps if isinstance(self.policy, Clocked) else {}
         first = max(steps.values(), default=0)
         return {worker: first - step for worker, step in steps.items()}
 
     def lacking(self, workers: Iterable[int]) -> dict[int, set[int]]:
-        """Return the shards at which a push of these workers has not arrived, that others have."""
+        """Return, for workers whose push is at some shards, the shards that lack it."""
         found = {worker: self.members[worker] for worker in workers if worker in self.members}
         return {
             worker: {shard for shard in range(self.shards) if not member.parts >> shard & 1}
@@ -188,7 +188,7 @@ class Coordinator:
         }
 
     def is_alive(self, workers: Iterable[int]) -> bool:
-        """Say whether any of them is alive: a policy may wait for workers that never joined."""
+        """Return whether any of them is alive; a policy may wait for workers that never joined."""
         return any(worker in self.members for worker in workers)
 
     def _life_changed(self, event: Joined | Left) -> list[Order]:
@@ -199,7 +199,7 @@ class Coordinator:
         return orders
 
     def _left(self, worker: int) -> list[Order]:
-        """Remove a worker: workers that waited for it are released, others get its batches."""
+        """Remove a worker; release those that waited for it, and lease its batches again."""
         member = self.members.pop(worker, None)
         if member is None:
             return []
@@ -244,7 +244,7 @@ class Coordinator:
             end = min(end, (self.version // every + 1) * every)
         left = end - self.version
         roster = self.roster = roster_for(workers, self.policy, self.ledger, left, self.lookahead)
-        if roster is not None:  # they find it when they are released
+        if roster is not None:  # it must be there when they are released
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
 
@@ -270,7 +270,7 @@ class Coordinator:
         lives, columns = arrived.incarnations, (arrived.sequences, arrived.finite)
         for worker, life, sequence, finite in zip(arrived.workers, lives, *columns, strict=True):
             member = members.get(worker)
-            # Else it is of a life that is over, or reported once more.
+            # Others belong to a life that is over, or are repeated.
             if member is not None and life == member.incarnation and sequence > member.sequence:
                 orders += self._part_arrived(worker, member, sequence, bit, finite)
         return orders
@@ -278,7 +278,7 @@ class Coordinator:
     def _part_arrived(
         self, worker: int, member: WorkerState, sequence: int, part: int, finite: bool
     ) -> list[Order]:
-        """Decide on a push once it has arrived on all shards that it must arrive on."""
+        """Decide on a push once it is on all the shards that it needs."""
         if sequence != member.arriving:
             member.arriving, member.parts, member.finite = sequence, 0, True
         member.parts |= part
@@ -293,7 +293,7 @@ class Coordinator:
         return self._orders(self._decide(worker, member))
 
     def _decide(self, worker: int, member: WorkerState) -> list[Decision]:
-        """Return what becomes of a worker's push."""
+        """Return the decisions on a worker's push."""
         if self.finished:
             return [Drop(worker, "the job is complete")]
         if not member.finite:
@@ -304,7 +304,7 @@ class Coordinator:
         return self.policy.push(worker)
 
     def _orders(self, decisions: list[Decision], *, at_once: bool = False) -> list[Order]:
-        """Turn decisions, and all that follows from them, into orders.
+        """Turn decisions and their consequences into orders.
 
         ``at_once``: a barrier does not wait for workers that compute.
         """
@@ -360,13 +360,13 @@ class Coordinator:
         return released
 
     def _extend(self, limit: int) -> None:
-        """Let the next pass begin, with all workers in one step as at the begin of a policy."""
+        """Begin the next pass, with all workers in one step, as when a policy begins."""
         if self.next_policy is None and self.is_pass_over and self.workers_by_state["starved"]:
             self.next_policy = self.make_policy(self.policy.spec)
         self.ledger.raise_limit(limit)
 
     def _is_stuck(self) -> bool:
-        """Say whether a step is unfinished at the end of a pass: what it lacks will not come."""
+        """Return whether a step at the end of a pass lacks gradients that will not come."""
         if self.workers_by_state["computing"] or not self.ledger.outstanding:
             return False
         return not self.ledger.may_lease and not self.finished
@@ -421,7 +421,7 @@ class Coordinator:
         return decisions
 
     def _top_up(self, workers: list[int]) -> dict[int, list[int]]:
-        """Lease batches in rounds, so that batch numbers follow (step, worker) when all go on."""
+        """Lease batches in rounds, so that their numbers follow (step, worker) if all go on."""
         leased: dict[int, list[int]] = {worker: [] for worker in workers}
         for depth in range(1 + self.lookahead):
             for worker in workers:
@@ -438,13 +438,13 @@ class Coordinator:
         if not self.ledger.may_lease:
             return False
         if not self.policy.step_per_push:
-            return True  # the version alone ends the run; what is computed too much is dropped
+            return True  # only the version ends the run; excess gradients are dropped
         return self.version + self.ledger.outstanding < self.steps
 
     def _is_needed(self) -> bool:
-        """Say whether one more gradient would count.
+        """Return whether one more gradient would count.
 
-        There can be more leases than steps left, from a policy that averages several in a step.
+        A former policy that averages several in a step may have leased too many batches.
         """
         if not self.policy.step_per_push:
             return True

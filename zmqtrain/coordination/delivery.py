@@ -1,8 +1,8 @@
-"""Delivers the coordinator's orders to every shard, this one included, in the same sequence.
+"""Delivers the coordinator's orders to every shard, including this one, in the same sequence.
 
-This shard's own orders are numbered one by one; its segment holds the number of the last one that
-was carried out, so that after a restart the rest is known. The other shards get what concerns them,
-numbered apart, until they say that they have carried it out.
+This shard's own orders have numbers; its segment holds the number of the last one carried out, so
+that the rest is known after a restart. The other shards get the orders that concern them, with
+numbers of their own, until they report them as carried out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OrderDelivery:
     ) -> None:
         """``words``: of the segment of this shard. ``others``: the number of other shards.
 
-        ``saved``: what a checkpoint of now says, if the others have to know.
+        ``saved``: the content of a checkpoint of now, if the others need it.
         """
         self._peers = peers
         self._words = words
@@ -52,12 +52,12 @@ class OrderDelivery:
         self._others = range(1, 1 + others)
         self._heartbeat_s = heartbeat_s
         self._saved = saved
-        self._coordinated = True  # whether the policy is, by the orders given so far
+        self._coordinated = True  # the policy, by the orders so far
         self._given = 0  # number of this shard's last order
-        self._own: deque[Numbered] = deque()  # until all know of the last switch
+        self._own: deque[Numbered] = deque()  # held until all know the last switch
         self._under_way: deque[Numbered] = deque()  # own, perhaps not carried out
         self.sent = 0  # number of the others' last order
-        self._switch = 0  # number of the last order among those that all must know first
+        self._switch = 0  # number of the last order that all must know first
         self._to_send: list[Numbered] = []  # to the others, at the end of this turn
         self._to_answer: set[int] = set()  # shards whose reports came in this turn
         self._unacknowledged: deque[Numbered] = deque()
@@ -76,9 +76,9 @@ class OrderDelivery:
             peer.report = None
 
     def give(self, orders: Sequence[Order], *, again: bool = False) -> None:
-        """Number orders, send the other shards what concerns them; the rest is :meth:`due`.
+        """Number orders and send the other shards theirs; :meth:`due` returns this shard's.
 
-        ``again``: they were given before this process began, and are only to be known.
+        ``again``: the previous process has sent them.
         """
         if self._others:
             numbered = self._number(self._concerning_others(orders))
@@ -89,7 +89,7 @@ class OrderDelivery:
             self._own.append((self._given, order))
 
     def send_others(self, orders: Sequence[Order]) -> None:
-        """Give orders to the other shards alone."""
+        """Give orders to the other shards only."""
         self._send(self._number(orders))
 
     def answer(self, shard: int) -> None:
@@ -103,10 +103,10 @@ class OrderDelivery:
         return self._others_have(self.sent)
 
     def due(self) -> Sequence[Numbered]:
-        """Return what this shard has to carry out now and was not returned before.
+        """Return this shard's new orders.
 
-        Nothing, while some other shard does not know of a switch or a rate yet: it would treat the
-        next push of a worker released here by the old one.
+        There are none while another shard does not know a switch or a rate: it would treat the next
+        push of a worker released here by the old one.
         """
         if not self._own or not self._others_have(self._switch):
             return ()
@@ -125,7 +125,7 @@ class OrderDelivery:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Resend what another shard did not get; forget what all of them have."""
+        """Send missing orders to other shards again; forget those that all of them have."""
         for shard in self._others:
             self._keep(shard)
         everyone = min(self._acknowledged.get(shard, 0) for shard in self._others)
@@ -141,7 +141,7 @@ class OrderDelivery:
         return [(number, order) for number, order in own if number > done]
 
     def last(self, generation: int) -> LastOrders | None:
-        """Return what another shard may lack of the last orders, None if nobody asks for that."""
+        """Return the last orders that another shard may lack; None without copies."""
         if self._saved is None:
             return None
         orders = tuple(order for _, order in self._unacknowledged)
@@ -159,14 +159,14 @@ class OrderDelivery:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from this state; :meth:`give` what was given since ``again``, then resume."""
+        """Restore this state; :meth:`give` later orders ``again``, then resume."""
         self._coordinated, self._given = state["coordinated"], state["given"]
         self._own = deque(state["own"])
         self.sent, self._switch = state["sent"], state["switch"]
         self._unacknowledged = deque(state["unacknowledged"])
 
     def resume(self) -> None:
-        """Make due what the life before did not carry out."""
+        """Make due the orders that the previous life did not carry out."""
         self._forget_acknowledged()
         done = self._words[segment_layout.ORDERS]
         self._own = deque((number, order) for number, order in self._own if number > done)
@@ -189,9 +189,8 @@ class OrderDelivery:
     def _concerning_others(self, orders: Sequence[Order]) -> list[Order]:
         """Return the orders that the other shards need: all, while the policy is coordinated.
 
-        Under any other they apply and release by themselves. What was held for a switch is
-        released by orders in any case: under the old policy it may have been reported and held
-        there too.
+        Under any other they apply and release by themselves. Workers held for a switch are always
+        released by orders: the other shards may hold them, too, under the old policy.
         """
         always: tuple[type, ...] = Switch, Snapshot, Rate
         concern = []
@@ -235,7 +234,7 @@ class OrderDelivery:
         return [peer.contact for peer in peers if peer and not peer.gone and peer.contact]
 
     def _others_have(self, number: int) -> bool:
-        """Say whether all other shards have reported the orders up to this as carried out."""
+        """Return whether all other shards have reported the orders up to this one."""
         for shard in self._others:
             peer = self._peers.get(Role.PS, shard)
             if (0 if peer is None else peer.orders) < number:
@@ -253,8 +252,8 @@ class OrderDelivery:
             self._states.state(shard, f"ps {shard}: sending orders from {first} on again")
 
     def send_missing(self, peer: Peer) -> int:
-        """Send another ps once more what it has not reported; return the first number, 0: none."""
-        # A new life has not reported yet. It had all orders that are no longer kept.
+        """Send a ps the orders that it has not reported again; return the first number, 0: none."""
+        # A new life has not reported yet. It has all orders that are no longer kept.
         kept = self._unacknowledged
         missing = [(number, order) for number, order in kept if number > peer.orders]
         self._send_to([peer.index], missing)

@@ -22,13 +22,13 @@ def completion(step: int, steps: int) -> str:
     """Return why no more gradients are needed."""
     if steps == ENDLESS:
         return f"it was ended at step {step}"
-    if step > steps:  # as the checkpoint was that the job went on from
+    if step > steps:  # the checkpoint was at a later step
         return f"step {step} was reached before, and {steps} are asked for: raise --steps"
     return f"step {step} of {steps} is done"
 
 
 def divergence(refused: int, allowed: int) -> str:
-    """Return why a job ends after this number of refused gradients; "" if it goes on."""
+    """Return why a job ends after ``refused`` gradients; "" if it goes on."""
     if refused <= allowed:
         return ""
     return (

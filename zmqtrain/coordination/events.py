@@ -1,7 +1,7 @@
-"""What can happen to a job. The leader writes each event into its journal, then decides on it.
+"""The events of a job. The leader writes each into its journal, then decides on it.
 
-Some requests are events as they are: see :mod:`zmqtrain.wire.messages`.
-The same events after the same state lead to the same orders: the coordinator knows nothing else.
+Some requests are events: see :mod:`zmqtrain.wire.messages`. Equal events after equal states lead to
+equal orders.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PushArrived:
     """Push ``sequence`` of a worker's life has arrived on shard 0.
 
     It was computed from ``batch``, of ``examples`` examples with this mean ``loss``. ``finite``:
-    whether this part of it is. ``sums``: over these examples, of what else was measured.
+    of this part. ``sums``: of the other measures over these examples.
     """
 
     worker: int
@@ -67,7 +67,7 @@ class PushesReported:
 class Stepped:
     """A roster has made ``steps`` steps since it began, of ``examples`` with this sum of losses.
 
-    ``sums``: of what else was measured. ``over``: there will be no more steps. ``losses``: the last
+    ``sums``: of the other measures. ``over``: there will be no more steps. ``losses``: the last one
     of each worker.
     """
 
@@ -81,7 +81,7 @@ class Stepped:
 
 @dataclass(slots=True)
 class GivenUp:
-    """The run cannot go on, for this reason: nothing more counts."""
+    """The run cannot go on, for this reason; later pushes do not count."""
 
     exit_code: int = 0
     reason: str = ""

@@ -1,4 +1,4 @@
-"""What is shown of a job while it runs: metrics, and how far each worker is."""
+"""Figures of a running job: metrics, and the progress of each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqtrain.protocol.orders import Answer, Order
 
 
 class JobFigures:
-    """Keeps the figures of a leader's job; no decision depends on them."""
+    """The figures of a leader's job; no decision depends on them."""
 
     def __init__(self, job: Job, peers: PeerTable, metrics: Metrics) -> None:
         self.staleness = Staleness()
@@ -27,7 +27,7 @@ class JobFigures:
         self._peers = peers
         self._metrics = metrics
         self._losses: dict[int, float] = {}  # of each worker's last push
-        self._taken = 0  # tokens, as of the last look
+        self._taken = 0  # tokens at the last update
         self._learning_rate = getattr(job.optimizer, "learning_rate", None)
 
     @property
@@ -36,7 +36,7 @@ class JobFigures:
         return sum(self._losses.values()) / len(self._losses) if self._losses else math.nan
 
     def stepped(self, coordinator: Coordinator, more: int, losses: Mapping[int, float]) -> None:
-        """A roster has made more steps; ``losses``: the last of each worker."""
+        """Note further steps of a roster; ``losses``: each worker's last one."""
         gradients = more * len(losses)
         self.throughput.observe(coordinator.version, time.monotonic())
         for worker in losses:
@@ -51,7 +51,7 @@ class JobFigures:
     def applied(
         self, coordinator: Coordinator, version: int, computed_on: Mapping[int, int], at: float
     ) -> None:
-        """The host's shard is at ``version``, by workers' gradients computed on those versions."""
+        """Note an update of the host's shard, from gradients computed on these versions."""
         self.throughput.observe(version, at)
         for worker, base in computed_on.items():
             self._observe_staleness(worker, max(0, version - 1 - base))
@@ -65,7 +65,7 @@ class JobFigures:
     def count_waits(
         self, event: Event, orders: Sequence[Order], waiting_since: Mapping[int, float], now: float
     ) -> None:
-        """Count the waits that these orders end, for the worker whose push came last."""
+        """Charge the waits that these orders end to the worker whose push came last."""
         if isinstance(event, PushArrived):
             last = event.worker
         elif isinstance(event, PushesReported) and event.arrived.workers:
@@ -80,7 +80,7 @@ class JobFigures:
     def show_worker(
         self, coordinator: Coordinator, worker: int, sequence: int, loss: float
     ) -> None:
-        """Show how many gradients a worker has made, whose last push has this number."""
+        """Show a worker's progress after the push with this number."""
         present = {peer.index for peer in self._peers.workers()} | {worker}
         self._losses[worker] = loss
         self._losses = {w: self._losses[w] for w in sorted(self._losses) if w in present}
@@ -93,7 +93,7 @@ class JobFigures:
         self._metrics.worker_step[worker].set(step)
 
     def level_steps(self) -> None:
-        """Let all workers be as far as the first one, as far as is shown."""
+        """Show all workers as far as the first one."""
         workers = list(self._peers.workers())
         most = max((peer.pushes for peer in workers), default=0)
         for peer in workers:
@@ -109,7 +109,7 @@ class JobFigures:
             self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
 
     def show_policy_state(self, coordinator: Coordinator) -> None:
-        """Show how far workers are behind and, of a policy that has tokens, where they are."""
+        """Show the steps that workers are behind, and the tokens of a policy that has some."""
         metrics, policy = self._metrics, coordinator.policy
         behind = coordinator.behind()
         for worker in metrics.worker_behind_steps.keys() - behind.keys():
@@ -124,7 +124,7 @@ class JobFigures:
         self._taken = taken
 
     def show_policy(self, spec: str) -> None:
-        """Show which policy is in force."""
+        """Show the policy in force."""
         bound = make_policy(spec).staleness_bound
         self._metrics.policy.info({"policy": spec})
         self._metrics.staleness_bound_steps.set(math.inf if bound is None else bound)

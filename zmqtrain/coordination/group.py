@@ -1,10 +1,10 @@
-"""Which workers carry a job without ps, and how those that are left become the next group. Pure.
+"""The group of workers that carries a job without ps, and the election of the next one. Pure.
 
-Each member of a group hosts a part, as far as there are any; the first hosts leader and chief too.
-When a member is lost for good, the others *gather*: each tells all others that it gives the group
-up, and whom it hears. The lowest of those that hear one another proposes them, if they are a quorum
-of the group. Two quorums share a member, so two halves of a broken network do not both go on. Which
-of two proposals counts is decided in the logdir, where all look: the one that is there first.
+Members of a group host the parts; the first one also hosts leader and chief. When a member is lost
+for good, the others *gather*: each sends all others that it gives the group up, and the list of the
+workers that it hears. The lowest of those that hear one another proposes them, if they are a quorum
+of the group. Two quorums share a member, so two halves of a broken network do not both go on. The
+first proposal in the logdir counts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Group:
     members: tuple[int, ...]
 
     def is_quorum(self, workers: Collection[int]) -> bool:
-        """Say whether these may decide for the group: more than half, or a half with the first."""
+        """Return whether these may decide for the group: more than half, or half with the first."""
         twice = 2 * sum(member in workers for member in self.members)
         count = len(self.members)
         return twice > count or (twice == count and self.members[0] in workers)
 
 
 class Gathering:
-    """What one worker knows while its group is given up. Times are of the monotonic clock."""
+    """One worker's view while its group is given up. Times are of the monotonic clock."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Gathering:
         now: float,
         heard_at: Mapping[int, float] | None = None,
     ) -> None:
-        """``lease_s``: a worker silent for longer is not heard, nor waited for.
+        """``lease_s``: a worker silent for longer is not waited for.
 
-        ``heard_at``: when other workers were last heard in the group; a member of which that is
-        not known counts as heard now.
+        ``heard_at``: when other workers were last heard in the group; other members count as heard
+        now.
         """
         self.worker = worker
         self.group = group
@@ -52,9 +52,9 @@ class Gathering:
         self._since = now  # when the circle became this one
 
     def note(self, worker: int, hears: Collection[int], now: float) -> bool:
-        """Another worker says that it gives this group up, and whom it hears; say if that is new.
+        """Note that another worker gives this group up and hears these; return whether it is news.
 
-        It is not if it has said the same within a lease.
+        The same message within a lease is no news.
         """
         is_known = worker in self.heard(now) and self._hears[worker][1] == hears
         self._hears[worker] = now, hears
@@ -68,11 +68,10 @@ class Gathering:
         )
 
     def proposal(self, now: float) -> Group | None:
-        """Return the next group, if this worker is to propose one now.
+        """Return the next group if this worker has to propose one now.
 
-        Its circle (itself, and others that all hear one another) is a quorum of the group, and
-        nobody in it is lower. It has been the same for a lease, or everybody else is silent for so
-        long: then there is nobody to wait for.
+        Its circle (itself, and others that all hear one another) is a quorum of the group, and it
+        is the lowest in it. The circle has been the same, or all others silent, for a lease.
         """
         circle = [self.worker]
         for other in self.heard(now):
@@ -86,7 +85,7 @@ class Gathering:
         return Group(self.group.number + 1, found) if may_decide else None
 
     def _may_come(self, circle: Collection[int], now: float) -> bool:
-        """Say whether a worker outside the circle has been heard within a lease."""
+        """Return whether a worker outside the circle has been heard within a lease."""
         late = (at for who, at in self._heard_at.items() if who not in circle)
         return any(now - at < self._lease_s for at in late)
 

@@ -1,8 +1,8 @@
-"""How a group of workers that is over hands on what it has learned, where parts have copies. Pure.
+"""How the ps of a group that is over hand on their parameters, where parts have copies. Pure.
 
-Every ps of the group has carried out the same orders, up to a few that it lacks. So those that are
-left need the last orders that one of them knows, to be level, and together they hold all parts if
-no part is lost with all of its copies.
+Every ps of the group has carried out the same orders, except for the last few. The remaining ps
+become equal by the last orders that one of them knows, and together they hold all parts unless a
+part is lost with all of its copies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zmqtrain.store.placement import nearest
 
 
 class OrderLog:
-    """The last orders that a ps was given, among them all that another ps may lack.
+    """The last orders of a ps, including all that another ps may lack.
 
-    A worker goes on once every ps has answered it. So none of them lacks more than one update of
-    each worker, and the orders that go with it.
+    A worker goes on once every ps has answered it, so no ps lacks more than one update of each
+    worker and its other orders.
     """
 
     def __init__(self, workers: int) -> None:
@@ -32,18 +32,18 @@ class OrderLog:
         """The last orders whose outcome is known."""
 
     def begin(self) -> None:
-        """A generation begins, and numbers its orders from 1."""
+        """Begin a generation, whose orders are numbered from 1."""
         self._orders.clear()
         self._end, self.last = 0, None
 
     def take(
         self, generation: int, number: int, orders: Sequence[Order], saved: Saved | None
     ) -> None:
-        """Note orders, the first of which has this number.
+        """Add orders, the first of which has this number.
 
-        ``saved``: what a checkpoint after them says; None: that is known only with later ones.
+        ``saved``: the content of a checkpoint after them; None: known only with later ones.
         """
-        if number != self._end + 1:  # what came before is not known
+        if number != self._end + 1:  # orders before these are unknown
             self._orders.clear()
         self._orders.extend(orders)
         self._end = number + len(orders) - 1
@@ -53,16 +53,16 @@ class OrderLog:
 
 
 def newest(known: Iterable[LastOrders]) -> LastOrders | None:
-    """Return the orders that reach the furthest, None if nobody knows what came of any."""
+    """Return the latest orders with a known outcome, None if there are none."""
     told = (last for last in known if last.saved is not None)
     return max(told, key=lambda last: (last.generation, last.end), default=None)
 
 
 def lacking(last: LastOrders, generation: int, done: int) -> list[Numbered]:
-    """Return the orders that a ps has not carried out, which has done those up to ``done``.
+    """Return the orders after ``done``, the last one that a ps has carried out.
 
     Raises:
-        CheckpointError: it cannot be level: it is of another generation, or lacks more than that.
+        CheckpointError: it is of another generation, or lacks more than these orders.
     """
     if generation != last.generation or not last.number - 1 <= done <= last.end:
         raise CheckpointError(
@@ -75,9 +75,9 @@ def lacking(last: LastOrders, generation: int, done: int) -> list[Numbered]:
 def left_of(
     layouts: Sequence[ShardLayout], shards: Collection[int]
 ) -> dict[int, ShardLayout] | None:
-    """Return what falls to each of these shards if no other is left; None: something is lost.
+    """Return new layouts of these shards if no other is left; None: a part is lost.
 
-    In such a layout, numbered anew, all is a copy but what the shard has to write.
+    Such a layout, with a new number, has as copies all slices that the shard must not write.
     """
     seen = nearest(layouts, shards)
     lost = (layout for layout in seen if layout.shard not in shards)

@@ -50,14 +50,14 @@ class Join:
     fingerprint: dict[str, str]
     process: str  # host:pid, for people
     metrics: str  # address of the task's metrics, "" if none
-    process_identity: str  # of the process, for those of the same kernel, "" if unknown
-    after: int  # incarnation of its life before, 0 if it had none
-    group: int = 0  # number of the group of workers that it knows, 0 if there are none
+    process_identity: str  # for processes on the same kernel, "" if unknown
+    after: int  # incarnation of its previous life, 0 if there was none
+    group: int = 0  # number of its group of workers, 0 without groups
 
 
 @dataclass(slots=True)
 class Welcome:
-    """The task is known from now on by this incarnation; the one before it is fenced.
+    """The task's incarnation from now on; its previous one is fenced.
 
     ``segment`` names the ps's memory: a task that maps it sends no tensors. ``window_nbytes``
     is how many bytes of chunks the task may send to the ps without acknowledgement.
@@ -97,8 +97,8 @@ class Leave:
 class Initialize:
     """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory.
 
-    ``logdir``: a directory that the chief has just made in the job's logdir; a ps that does not
-    find it has another logdir and could save nothing. "" without a logdir.
+    ``logdir``: a directory that the chief has just made in the job's logdir, "" without one. A ps
+    that does not find it has another logdir and cannot save.
     """
 
     checkpoint: str | None
@@ -109,8 +109,8 @@ class Initialize:
 class Pull:
     """A worker asks for parameters, once in each life; answered once it may begin.
 
-    ``lanes``: its lane to each ps, for the status. ``wants_parameters``: the answer brings those
-    that the shard owns; else the worker reads them in a segment.
+    ``lanes``: its lane to each ps, for the status. ``wants_parameters``: the answer brings the
+    shard's own parameters; otherwise the worker reads them from a segment.
     """
 
     lanes: str = ""
@@ -133,13 +133,13 @@ class PullReply:
 
 @dataclass(slots=True)
 class Push:
-    """One gradient of this shard's part, and what it was computed from.
+    """One gradient of this shard's part, with the batch and version that it was computed from.
 
     The gradient is in the segment if the worker has mapped it; else it is the message's tensors
     (float32, flat), or was sent before it in chunks if it is larger than one. ``sequence`` counts
     this incarnation's pushes, from 1 on. ``version`` is the shard's version that the gradient was
-    computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent. ``sums``:
-    over the examples, of what the step measured beside the loss; on shard 0 alone.
+    computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent. ``sums``: of
+    the step's other measures over its examples; only on shard 0.
     ``wants_parameters``: as in a Pull.
     """
 
@@ -167,7 +167,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class ChunksReceived:
-    """Acknowledges this number of bytes of chunks; the sender may send the same number again."""
+    """Acknowledges these bytes of chunks; the sender may send as many more."""
 
     nbytes: int
 
@@ -176,8 +176,8 @@ class ChunksReceived:
 class PushReply:
     """The worker may go on, with this shard's parameters at ``version``, as in a PullReply.
 
-    ``result`` is what became of push ``sequence``, ``reason`` why it was not used. ``batches`` are
-    further ones. ``held_s``: seconds from the push's arrival to its answer.
+    ``result``: of push ``sequence``. ``reason``: why it was not used. ``batches``: further leases.
+    ``held_s``: seconds from the push's arrival to its answer.
     """
 
     sequence: int
@@ -191,9 +191,9 @@ class PushReply:
 
 @dataclass(slots=True)
 class Read:
-    """Ask for what the shard owns of the parameters (or their moving average), or for the version.
+    """Ask for the shard's own parameters (or their moving average), or for the version.
 
-    ``copies``: for all that it holds. ``at``: for what it has kept of this version.
+    ``copies``: include its copies of other shards' parts. ``at``: a version that it has kept.
     """
 
     average: bool = False
@@ -204,10 +204,10 @@ class Read:
 
 @dataclass(slots=True)
 class Keep:
-    """Have the shard keep what it owns (or its moving average) at a version to come.
+    """Have the shard copy its parameters (or their moving average) at a future version.
 
-    It is answered at once with the current version: if that is not below, it is too late. The copy
-    is kept until the next one.
+    The answer, at once, is the current version; one that is not below is too late. The copy is kept
+    until the next one.
     """
 
     version: int
@@ -218,8 +218,8 @@ class Keep:
 class Evaluate:
     """Chief to a worker, passed on by the leader: measure these parts of the evaluation set.
 
-    ``evaluation`` names it. ``version``: which the parameters have on all shards, or of which their
-    moving ``average`` is. ``data`` describes the evaluation set. No ``parts``: it is over.
+    ``evaluation`` names it. ``version``: of the parameters, or of their moving ``average``, on all
+    shards. ``data`` describes the evaluation set. No ``parts``: the evaluation is over.
     """
 
     worker: int
@@ -234,7 +234,7 @@ class Evaluate:
 class Evaluated:
     """Worker to the chief, passed on by the leader: the sums over one part's examples.
 
-    ``measures``: of those of the model. The tensors are the sums of the job's metrics (float64).
+    ``measures``: of the model's measures. The tensors are of the job's metrics (float64).
     """
 
     evaluation: str
@@ -244,7 +244,7 @@ class Evaluated:
 
 @dataclass(slots=True)
 class Parameters:
-    """What was asked for of a shard, float32, flat, consistent at ``version``; or nothing."""
+    """The requested values of a shard, float32, flat, consistent at ``version``; or none."""
 
     version: int
 
@@ -279,8 +279,8 @@ class HeartbeatReply:
 class Arrived:
     """Other ps to leader: parts of pushes have arrived here, at most :data:`BATCH` of them.
 
-    Item i of each field is of the i-th: push ``sequence`` of a worker's life, and whether this part
-    of it is finite. A leader takes in so many of them that each must not be an object.
+    Item i of each field belongs to push i: its worker, incarnation and sequence, and whether this
+    part is finite. The columns spare the leader an object for each push.
     """
 
     workers: tuple[int, ...]
@@ -293,8 +293,8 @@ class Arrived:
 class ShardReport:
     """Other ps to leader, once a heartbeat and after a switch: progress of this shard.
 
-    ``orders``: number of the last order of this generation that was carried out. ``nbytes``: of its
-    parameters. ``failure``: why it cannot update them, "" if it can.
+    ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
+    its parameters. ``failure``: why it cannot update them, "" if it can.
     """
 
     orders: int
@@ -307,8 +307,8 @@ class ShardReport:
 class Orders:
     """Leader to other ps: orders ``number``, ``number + 1``, ..., at most :data:`BATCH` of them.
 
-    ``saved``: what a checkpoint after the last of them says, but for its files; where others have
-    copies of a ps's part, and only with the last order so far.
+    ``saved``: the content of a checkpoint after them, without files; only if shards have copies,
+    and with the last order so far.
     """
 
     number: int
@@ -325,17 +325,17 @@ class SwitchPolicy:
 
 @dataclass(slots=True)
 class RequestSave:
-    """Ask that the chief saves a checkpoint; answered when it is durable."""
+    """Ask the chief to save a checkpoint; answered when it is durable."""
 
 
 @dataclass(slots=True)
 class RequestStop:
-    """Ask that the chief ends the job early; answered when it does."""
+    """Ask the chief to end the job early; answered when it does."""
 
 
 @dataclass(slots=True)
 class SaveEnded:
-    """Chief to leader: the checkpoint that was asked for is durable at ``path``, or ``error``."""
+    """Chief to leader: the requested checkpoint is durable at ``path``, or failed by ``error``."""
 
     path: str
     error: str
@@ -362,11 +362,11 @@ class ShardWritten:
 
 @dataclass(slots=True)
 class Gather:
-    """Worker to workers, where these host the ps: the newest group that it knows is this one.
+    """Worker to workers that host the ps: its newest known group.
 
-    ``gives_up``: the worker has given it up, and ``hears`` these others, who have, too. Else it
-    goes on: so answers who does not give it up, or knows a later one. ``last``: what the ps that it
-    hosted knows.
+    ``gives_up``: the worker has given the group up, and ``hears`` these others, which have, too.
+    Otherwise it still belongs to it, or knows a later one. ``last``: the last orders that its own
+    ps knows.
     """
 
     group: int
@@ -378,10 +378,9 @@ class Gather:
 
 @dataclass(slots=True)
 class HandOver:
-    """Worker to workers, of a group that is over: carry out what you lack of the last orders.
+    """Worker to workers of a group that is over: carry out the missing ones of the last orders.
 
-    Then write, into the directory of a checkpoint in the logdir, what falls to you if these
-    ``shards`` are left.
+    Then write your part, if only these ``shards`` are left, into the directory of a checkpoint.
     """
 
     directory: str
@@ -391,7 +390,7 @@ class HandOver:
 
 @dataclass(slots=True)
 class HandedOver:
-    """What the worker has written into this directory; None: nothing, for this reason."""
+    """The file that the worker has written into this directory; None: none, for this reason."""
 
     directory: str
     file: ShardFile | None
@@ -402,8 +401,8 @@ class HandedOver:
 class Close:
     """Chief to leader: workers finish their current gradients, then stop; answered when they have.
 
-    ``at_once``: end with the gradients that are there; those still computed do not count.
-    ``exit_code``, ``reason``: how the job ends, also if another chief has to end it.
+    ``at_once``: end with the received gradients; the others do not count. ``exit_code``,
+    ``reason``: how the job ends, even if another chief ends it.
     """
 
     at_once: bool = False
