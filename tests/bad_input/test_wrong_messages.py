@@ -1,9 +1,11 @@
-"""What a ps makes of messages that it should not get: a refusal that says why, and nothing else."""
+"""Messages that a ps must refuse: it answers with the reason and changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.bad_input.parts import make_job, table
+from tests.bad_input.parts import Someone, Table, make_job, table
 from tests.plans import planned
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import DATA
@@ -41,6 +43,16 @@ from zmqtrain.wire.messages import (
 )
 
 PUSH = Push(1, 0, 0, 20, 0.5)
+
+
+@asynccontextmanager
+async def training() -> AsyncIterator[tuple[Table, Someone, list[int]]]:
+    """Run a ps; yield it with a worker and the batches that the worker holds."""
+    async with table(make_job()) as t:
+        await t.begin()
+        yield (t, *await t.worker())
+
+
 GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bias
 
 
@@ -68,9 +80,7 @@ GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bia
 async def test_wrong_push_is_refused_and_a_right_one_counts(
     push: Push, tensors: list[Any], told: str
 ) -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
+    async with training() as (t, worker, batches):
         assert batches[0] == 0
         assert told in (await worker.refused(push, *tensors))[1]
         assert t.ps.state.version == 0
@@ -88,9 +98,7 @@ async def test_wrong_push_is_refused_and_a_right_one_counts(
 async def test_push_of_another_life_is_refused(
     incarnation: int | None, generation: int, error: str, text: str
 ) -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
+    async with training() as (t, worker, batches):
         own = worker.sender.incarnation
         worker.be(own if incarnation is None else incarnation, generation)
         assert await worker.refused(PUSH, t.zeros) == (error, text)
@@ -231,9 +239,7 @@ async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
 async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
     message: Message, text: str
 ) -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
+    async with training() as (t, worker, batches):
         assert (await worker.refused(message))[1] == text
         await t.check(worker, batches)
 
@@ -242,9 +248,7 @@ async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
     "spec", ["nope", "hogwild:", "bounded-staleness:-1", "os:abort", "os:_exit:7", ".relative:x"]
 )
 async def test_live_policy_is_not_changed_to_one_that_cannot_be_made(spec: str) -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
+    async with training() as (t, worker, batches):
         error, told = await t.someone("client", 1).refused(SwitchPolicy(spec))
         assert error == "RefusedError" and told
         await t.check(worker, batches)
@@ -281,18 +285,14 @@ async def test_version_that_is_not_kept_is_refused() -> None:
 
 
 async def test_left_worker_is_told_that_it_has_not_joined() -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, _ = await t.worker()
+    async with training() as (t, worker, _):
         assert (await worker.ask(Leave("enough"))).message == Done()
         error, text = await worker.refused(PUSH, t.zeros)
         assert (error, text.endswith("has not joined")) == ("FencedError", True)
 
 
 async def test_waits_without_end_are_cut_and_the_status_stays_readable() -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
+    async with training() as (t, worker, batches):
         waits = tuple(Wait("worker 0", "ps 0", f"reason {number}", 1.0) for number in range(4000))
         await worker.ask(Heartbeat(waits=waits))
         status = (await t.someone("client").ask(GetStatus())).message
@@ -313,9 +313,7 @@ async def test_waits_without_end_are_cut_and_the_status_stays_readable() -> None
     ],
 )
 async def test_heartbeat_with_impossible_times_is_refused(beat: Heartbeat) -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
+    async with training() as (t, worker, batches):
         error, text = await worker.refused(beat)
         assert (error, "expected seconds from 0 on" in text) == ("ProtocolError", True)
         status = (await t.someone("client").ask(GetStatus())).message
