@@ -77,8 +77,8 @@ $(VENV)/.fuzz: $(STAMP)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.fuzz  ## feed the decoder with hostile bytes for SECONDS=60 (Linux)
-	$(BIN)/python tests/fuzz/fuzz_codec.py -max_total_time=$(SECONDS) -max_len=8192 -verbosity=0 \
-	  -print_final_stats=1 -artifact_prefix=$(VENV)/fuzz/ $(VENV)/fuzz tests/fuzz/corpus
+	$(BIN)/python -m tests.fuzz.fuzz_codec -max_total_time=$(SECONDS) -max_len=8192 -verbosity=0 \
+	  -print_final_stats=1 -artifact_prefix=$(VENV)/fuzz/ $(VENV)/fuzz
 
 $(VENV)/.bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'

@@ -40,29 +40,3 @@ def test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends_and_saves_t
     assert codes == [ExitCode.TERMINATED] * 3, stage.report
     path = chief.json()["checkpoint"]  # its summary is one object, as each line of its log
     assert len(check_counts(Path(path))) == int(path.rpartition("-")[2]) > step
-
-
-def test_ps_and_chief_that_are_told_to_leave_together_leave_with_one_checkpoint(
-    stage: Stage,
-) -> None:
-    job = stage.job("counting_job", gated=True, steps=10**6, logdir=str(stage.logdir))
-    cluster = stage.cluster(job, ps=2, workers=1)
-    leave = ("--on-term", "leave")
-    told = {
-        f"{role} {index}": cluster.start(role, index, *leave)
-        for role, index in (("ps", 0), ("ps", 1), ("chief", 0))
-    }
-    worker = cluster.start("worker", 0)
-    step = cluster.until_status(lambda s: s.step > 4, "some steps").step
-
-    first, *others = told.values()
-    first.signal(signal.SIGTERM)
-    first.until_line("leaving after")
-    for task in others:
-        task.signal(signal.SIGTERM)
-    assert [task.exit_code() for task in told.values()] == [ExitCode.TERMINATED] * 3, stage.report
-    assert not [task for task in told.values() if task.lines("leaving without")], stage.report
-    (path,) = (stage.logdir / "checkpoints").glob("step-*")
-    assert len(check_counts(path)) == int(path.name.removeprefix("step-")) >= step
-    worker.signal(signal.SIGTERM)
-    assert worker.exit_code() == ExitCode.TERMINATED

@@ -1,4 +1,4 @@
-"""What the fuzzer feeds the decoder with, and what must hold whatever that comes to.
+"""Frames for the decoder, and the promises that it keeps for any of them.
 
 Run it to write the corpus again after a message has changed: `python tests/fuzz/inputs.py`.
 """
@@ -40,7 +40,7 @@ def joined(frames: Sequence[Buffer]) -> bytes:
 
 
 def frames_of(data: bytes) -> list[Buffer]:
-    """Return the frames that an input holds; any bytes hold some, the last one may be cut off."""
+    """Return the frames in an input; any bytes have some, the last one may be cut off."""
     frames: list[Buffer] = []
     while data:
         stop = 4 + int.from_bytes(data[:4], "big")
@@ -50,11 +50,11 @@ def frames_of(data: bytes) -> list[Buffer]:
 
 
 def check(frames: Sequence[Buffer]) -> Envelope | None:
-    """Return the envelope that a peer's frames are, None if they are refused as they have to be.
+    """Return the envelope in a peer's frames, None if they are refused.
 
     Raises:
-        Exception: the wire broke a promise. What is not an envelope is a ProtocolError with a short
-            text; what is one comes out of encoding and decoding as it went in.
+        Exception: the wire broke a promise. Other frames than an envelope are a ProtocolError with a
+            short text; an envelope stays the same when it is encoded and decoded.
     """
     assert request_id_of(frames) >= 0
     try:

@@ -1,4 +1,4 @@
-"""The fuzzer's corpus, without a fuzzer: each input keeps the laws that fuzzing looks for."""
+"""The corpus: an example of each message, and inputs that fuzzing has found."""
 
 from __future__ import annotations
 
