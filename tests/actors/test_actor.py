@@ -110,11 +110,8 @@ async def test_request_is_answered_to_its_sender_alone(ps: Ps, client: Clients) 
     for index, peer in enumerate(clients):
         (reply,) = await peer.first(Done)
         assert reply.message == Done(f"seen by worker {index}")
-        assert (reply.request_id, reply.sender, reply.generation) == (
-            10 + index,
-            Sender("ps", 0, 4),
-            2,
-        )
+        assert (reply.request_id, reply.generation) == (10 + index, 2)
+        assert reply.sender == Sender("ps", 0, 4)
         assert len(peer.received) == 1
 
 
@@ -298,9 +295,7 @@ async def test_reply_brings_an_array_of_any_size(ps: Ps, worker: Worker, size: i
 async def test_push_answered_twice_harms_not_the_next_one(
     ps: Ps, start_worker: Callable[..., Any]
 ) -> None:
-    worker = await start_worker(
-        joined=False
-    )  # no heartbeat may find a push lost, and send it again
+    worker = await start_worker(joined=False)  # no heartbeat may cause a resend
     first = worker.ask(PUSH, sequence=1)
     answered = await within(ps.pushes.get())
     answered.reply(RELEASE)

@@ -24,7 +24,6 @@ from zmqtrain.errors import (
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
-    PROTOCOL_VERSION,
     Done,
     GetStatus,
     Heartbeat,
@@ -46,11 +45,8 @@ GRADIENT = np.arange(4, dtype=np.float32)
 async def test_reply_is_what_the_request_returns(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, tensors=(Tensor.of(GRADIENT),), sequence=1)
     (request,) = await ps.first(Push)
-    assert (request.message, request.sender, request.generation) == (
-        PUSH,
-        Sender("worker", 3, 2),
-        5,
-    )
+    assert (request.message, request.generation) == (PUSH, 5)
+    assert request.sender == Sender("worker", 3, 2)
     assert request.tensors[0].array().tolist() == GRADIENT.tolist()
     ps.reply(request, RELEASE, (Tensor.of(GRADIENT * 2),))
     reply = await within(asked)
@@ -69,9 +65,8 @@ async def test_refusal_raises_the_peers_error(worker: Worker, ps: FakePs) -> Non
     asked = worker.ask(Pull(), sequence=0)
     (request,) = await ps.first(Pull)
     ps.reply(request, Refusal("CheckpointError", "not now"))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"^ps 0: not now$"):
         await within(asked)
-    assert str(caught.value) == "ps 0: not now"
 
 
 @pytest.mark.parametrize("is_listening", [True, False])
@@ -80,12 +75,11 @@ async def test_deadline_names_the_peer_its_address_and_the_reason(
 ) -> None:
     if is_listening:
         start_ps()
-    with pytest.raises(PeerLostError) as caught:
-        await within(worker.ask(Leave(""), reason="it has not let us go", timeout_s=0.03))
-    assert str(caught.value) == (
-        "ps 0 at tcp://ps-0:2222 did not answer worker 3 within 0.03 s (it has not let us go): is "
-        "it running, is this its address, can this host reach it?"
+    text = (
+        r"^ps 0 at \S+2222 did not answer worker 3 within 0\.03 s \(it has not let us go\): is "
     )
+    with pytest.raises(PeerLostError, match=text):
+        await within(worker.ask(Leave(""), reason="it has not let us go", timeout_s=0.03))
     assert worker.count("rpc_timeouts") == 1
 
 
@@ -153,9 +147,8 @@ async def test_refused_heartbeat_fences_whatever_is_asked(worker: Worker, ps: Fa
     await ps.first(Push)
     ps.alive = Refusal("FencedError", "worker 3 (incarnation 2) has not joined")
     for task in asked:
-        with pytest.raises(FencedError) as caught:
+        with pytest.raises(FencedError, match=r"^ps 0: worker 3 \(incarnation 2\) has not joined$"):
             await within(task)
-        assert str(caught.value) == "ps 0: worker 3 (incarnation 2) has not joined"
     assert worker.ps.fenced
 
 
@@ -204,21 +197,16 @@ async def test_peer_that_speaks_something_else_ends_the_wait_for_its_welcome(
     asked = worker.ask(Leave(""), timeout_s=10)
     await ps.first(Leave)
     ps.send_frames([b"\x92\x63\x01"])
-    with pytest.raises(ProtocolError) as caught:
+    with pytest.raises(ProtocolError, match=r"^ps 0 at \S+2222: .* version 99, this task version"):
         await within(asked)
-    assert str(caught.value) == (
-        "ps 0 at tcp://ps-0:2222: the peer speaks protocol version 99, this task version "
-        f"{PROTOCOL_VERSION}: install the same zmqtrain on every host"
-    )
 
 
 async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, sequence=1)
     await ps.first(Push)
     worker.ps.close()
-    with pytest.raises(PeerLostError) as caught:
+    with pytest.raises(PeerLostError, match=r"^the link to ps 0 was closed$"):
         await within(asked)
-    assert str(caught.value) == "the link to ps 0 was closed"
     with pytest.raises(PeerLostError, match="closed"):
         await within(worker.ask(PUSH, sequence=1))
 
@@ -245,11 +233,8 @@ async def test_wait_is_shown_while_it_lasts(worker: Worker, ps: FakePs) -> None:
     other = worker.ask(Leave(""), reason="goodbye", timeout_s=10)
     await ps.first(Leave)
     push, leave = worker.waits.snapshot()
-    assert (push.owner, push.peer, push.reason) == (
-        "worker 3",
-        "ps 0",
-        "it has not answered push 1",
-    )
+    assert (push.owner, push.peer) == ("worker 3", "ps 0")
+    assert push.reason == "it has not answered push 1"
     assert push.until_s is None
     assert leave.reason == "goodbye" and 0 < leave.until_s <= 10
     ps.reply(ps.of(Push)[0], RELEASE)

@@ -353,9 +353,7 @@ async def test_request_that_is_being_answered_is_not_sent_again(
 async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_come(
     worker: Worker, ps: FakePs
 ) -> None:
-    ps.alive = HeartbeatReply(
-        received=0, answered=0
-    )  # heartbeats prove no loss while there is no push
+    ps.alive = HeartbeatReply(received=0, answered=0)  # proves no loss without a push
     worker.ps.window_nbytes = 4 * NBYTES
     ahead = chunks(5, in_order=False)
     begun = worker.ps.begin(None, chunks=ahead, sequence=1, reason="it is computed")

@@ -9,21 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.coordination import plays
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.policies import make_policy
 from zmqtrain.protocol.orders import Answer, Order, Roster, Switch
 from zmqtrain.wire.messages import Close, Extend
 
 EXAMPLES = 10
 
 
-def coordinator(workers: int, *, makes_rosters: bool = True, **fields: Any) -> Coordinator:
-    policy = make_policy(fields.pop("policy", "sync-replicas"))
-    given = {"steps": 50, "lookahead": 1, "shards": 1, "workers": workers} | fields
-    return Coordinator(policy, makes_rosters=makes_rosters, **given)
+def coordinator(workers: int, *, policy: str = "sync-replicas", **fields: Any) -> Coordinator:
+    given = {"makes_rosters": True, "steps": 50, "lookahead": 1, "workers": workers}
+    return plays.coordinator(policy, **given | fields)
 
 
 class Job:

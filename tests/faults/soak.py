@@ -17,14 +17,13 @@ from multiprocessing import get_context
 import click
 from click.testing import CliRunner
 from rich.console import Console
-from rich.table import Table
 
 from bench.headline import headline_command
 from simulation.run import Report, run_seed
 
 BATCH = 200  # schedules between two real runs
 REAL_RUN = ("--seconds", "25", "--steps", "2500", "--seed")
-KILLED = "everyone killed is back"  # the promise beside which it says how many were
+KILLED = "everyone killed is back"  # the promise with the number of kills
 
 console = Console(highlight=False)
 
@@ -34,7 +33,7 @@ RunSeeds = Callable[[Callable[[int], Report], Iterable[int]], Iterable[Report]]
 
 @dataclass(slots=True)
 class Side:
-    """One kind of runs, and what came of them."""
+    """One kind of runs, and their results."""
 
     name: str
     runs: int = 0
@@ -58,7 +57,7 @@ def run_schedules(side: Side, seeds: Iterable[int], run_seeds: RunSeeds) -> None
 
 
 def run_processes(side: Side, seed: int) -> None:
-    """Run one job of real processes, and have its promises checked."""
+    """Run one job of real processes and check its promises."""
     arguments = [*REAL_RUN, str(seed)]
     result = CliRunner().invoke(headline_command, [*arguments, "--json"])
     rows = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
@@ -84,14 +83,13 @@ def soak(seed: int, is_over: Callable[[], bool], run_seeds: RunSeeds) -> tuple[S
     return simulated, real
 
 
-def tell(sides: Iterable[Side]) -> None:
-    """Print what came of the runs."""
-    table = Table("", "runs", "kills survived", "failed")
+def show(sides: Iterable[Side]) -> None:
+    """Print the results of the runs."""
     for side in sides:
-        table.add_row(side.name, f"{side.runs}", f"{side.kills}", f"{len(side.failed)}")
-    console.print(table)
-    for replay in (replay for side in sides for replay in side.failed):
-        console.print(f"replay: {replay}", soft_wrap=True)
+        kills = f"{side.kills} kills survived"
+        console.print(f"{side.name}: {side.runs} runs, {kills}, {len(side.failed)} failed")
+        for replay in side.failed:
+            console.print(f"replay: {replay}", soft_wrap=True)
 
 
 @click.command("soak", context_settings={"max_content_width": 100})
@@ -114,7 +112,7 @@ def main(minutes: float, seed: int | None) -> None:
     ends_at = time.monotonic() + 60 * minutes
     with get_context("spawn").Pool() as pool:
         sides = soak(seed, lambda: time.monotonic() > ends_at, pool.imap_unordered)
-    tell(sides)
+    show(sides)
     sys.exit(any(side.failed for side in sides))
 
 

@@ -53,7 +53,7 @@ def check(frames: Sequence[Buffer]) -> Envelope | None:
     """Return the envelope in a peer's frames, None if they are refused.
 
     Raises:
-        Exception: the wire broke a promise. Other frames than an envelope are a ProtocolError with a
+        Exception: the wire broke a promise. Frames that are no envelope are a ProtocolError with a
             short text; an envelope stays the same when it is encoded and decoded.
     """
     assert request_id_of(frames) >= 0

@@ -109,36 +109,34 @@ async def finish(queue: WorkQueue) -> None:
         await done.wait()
 
 
-@pytest.mark.parametrize("part", ["work", "then"])
-async def test_failed_long_piece_is_told_and_the_next_is_done(
-    make: Make, log: Log, part: str
+@pytest.mark.parametrize(
+    ("first", "then", "work", "done"),
+    [
+        (None, "then", fails, ["next"]),
+        (None, fails, "work", ["work", "next"]),
+        ("long", fails, None, ["long", "next"]),
+    ],
+    ids=["long work", "after long work", "short, behind long work"],
+)
+async def test_failure_in_turn_is_reported_and_the_next_piece_is_done(
+    make: Make, log: Log, first: str | None, then: Any, work: Any, done: list[str]
 ) -> None:
-    queue = await make(True)
-    if part == "work":
-        do(queue, log.note("then"), fails)
-    else:
-        do(queue, fails, log.note("work"))
-    do(queue, log.note("next"))
-    await finish(queue)
-    assert [str(error) for error in log.errors] == ["singular matrix"]
-    assert log.names == (["next"] if part == "work" else ["work", "next"])
+    def noted(part: Any) -> Any:
+        return log.note(part) if isinstance(part, str) else part
 
-
-async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done(
-    make: Make, log: Log
-) -> None:
     queue = await make(True)
-    do(queue, log.note("long"), log.note("work"))
-    do(queue, fails)
+    if first:
+        do(queue, lambda: None, log.note(first))
+    do(queue, noted(then), noted(work))
     do(queue, log.note("next"))
     await within(log.failed.wait())
     await finish(queue)
     assert [str(error) for error in log.errors] == ["singular matrix"]
-    assert log.names == ["work", "long", "next"]
+    assert log.names == done
 
 
 @pytest.mark.parametrize("part", ["work", "then"])
-async def test_failed_short_piece_is_the_error_of_run_and_the_next_is_done(
+async def test_failure_of_a_short_piece_is_raised_by_run_and_the_next_is_done(
     make: Make, log: Log, part: str
 ) -> None:
     queue = await make(False)

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -42,21 +43,32 @@ LIMIT_S = 10
 
 
 def held() -> tuple[int, int]:
-    """Return how many descriptors this process has, and threads that are not of Python.
+    """Return the numbers of descriptors, and of threads that Python does not know.
 
-    The event loop keeps threads of its own, in which it looks up names.
+    The event loop keeps threads of its own for name lookups.
     """
     process = psutil.Process()
     return process.num_fds(), process.num_threads() - threading.active_count()
 
 
 async def given_back(before: tuple[int, int]) -> None:
-    """Wait until this process has no more than before: some connections end a little later."""
+    """Wait until this process holds no more than before: some connections end later."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             if all(now <= then for now, then in zip(held(), before, strict=True)):
                 break
             await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """Check that the block leaves no descriptor or thread, and that no callback raised."""
+    stray: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    before = held()
+    yield
+    await given_back(before)
+    assert stray == []
 
 
 class Inbox:
@@ -73,7 +85,7 @@ class Inbox:
         self._arrived.set()
 
     async def first(self, count: int) -> list[list[bytes]]:
-        """The first messages, as soon as there are so many."""
+        """Wait for this number of messages, and return the first ones."""
         async with asyncio.timeout(LIMIT_S):
             while len(self.messages) < count:
                 self._arrived.clear()
@@ -152,7 +164,7 @@ class Lane:
 
 
 class Troubles:
-    """What an endpoint tells of, and whether it said that it was final."""
+    """The failures that an endpoint reports, and whether they are final."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, bool]] = []
@@ -258,9 +270,6 @@ def transport_of(kind: str) -> Transport:
 
 
 async def lane_of(kind: str) -> AsyncIterator[Lane]:
-    stray: list[dict[str, Any]] = []  # what callbacks raised
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
-    before = held()
     # A Unix socket's path has to be short, which tmp_path is not everywhere.
     with tempfile.TemporaryDirectory() as directory:
         addresses = {
@@ -270,13 +279,12 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
             "simulated": (f"ipc://simulated/{number}" for number in itertools.count()),
             "unix": (f"unix://{directory}/{number}" for number in itertools.count()),
         }[kind]
-        transport = transport_of(kind)
-        lane = Lane(kind, transport, addresses)
-        made = lane.made
-        yield lane
-        transport.close()
-    await given_back(before)
-    assert stray == []
+        async with nothing_left():
+            transport = transport_of(kind)
+            lane = Lane(kind, transport, addresses)
+            made = lane.made
+            yield lane
+            transport.close()
     del lane, transport
     if kind == "simulated":  # its network remembers who was there
         return
@@ -287,14 +295,10 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[Keyed]:
-    stray: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
-    before = held()
-    job = Keyed(tmp_path / "keys")
-    yield job
-    job.close()
-    await given_back(before)
-    assert stray == []
+    async with nothing_left():
+        job = Keyed(tmp_path / "keys")
+        yield job
+        job.close()
 
 
 @pytest.fixture(params=["memory", "tcp", "loopback", "unix", "simulated"])

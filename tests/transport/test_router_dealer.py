@@ -183,23 +183,11 @@ transport.close()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("tcp://192.0.2.1:5555", "Cannot assign requested address"),
-    ],
-)
-async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
-    address: str, reason: str
-) -> None:
+async def test_address_that_cannot_be_bound_is_refused_with_the_reason() -> None:
     transport = ZmqTransport(Security(insecure=True))
-    with pytest.raises(ConfigError) as caught:
-        transport.bind(address)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:5555: Cannot assign requested address"):
+        transport.bind("tcp://192.0.2.1:5555")
     transport.close()
-    assert str(caught.value) == (
-        f"cannot listen at {address}: {reason}. Another task may be running there, also with "
-        "this one's index; end it, or correct --index or the address (--ps, --workers, --base-port)"
-    )
 
 
 async def test_ipv6_addresses_are_served(tcp: Lane) -> None:

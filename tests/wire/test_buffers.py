@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -44,12 +46,10 @@ def test_copy_goes_into_the_given_memory() -> None:
     ],
 )
 def test_array_of_another_dtype_or_shape_is_not_touched(out: np.ndarray, expected: str) -> None:
-    with pytest.raises(ProtocolError) as caught:
+    with pytest.raises(
+        ProtocolError, match=re.escape(f"of <f4 [6], expected {expected}: both")
+    ):
         Tensor.of(VALUES).copy_to(out)
-    assert str(caught.value) == (
-        f"got a tensor of <f4 [6], expected {expected}: both tasks must run the same job with the "
-        "same number of ps"
-    )
     assert not out.any()
 
 
