@@ -75,9 +75,7 @@ async def test_deadline_names_the_peer_its_address_and_the_reason(
 ) -> None:
     if is_listening:
         start_ps()
-    text = (
-        r"^ps 0 at \S+2222 did not answer worker 3 within 0\.03 s \(it has not let us go\): is "
-    )
+    text = r"^ps 0 at \S+2222 did not answer worker 3 within 0\.03 s \(it has not let us go\): is "
     with pytest.raises(PeerLostError, match=text):
         await within(worker.ask(Leave(""), reason="it has not let us go", timeout_s=0.03))
     assert worker.count("rpc_timeouts") == 1

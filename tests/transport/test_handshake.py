@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
+from tests.clock import Clock
 from zmqtrain.transport import handshake
 from zmqtrain.transport.base import OnMessage
 from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, mechanism_at
 
-OK, BROKEN, WRONG, DENIED, ENDED = (
-    (handshake._SUCCEEDED, 0),
-    (handshake._NO_DETAIL, 32),
-    (handshake._PROTOCOL, 0x11000002),
-    (handshake._AUTH, 400),
-    (handshake._ENDED, 7),
-)
-LATER = (handshake._AUTH, 300)
+OK = (zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+BROKEN = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 32)
+WRONG = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0x11000002)
+ENDED = (zmq.EVENT_DISCONNECTED, 7)
+LATER = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 300)
 BREAK_OFF = [BROKEN, ENDED]
 
 
@@ -36,40 +34,39 @@ class Events:
 
 
 class Watched:
-    """A watch, what it told, and how often it asked what the other end speaks."""
+    """A watch, its reports, and the number of its inquiries at the other end."""
 
-    def __init__(
-        self, mechanism: str, theirs: str | None, patch: pytest.MonkeyPatch, patience_s: float = 0.0
-    ) -> None:
+    def __init__(self, mechanism: str, theirs: str | None, clock: Clock, patience_s: float) -> None:
         self.events = Events()
         self.told: list[tuple[str, bool]] = []
         self.asked = 0
-        self.now_s = 0.0
-        whose = "the key of worker 3"
-        self.watch = PeerWatch(self.events, "tcp://ps:1", mechanism, whose, patience_s)
+        self.clock = clock
+        self._theirs = theirs
+        key = "the key of worker 3"
+        self.watch = PeerWatch(
+            self.events, "tcp://ps:1", mechanism, key, patience_s, ask=self._mechanism_at
+        )
         self.watch.start()
         self.watch.on_failure(lambda text, is_final: self.told.append((text, is_final)))
 
-        async def mechanism_at(endpoint: str, own: str) -> str | None:
-            self.asked += 1
-            return theirs
-
-        patch.setattr(handshake, "mechanism_at", mechanism_at)
-        patch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+    async def _mechanism_at(self, endpoint: str, own: str) -> str | None:
+        self.asked += 1
+        return self._theirs
 
     async def see(self, events: list[tuple[int, int]], every_s: float = 0.1) -> None:
         for event in events:
-            self.now_s += every_s
-            self.events.deliver(b"", [struct.pack("=HI", *event), b"tcp://ps:1"])
-            if self.watch._inquiry is not None:
-                await self.watch._inquiry
-                await asyncio.sleep(0)  # its callback
+            self.clock.now += every_s
+            self.events.deliver(b"", [struct.pack("=HI", *map(int, event)), b"tcp://ps:1"])
+            for _ in range(3):  # an inquiry, its answer, and its callback
+                await asyncio.sleep(0)
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
+    clock = Clock()
+    monkeypatch.setattr(handshake, "time", clock)
     return lambda mechanism=CURVE, theirs=CURVE, patience_s=0.0: Watched(
-        mechanism, theirs, monkeypatch, patience_s
+        mechanism, theirs, clock, patience_s
     )
 
 
@@ -121,7 +118,7 @@ async def test_other_key_may_be_that_of_a_predecessor_for_a_while(
 ) -> None:
     seen = watched(patience_s=60.0)
     await seen.see([*before, *BREAK_OFF * 3])
-    seen.now_s += later_s
+    seen.clock.now += later_s
     await seen.see(BREAK_OFF * 3)
     assert [is_final for _, is_final in seen.told] == [bool(before), final]
 

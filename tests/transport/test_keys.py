@@ -27,6 +27,7 @@ from zmqtrain.transport.keys import (
     allowed_key,
     concluded,
     owner_of,
+    parse_registry,
     public_key,
     read_registry,
     read_secret,
@@ -397,4 +398,4 @@ entries = st.lists(
 
 @given(entries)
 def test_registry_reads_back_what_was_written(entries: list[Entry]) -> None:
-    assert [module._parsed(str(entry), "line") for entry in entries] == entries
+    assert parse_registry(map(str, entries), Path("registry")) == tuple(entries)

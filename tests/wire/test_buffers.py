@@ -46,9 +46,7 @@ def test_copy_goes_into_the_given_memory() -> None:
     ],
 )
 def test_array_of_another_dtype_or_shape_is_not_touched(out: np.ndarray, expected: str) -> None:
-    with pytest.raises(
-        ProtocolError, match=re.escape(f"of <f4 [6], expected {expected}: both")
-    ):
+    with pytest.raises(ProtocolError, match=re.escape(f"of <f4 [6], expected {expected}: both")):
         Tensor.of(VALUES).copy_to(out)
     assert not out.any()
 

@@ -9,7 +9,7 @@ import asyncio
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import zmq
@@ -66,10 +66,11 @@ class PeerWatch:
         own_key: str,
         patience_s: float = 0.0,
         *,
+        ask: Callable[[str, str], Awaitable[str | None]] = mechanism_at,
         may_be_admitted: Callable[[bool], bool] = lambda _: False,
         reconnect: Callable[[], None] = lambda: None,
     ) -> None:
-        """``mechanism`` is of this end, ``own_key`` describes its key.
+        """``mechanism`` is of this end, ``own_key`` describes its key, ``ask`` inquires.
 
         ``may_be_admitted``: whether a refusal of our key may be temporary, given whether it was
         admitted before; then ``reconnect`` tries again. ``patience_s``: time after which such a
@@ -79,6 +80,7 @@ class PeerWatch:
         self._endpoint = endpoint
         self._mechanism = mechanism
         self._own_key = own_key
+        self._ask = ask
         self._reconnect = reconnect
         self._may_be_admitted = may_be_admitted
         self._patience_s = patience_s
@@ -138,7 +140,7 @@ class PeerWatch:
             self._inquiry.add_done_callback(self._inquired)
 
     async def _inquire(self) -> None:
-        theirs = await mechanism_at(self._endpoint, self._mechanism)
+        theirs = await self._ask(self._endpoint, self._mechanism)
         if theirs is None or (theirs == self._mechanism == NULL):  # it is just ending or starting
             self._on_failure("it closes every connection immediately", False)
         else:

@@ -125,6 +125,11 @@ def read_registry(directory: Path) -> tuple[Entry, ...]:
         _refuse_open(directory, _OTHERS_WRITE, "700")
         _refuse_open(path, _OTHERS_WRITE, "600")
         lines = read_file(path).decode("ascii").splitlines()
+    return parse_registry(lines, path)
+
+
+def parse_registry(lines: Iterable[str], path: Path) -> tuple[Entry, ...]:
+    """Return the entries in the lines of a registry; ``path`` is for errors. Pure."""
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
     entries = tuple(_parsed(line, f"{path}, line {number}") for number, line in numbered)
     _check_registry(entries, path)
