@@ -139,7 +139,7 @@ async def test_failed_actor_answers_nothing_while_it_ends(ps: Ps, client: Client
     assert not peer.received
 
 
-async def test_refused_request_harms_nobody(ps: Ps, client: Clients) -> None:
+async def test_refused_request_disturbs_no_other_peer(ps: Ps, client: Clients) -> None:
     peer, other = client(ADDRESS), client(ADDRESS, index=1)
     peer.send(Leave(""), request_id=7)
     (refusal,) = await peer.first(Refusal)
@@ -254,7 +254,7 @@ async def test_failed_background_task_ends_the_actor_with_its_error(
     transport.bind(ADDRESS).close()
 
 
-async def test_error_raised_on_purpose_is_what_a_group_is_about() -> None:
+async def test_group_of_errors_yields_the_one_raised_on_purpose() -> None:
     purpose, bug = PeerLostError("ps 0 is gone"), Bug("follow-up")
     nested = BaseExceptionGroup("", [BaseExceptionGroup("", [bug]), ExceptionGroup("", [purpose])])
     assert first_of(nested) is purpose
@@ -270,7 +270,7 @@ async def test_background_task_needs_a_running_actor(
     coroutine.close()
 
 
-async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(ps: Ps, worker: Worker) -> None:
+async def test_heartbeats_carry_the_waits_of_the_worker(ps: Ps, worker: Worker) -> None:
     asked = worker.ask(PUSH, reason="it has not answered push 1", sequence=1)
     push = await within(ps.pushes.get())
     while not (waits := (await within(ps.beats.get())).waits):
@@ -292,7 +292,7 @@ async def test_reply_brings_an_array_of_any_size(ps: Ps, worker: Worker, size: i
     assert out.tobytes() == flat.tobytes()
 
 
-async def test_push_answered_twice_harms_not_the_next_one(
+async def test_second_answer_to_a_push_does_not_answer_the_next_one(
     ps: Ps, start_worker: Callable[..., Any]
 ) -> None:
     worker = await start_worker(joined=False)  # no heartbeat may cause a resend

@@ -29,7 +29,9 @@ async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
 
 
 @pytest.mark.parametrize(("hosts", "named"), [({}, "ps 1"), ({"ps 1": "worker 3"}, "worker 3")])
-async def test_task_says_whose_welcome_it_awaits(hosts: dict[str, str], named: str) -> None:
+async def test_wait_for_a_welcome_names_the_task_that_hosts_the_ps(
+    hosts: dict[str, str], named: str
+) -> None:
     answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
     link = Mock(peer="ps 1", request=AsyncMock(return_value=answer))
     waits = Waits("worker 0")
@@ -41,7 +43,7 @@ async def test_task_says_whose_welcome_it_awaits(hosts: dict[str, str], named: s
     assert reason.endswith("join yet; start it or do without")
 
 
-async def test_ps_that_is_another_than_its_address_says_is_refused() -> None:
+async def test_ps_at_the_address_of_another_one_is_refused() -> None:
     """The task and the ps were given the ps in different orders."""
     answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
     link = Mock(peer="ps 0", request=AsyncMock(return_value=answer))

@@ -154,7 +154,7 @@ def turned_away(ps: Ps) -> float | None:
     return ps.metrics.registry.get_sample_value("zmqtrain_auth_failures_total")
 
 
-async def test_holder_of_a_key_is_heard_in_its_own_name_alone(
+async def test_holder_of_a_key_may_send_only_in_its_own_name(
     ps: Ps, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = Key(Owner("worker", 3), "a" * 64)
@@ -185,7 +185,7 @@ async def test_key_of_a_task_may_ask_for_the_status_as_a_client_and_do_no_more(p
     assert "is not that of chief 0" in say(ps, key, GetStatus(), "chief", 0).text
 
 
-async def test_request_knows_that_the_key_of_its_sender_was_revoked(ps: Ps) -> None:
+async def test_request_is_revoked_with_the_key_of_its_sender(ps: Ps) -> None:
     key = Key(Owner("worker", 3), "a" * 64)
     say(ps, key, PUSH, "worker", 3)
     (request,) = ps.taken

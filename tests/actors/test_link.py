@@ -103,7 +103,7 @@ async def test_silent_peer_is_given_up(clock: Clock, start_worker: StartWorker, 
     assert worker.waits.snapshot() == ()
 
 
-async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
+async def test_peer_that_shows_life_has_no_deadline(
     clock: Clock, start_worker: StartWorker, ps: FakePs
 ) -> None:
     worker = await start_worker(peer_timeout_s=2.5)
@@ -139,7 +139,7 @@ async def test_heartbeats_begin_when_the_peer_has_welcomed_us(
     assert beat.message.saved_step == 7
 
 
-async def test_refused_heartbeat_fences_whatever_is_asked(worker: Worker, ps: FakePs) -> None:
+async def test_refused_heartbeat_fences_every_request(worker: Worker, ps: FakePs) -> None:
     ps.alive = None
     asked = [worker.ask(PUSH, sequence=1), worker.ask(Leave(""))]
     await ps.first(Push)
@@ -150,9 +150,7 @@ async def test_refused_heartbeat_fences_whatever_is_asked(worker: Worker, ps: Fa
     assert worker.ps.fenced
 
 
-async def test_refused_heartbeat_of_the_life_before_is_nothing_new(
-    worker: Worker, ps: FakePs
-) -> None:
+async def test_refused_heartbeat_of_an_earlier_life_is_ignored(worker: Worker, ps: FakePs) -> None:
     ps.alive = None
     (beat,) = await ps.next(Heartbeat)
     worker.ps.joined = False
@@ -210,7 +208,7 @@ async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs) -> None
 
 
 @pytest.mark.parametrize("ps_answers", [True, False])
-async def test_end_waits_for_last_words_unless_the_peer_was_never_there(
+async def test_link_lingers_unless_its_peer_never_answered(
     ps_answers: bool, start_worker: Callable[..., Any], ps: FakePs
 ) -> None:
     worker = await start_worker(joined=False)
@@ -244,7 +242,7 @@ async def test_wait_is_shown_while_it_lasts(worker: Worker, ps: FakePs) -> None:
     assert worker.waits.snapshot() == ()
 
 
-async def test_cancelled_request_waits_for_nobody(worker: Worker, ps: FakePs) -> None:
+async def test_cancelled_request_leaves_no_wait(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(Leave(""), timeout_s=10)
     (request,) = await ps.first(Leave)
     asked.cancel()

@@ -132,7 +132,7 @@ async def test_no_more_than_the_window_is_under_way_and_no_less_than_one_chunk(
 
 
 @pytest.mark.parametrize("lost", [{0}, {2}, {1, 3}, {0, 1, 2, 3}, {-1}])
-async def test_push_of_which_something_was_lost_begins_again_with_its_first_chunk(
+async def test_push_with_a_lost_part_is_sent_again_from_its_first_chunk(
     worker: Worker, ps: FakePs, lost: set[int]
 ) -> None:
     to_lose = set(lost)
@@ -258,7 +258,7 @@ async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
     assert (await within(asked)).message.version == {1: 1, 2: 3}[version]
 
 
-async def test_who_is_told_to_stop_gets_no_parameters(worker: Worker, ps: FakePs) -> None:
+async def test_reply_that_stops_a_worker_has_no_parameters(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, sequence=1, out=nothing(3))
     (push,) = await ps.first(Push)
     stop = PushReply(1, "applied", 1, stop=True)
@@ -316,7 +316,7 @@ async def test_chunk_that_is_not_wanted_fails_the_request_alone(
 
 
 @pytest.mark.parametrize("late", [Chunk(1, 1), ChunksReceived(NBYTES)], ids=["chunk", "taken"])
-async def test_what_comes_behind_a_reply_is_dropped(
+async def test_messages_behind_a_reply_are_dropped(
     worker: Worker, ps: FakePs, late: Message
 ) -> None:
     out = nothing(2)
@@ -377,7 +377,7 @@ async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_co
     worker.ps.end(begun)
 
 
-async def test_request_whose_chunks_are_of_no_use_any_more_is_completed_without_the_rest(
+async def test_request_can_be_completed_without_its_remaining_chunks(
     worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = HeartbeatReply(received=1, answered=0)

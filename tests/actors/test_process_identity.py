@@ -18,7 +18,7 @@ SAY = (
 pytestmark = pytest.mark.skipif(not process_identity(), reason="needs /proc")
 
 
-def test_process_has_ended_once_it_is_killed_even_if_nobody_has_asked_after_it() -> None:
+def test_killed_process_has_ended_even_as_a_zombie() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -52,6 +52,6 @@ def test_another_process_under_the_same_number_is_another_process() -> None:
         "other/{namespace}/4194304/0",
     ],
 )
-def test_of_a_process_that_is_none_of_this_kernel_nothing_is_known(told: str) -> None:
+def test_process_of_another_kernel_has_not_ended(told: str) -> None:
     kernel, namespace, *_ = process_identity().split("/")
     assert not has_ended(told.format(kernel=kernel, namespace=namespace))

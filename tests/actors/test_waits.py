@@ -15,7 +15,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_wait_tells_who_for_whom_why_since_when_and_until_when(clock: Clock) -> None:
+def test_wait_has_owner_peer_reason_and_times(clock: Clock) -> None:
     waits = Waits("worker 2")
     waits.begin("ps 0", "it has not answered push 3")
     clock.now += 1.5
@@ -35,7 +35,7 @@ def test_wait_lasts_as_long_as_its_block_even_if_that_fails(clock: Clock) -> Non
     assert waits.snapshot() == ()
 
 
-def test_long_wait_is_logged_once_and_says_why_the_peer_cannot_answer(
+def test_long_wait_is_logged_once_with_the_reason_of_the_peer(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -67,7 +67,7 @@ TENSORS = st.lists(
     )
 )
 @settings(max_examples=150)
-def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
+def test_no_message_of_another_task_harms_a_ps_or_a_worker(
     said: list[tuple[str, Message, list[Tensor]]],
 ) -> None:
     async def scenario() -> None:

@@ -170,7 +170,7 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
 
 
 @pytest.mark.parametrize("returned", [None, [("loss", 1.0)], {"loss": None}, {"loss": "low"}])
-def test_measures_that_are_no_numbers_are_told_with_what_was_expected(returned: Any) -> None:
+def test_measures_that_are_no_numbers_are_refused_with_the_expected_form(returned: Any) -> None:
     model = Spoilt("metrics", lambda sound, *_: returned)
     summary = bad_end(make_job(model=model))
     assert summary.exit_code == ExitCode.USAGE
@@ -181,7 +181,9 @@ def test_measures_that_are_no_numbers_are_told_with_what_was_expected(returned: 
 
 
 @pytest.mark.parametrize("how", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])
-def test_metric_that_does_not_fit_is_told_at_the_start(how: dict[str, int], tmp_path: Path) -> None:
+def test_metric_that_does_not_fit_is_refused_at_the_start(
+    how: dict[str, int], tmp_path: Path
+) -> None:
     fields = {"metrics": [ConfusionMatrix(3)], "logdir": str(tmp_path)}
     job = make_job(model=LinearRegression(), **fields)
     with pytest.raises(ConfigError, match=r"^ConfusionMatrix\(.*expected"):
@@ -275,7 +277,7 @@ def test_logdir_that_cannot_be_written_ends_the_run_before_it_begins(tmp_path: P
         run_on(logdir)
 
 
-def test_logdir_lost_on_the_way_is_told_with_what_the_run_came_to(tmp_path: Path) -> None:
+def test_logdir_lost_during_a_run_is_reported_with_the_result(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
 
     def lose(status: Status) -> None:

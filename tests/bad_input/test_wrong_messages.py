@@ -149,7 +149,7 @@ async def test_task_that_the_cluster_does_not_have_cannot_join(role: str, index:
         assert answer == ("RefusedError", f"the cluster has no {role} {index}")
 
 
-async def test_task_with_another_job_hears_of_both_sides() -> None:
+async def test_task_with_another_job_is_refused_with_both_sides() -> None:
     async with table(make_job()) as t:
         other = planned(make_job(steps=7, seed=3), ps=2).fingerprint()
         answer = await t.someone("worker", 1).refused(Join("n/1", other, "here:1", "", "", 0))
@@ -209,7 +209,7 @@ def test_shard_is_written_into_no_directory_but_that_of_an_attempt(text: str) ->
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
-async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
+async def test_ps_warns_if_it_does_not_see_the_lock_of_the_logdir(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_claimed: bool
 ) -> None:
     """As on a file system whose locks are of one host."""
@@ -236,7 +236,7 @@ async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
         (Orders(1, (Apply(0),)), "ps 0 takes no Orders from worker 0"),
     ],
 )
-async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
+async def test_worker_may_not_send_reserved_or_invalid_messages(
     message: Message, text: str
 ) -> None:
     async with training() as (t, worker, batches):
@@ -284,7 +284,7 @@ async def test_version_that_is_not_kept_is_refused() -> None:
         assert await chief.refused(Read(at=2)) == ("RefusedError", "ps 0 has not kept version 2")
 
 
-async def test_left_worker_is_told_that_it_has_not_joined() -> None:
+async def test_push_of_a_left_worker_is_fenced() -> None:
     async with training() as (t, worker, _):
         assert (await worker.ask(Leave("enough"))).message == Done()
         error, text = await worker.refused(PUSH, t.zeros)

@@ -131,7 +131,7 @@ def test_values_come_to_the_gpu_and_back_through_pinned_memory(
     np.testing.assert_array_equal(target, source * np.float32(2))
 
 
-def test_copies_wait_for_what_still_computes_and_it_for_them(gpu: Gpu, cupy: Any) -> None:
+def test_copies_and_computations_wait_for_each_other(gpu: Gpu, cupy: Any) -> None:
     """Each round reads what the last one wrote; a copy out of order gives another number."""
     size = 1 << 22
     flat = np.ones(size, np.float32)
@@ -270,9 +270,7 @@ def test_towers_on_gpu_and_cpu_learn_together(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-def test_gpus_whose_gradients_nccl_adds_up_learn_what_those_do_that_meet_on_the_host(
-    devices: int, gpu: Gpu, cupy: Any
-) -> None:
+def test_sums_by_nccl_train_like_sums_on_the_host(devices: int, gpu: Gpu, cupy: Any) -> None:
     nccl = pytest.importorskip("cupy.cuda.nccl")
     if cupy.cuda.runtime.getDeviceCount() < devices or not nccl.available:
         pytest.skip("fewer GPUs, or no NCCL")
@@ -283,6 +281,6 @@ def test_gpus_whose_gradients_nccl_adds_up_learn_what_those_do_that_meet_on_the_
         np.testing.assert_allclose(by_nccl.parameters[name], value, 1e-3, 1e-4)
 
 
-def test_gpu_that_is_not_there_is_told_with_those_that_are(gpu: Gpu) -> None:
+def test_missing_gpu_is_refused_with_the_list_of_gpus(gpu: Gpu) -> None:
     with pytest.raises(ConfigError, match="gpu:999, but there are gpu:0"):
         zmqtrain.run(job(devices=("gpu:0", "gpu:999")))

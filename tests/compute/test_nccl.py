@@ -48,12 +48,12 @@ def test_arrays_of_the_first_device_are_the_sums(devices: int, cupy: Any) -> Non
         nccl.close()
 
 
-def test_same_gpu_twice_is_told(cupy: Any) -> None:
+def test_same_gpu_twice_is_refused(cupy: Any) -> None:
     with pytest.raises(ConfigError, match=r"gpu:0, gpu:0: .*expected different GPUs"):
         Nccl([0, 0])
 
 
-def test_no_nccl_is_told() -> None:
+def test_missing_nccl_is_refused_with_the_remedy() -> None:
     with installed(2, nccl=False), pytest.raises(ConfigError, match=r"needs NCCL.*install it"):
         Nccl([0, 1])
 

@@ -53,7 +53,7 @@ def hosted(
     return leader, admin
 
 
-async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
+async def test_status_that_fails_at_its_deadline_is_a_bug() -> None:
     """Else the chief would wait for it for ever."""
     crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     _, admin = hosted(crash=crashed.set_result)
@@ -100,7 +100,7 @@ async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> N
     assert late.replies == [Done("second")]
 
 
-async def test_who_waits_for_a_checkpoint_waits_for_the_ps_whose_parts_are_missing() -> None:
+async def test_wait_for_a_checkpoint_names_the_ps_with_missing_parts() -> None:
     _, admin = hosted(shards=4, status=host)
     admin.on_save(Asked(sender="chief 0", incarnation=1), Save("first"))
     waits = []
@@ -111,14 +111,14 @@ async def test_who_waits_for_a_checkpoint_waits_for_the_ps_whose_parts_are_missi
     assert waits == [[("ps 0", "ps 1, ps 3")], [("ps 0", "ps 3")], [("ps 0", "a worker to join")]]
 
 
-async def test_close_is_answered_when_nobody_computes() -> None:
+async def test_close_is_answered_when_no_worker_computes() -> None:
     _, admin = hosted()
     request = Asked(sender="chief 0", incarnation=1)
     admin.on_close(request, Close())
     assert request.replies == [Done()]
 
 
-async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
+async def test_failure_before_the_job_begins_reaches_the_watchers() -> None:
     leader, admin = hosted(status=host, begun=False)
     watcher = Asked()
     admin.on_get_status(watcher, GetStatus(wait_s=100.0))
@@ -126,7 +126,7 @@ async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
     assert [status.failure for status in watcher.replies] == ["no worker has been alive for 20 s"]
 
 
-async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
+async def test_evaluated_step_reaches_the_watchers_at_once() -> None:
     leader, admin = hosted(evaluate_every=2, status=host)
     watcher = Asked()
     leader.joined(add_peer(leader.peers, "worker 0"))
@@ -146,7 +146,7 @@ async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
         (SetRate(0.5), Done()),
     ],
 )
-async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
+async def test_request_during_a_roster_is_answered_after_it(
     message: SwitchPolicy | Extend | SetRate, answer: Done
 ) -> None:
     leader, admin = hosted(policy="sync-replicas", has_board=True, begun=False)
@@ -168,7 +168,7 @@ async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
     assert request.replies == [answer]
 
 
-async def test_failure_of_a_checkpoint_is_told_until_the_next_one_is_there() -> None:
+async def test_failure_of_a_checkpoint_is_in_the_status_until_the_next_one() -> None:
     _, admin = hosted(status=host)
     chief = Asked(sender="chief 0", incarnation=1)
     told = []

@@ -85,7 +85,7 @@ def test_coordinated_push_counts_once_it_is_at_every_shard(last: int) -> None:
     assert list(map(type, orders)) == [Apply, Answer]
 
 
-def test_part_of_an_earlier_life_is_none_of_the_new_one() -> None:
+def test_part_of_an_earlier_life_does_not_count_for_the_new_one() -> None:
     run = coordinator("hogwild:whole", workers=1, shards=2)
     for life in (1, 2):
         run.handle(Joined(0, life))
@@ -224,7 +224,7 @@ def test_worker_without_a_batch_can_leave() -> None:
     """)
 
 
-def test_coordinator_says_why_a_worker_has_no_batch() -> None:
+def test_worker_without_a_batch_is_held_with_the_reason() -> None:
     run = coordinator("hogwild", steps=1)
     for worker in (0, 1):
         run.handle(Joined(worker, 1))
@@ -234,7 +234,7 @@ def test_coordinator_says_why_a_worker_has_no_batch() -> None:
     ]
 
 
-def test_everyone_is_told_to_stop_after_the_last_step() -> None:
+def test_every_worker_is_stopped_after_the_last_step() -> None:
     run = coordinator("sync-replicas:aggregate=2", joined=3, workers=3, steps=1)
     playing(run)("""
         pull 0     -> -

@@ -357,7 +357,7 @@ worlds = st.builds(
 
 @settings(max_examples=200)
 @given(world=worlds, schedule=schedules)
-def test_run_ends_at_its_last_step_whatever_happens(world: World, schedule: list[Event]) -> None:
+def test_run_ends_at_its_last_step_under_any_schedule(world: World, schedule: list[Event]) -> None:
     world.play(schedule)
     world.run_to_the_end()
     assert world.version == world.steps
@@ -371,7 +371,7 @@ def test_run_ends_at_its_last_step_whatever_happens(world: World, schedule: list
     aggregate=st.integers(1, 5),
     schedule=schedules,
 )
-def test_run_with_tokens_ends_if_nobody_dies(
+def test_run_with_tokens_ends_without_deaths(
     tokens: int, shards: int, aggregate: int, schedule: list[Event]
 ) -> None:
     spec = f"sync-replicas:aggregate={aggregate},tokens={tokens}"

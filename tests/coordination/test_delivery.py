@@ -64,7 +64,7 @@ def restarted(shard: FirstShard, state: bytes, since: list[Order]) -> OrderDeliv
     return delivery
 
 
-async def test_restarted_delivery_has_due_what_was_not_carried_out() -> None:
+async def test_restarted_delivery_has_due_the_unfinished_orders() -> None:
     shard, delivery = begun()
     delivery.give([APPLY] * 3)
     shard.carry_out(delivery.due())
@@ -75,7 +75,7 @@ async def test_restarted_delivery_has_due_what_was_not_carried_out() -> None:
     assert [number for number, _ in shard.carried_out] == [1, 2, 3, 4, 5]
 
 
-async def test_restarted_delivery_keeps_for_others_only_what_they_have_not_acknowledged() -> None:
+async def test_restarted_delivery_keeps_only_unacknowledged_orders() -> None:
     shard, delivery = begun()
     state = pack(delivery.state())
     for _ in range(5000):

@@ -73,7 +73,7 @@ def test_the_lowest_of_a_quorum_that_hears_one_another_proposes_it(
     assert proposals(links, members) == {who: Group(4, found) for who, found in expected.items()}
 
 
-def test_who_is_not_a_member_is_taken_in_but_has_no_say() -> None:
+def test_worker_outside_the_group_is_admitted_without_a_vote() -> None:
     gathering = Gathering(0, Group(2, (1, 2, 3)), LEASE_S, 0.0)
     for now in range(9):
         gathering.note(1, (0,), now)
@@ -95,7 +95,7 @@ def test_who_is_not_a_member_is_taken_in_but_has_no_say() -> None:
         ({2: -LEASE_S, 7: -LEASE_S}, True),
     ],
 )
-def test_who_was_silent_for_a_lease_before_is_not_waited_for(
+def test_worker_silent_for_a_lease_before_is_not_waited_for(
     heard_at: dict[int, float], may: bool
 ) -> None:
     gathering = Gathering(0, Group(1, (0, 1, 2)), LEASE_S, 0.0, heard_at)
@@ -106,7 +106,7 @@ def test_who_was_silent_for_a_lease_before_is_not_waited_for(
     assert gathering.proposal(0.0) is None  # it comes
 
 
-def test_what_is_said_again_is_news_after_a_lease() -> None:
+def test_repeated_message_is_news_after_a_lease() -> None:
     gathering = Gathering(0, Group(1, (0, 1, 2)), LEASE_S, 0.0)
     told = [((), 0.0), ((0,), 0.0), ((0,), 1.0), ((0,), 1.0 + LEASE_S)]
     assert [gathering.note(1, *each) for each in told] == [True, True, False, True]

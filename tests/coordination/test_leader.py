@@ -43,7 +43,7 @@ async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: PeerTa
     assert leader.step == 1
 
 
-async def test_next_life_decides_what_was_not_carried_out_and_nothing_else(
+async def test_next_life_decides_only_on_unfinished_orders(
     peers: PeerTable,
 ) -> None:
     segment = Segment.private(SegmentLayout(4, []))
@@ -206,7 +206,7 @@ async def test_worker_that_joins_late_begins_where_the_slowest_is_and_lags_behin
     assert value("zmqtrain_worker_step", {"worker": "2"}) == 61
 
 
-async def test_after_a_kill_a_worker_that_had_joined_late_lags_behind_nobody() -> None:
+async def test_late_worker_is_level_with_the_others_after_a_kill() -> None:
     segment = Segment.private(SegmentLayout(4, []))
     first = leader_with_a_roster(segment=segment)
     first.stepped(Stepped(3, 60, 1.5, over=True, losses={0: 0.5, 1: 0.25}))
@@ -259,7 +259,7 @@ def test_workers_begin_a_pass_together_if_the_policy_bounds_their_distance(
     assert [peer.pushes for peer in workers] == steps
 
 
-async def test_what_happens_before_the_first_generation_is_not_decided_on() -> None:
+async def test_events_before_the_first_generation_are_not_decided_on() -> None:
     leader = make_leader()
     leader.joined(add_peer(leader.peers, "worker 0"))
     assert not leader.coordinator.members

@@ -20,7 +20,7 @@ operations = st.tuples(
 schedules = st.integers(0, 60).flatmap(lambda n: st.lists(operations, min_size=n, max_size=n))
 
 
-def test_sums_of_a_pass_are_of_what_all_its_counted_batches_have_measured() -> None:
+def test_pass_sums_only_the_measures_of_all_its_batches() -> None:
     ledger = Ledger(limit=3)
     batches = [ledger.lease(0) for _ in range(3)]
     for batch, sums in zip(batches, ({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 8.0}), strict=False):

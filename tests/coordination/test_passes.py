@@ -57,7 +57,7 @@ def test_batch_of_a_worker_that_dies_belongs_to_its_pass() -> None:
     assert run.is_pass_over
 
 
-def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody() -> None:
+def test_limit_raised_during_a_pass_holds_no_worker() -> None:
     run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
     playing(run)("""
         pull 0     -> -
@@ -135,7 +135,7 @@ class Cluster:
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     choices=st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30),
 )
-def test_every_pass_counts_its_batches_once_whoever_dies(
+def test_every_pass_counts_its_batches_once_despite_deaths(
     spec: str, workers: int, lookahead: int, sizes: list[int], choices: list[tuple[int, bool]]
 ) -> None:
     cluster = Cluster(spec, workers, lookahead)

@@ -45,7 +45,7 @@ def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.M
         assert (peer is not None) is is_free
 
 
-def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
+def test_ps_that_slept_does_not_count_the_time_of_a_contested_join(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0

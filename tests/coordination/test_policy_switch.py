@@ -28,7 +28,7 @@ def test_everyone_is_held_until_no_worker_computes() -> None:
     assert run.next_policy is None
 
 
-def test_coordinator_says_that_the_policy_changes() -> None:
+def test_held_worker_waits_for_the_policy_to_change() -> None:
     run = coordinator("hogwild")
     for worker in (0, 1):
         run.handle(Joined(worker, 1))
@@ -78,7 +78,7 @@ def test_worker_that_computes_and_leaves_opens_the_barrier() -> None:
     """)
 
 
-def test_policy_changes_at_once_when_nobody_computes() -> None:
+def test_policy_changes_at_once_when_no_worker_computes() -> None:
     run = coordinator("sync-replicas", joined=2)
     playing(run)("""
         pull 0         -> -
@@ -192,7 +192,7 @@ def test_policy_can_be_renewed(spec: str) -> None:
     "after",
     ["hogwild", "bounded-staleness:4", "sync-replicas", "sync-replicas:aggregate=1,tokens=2"],
 )
-def test_nobody_is_behind_when_a_policy_begins(after: str) -> None:
+def test_no_worker_is_behind_when_a_policy_begins(after: str) -> None:
     run = coordinator("hogwild", joined=2)
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 24):

@@ -144,7 +144,7 @@ def test_roster_begins_with_the_order_that_comes_before_all_are_released() -> No
     assert job.orders == [begins, Answer(0, 1, 0, (0, 2)), Answer(1, 1, 0, (1, 3))]
 
 
-def test_roster_counts_again_what_is_told_twice_only_once() -> None:
+def test_repeated_report_of_a_roster_counts_once() -> None:
     job = Job(coordinator(1))
     job.join(0)
     for over in (False, False, True, True):

@@ -66,7 +66,7 @@ def test_status_of_a_ps_is_its_last_report(status: Status) -> None:
     assert (shard.step, shard.nbytes) == (7, 24)
 
 
-def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
+def test_wait_for_silent_workers_ends_with_their_leases() -> None:
     leader = begun_leader(workers=(0, 1), policy="sync-replicas")
     (silent,) = (peer for peer in leader.peers if str(peer) == "worker 1")
     silent.heard_at = time.monotonic() - 3.0
@@ -76,7 +76,7 @@ def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
     assert wait.until_s == pytest.approx(TIMING.lease_s - 3.0, abs=1.5)
 
 
-async def test_who_waits_for_a_push_that_some_ps_has_not_got_waits_for_that_ps() -> None:
+async def test_wait_for_a_push_names_the_ps_that_lacks_it() -> None:
     """Ps 1 is silent: it has the push of worker 1, but not that of worker 0."""
     leader = begun_leader(workers=(0, 1), policy="sync-replicas", shards=2)
     silent = add_peer(leader.peers, "ps 1")
@@ -122,5 +122,5 @@ def test_three_workers_are_named_and_the_others_counted(
         (9, ENDLESS, "it was ended at step 9"),
     ],
 )
-def test_end_of_a_job_is_told(step: int, steps: int, text: str) -> None:
+def test_completed_job_has_a_reason(step: int, steps: int, text: str) -> None:
     assert completion(step, steps) == text

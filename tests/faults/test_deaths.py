@@ -57,7 +57,7 @@ def test_task_killed_anywhere_in_its_code_costs_no_push(
     [(ON_A_BOARD, 0), (DIRECT, 100), (ON_A_BOARD, 250), (DIRECT, 400)],
     ids=["board", "direct", "board, later", "direct, later"],
 )
-def test_one_death_restarts_nobody_else_and_no_survivor_computes_a_batch_again(
+def test_one_death_restarts_no_other_task_and_repeats_no_batch(
     fields: dict[str, Any], lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[tuple[str, int]] = []
@@ -164,7 +164,7 @@ def test_chief_stopped_before_its_first_order_is_answered_saves_what_was_learned
     assert trace.of("chief 0 says: saved .*/step-0000000[1-9] ")
 
 
-def test_interrupted_step_ends_without_the_worker_that_nobody_has_missed_yet() -> None:
+def test_interrupted_step_ends_without_a_dead_worker_before_its_lease() -> None:
     """What others were told to be part of it is part of the checkpoint."""
     timing = calm().timing.model_copy(update={"lease_s": 10.0})
     faults = (kill("worker 0", 0.5, 30.0), Fault(0.9, "interrupt"))
@@ -173,7 +173,7 @@ def test_interrupted_step_ends_without_the_worker_that_nobody_has_missed_yet() -
     held(calm(policy=policy, keeps=True, timing=timing, faults=faults, rules=(hurried,)))
 
 
-def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life() -> None:
+def test_leaving_ps_admits_no_task_that_joins_its_next_life() -> None:
     """They come while it waits for the goodbyes of the run that Ctrl-C has ended as it began."""
     for ms in range(45, 110, 8):
         held(calm(weather=WIDE, faults=(Fault(ms / 1000, "interrupt"),)))

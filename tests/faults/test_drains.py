@@ -36,7 +36,7 @@ def drained(*names: str, gap_s: float = 0.0, at_s: float = 0.5, **fields: Any) -
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_tasks_of_a_machine_that_is_taken_away_take_nothing_along(number: int) -> None:
+def test_leaving_tasks_of_one_machine_lose_nothing(number: int) -> None:
     """In every order, at once or one after the other."""
     names = [*permutations(ALL)][number]
     gap_s = (0.004, 0.03, 0.2)[number % 3]
@@ -57,7 +57,7 @@ def test_tasks_of_a_machine_that_is_taken_away_take_nothing_along(number: int) -
     ids=["one ps", "three ps", "with workers", "told twice", "no chief"],
 )
 @pytest.mark.parametrize("save_secs", [0.0, 0.1], ids=["while others save", "often"])
-def test_whoever_else_is_told_to_leave_takes_nothing_along(
+def test_leaving_tasks_of_any_kind_lose_nothing(
     names: tuple[str, ...], fields: dict[str, Any], save_secs: float
 ) -> None:
     drained(*names, gap_s=0.01, save_secs=save_secs, **fields)

@@ -31,7 +31,7 @@ def run(*faults: Fault, **fields: Any) -> Trace:
 
 
 @pytest.mark.parametrize("lane", ["shm", "memory"], ids=["its memory", "a checkpoint"])
-def test_ps_numbers_a_new_life_above_the_last_one_which_it_knows_only_from(
+def test_ps_numbers_a_new_life_above_the_last_one_known_from(
     lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker died as the youngest of all. Another shard knows it and lets no older life in."""
@@ -55,7 +55,7 @@ def test_chief_begins_again_when_its_first_begin_comes_to_nothing() -> None:
     assert trace.of("chief 0 ended: exit code 0")
 
 
-def test_new_chief_does_not_begin_anew_what_some_shard_has_learned() -> None:
+def test_new_chief_does_not_restart_a_job_that_a_shard_has_begun() -> None:
     trace = run(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
     assert trace.of("ps 1 restarted without parameters, and there is no checkpoint to restore")
     assert not trace.of("generation 2 begins")
@@ -116,7 +116,7 @@ def test_chief_stopped_while_it_waits_to_take_over_leaves_the_job_to_the_next_on
     assert trace.of("ps 0 says: the run is over: step 10 of 10 is done")
 
 
-def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is_missing() -> None:
+def test_chief_stopped_while_it_joins_again_does_not_wait_for_missing_ps() -> None:
     faults = (
         Fault(0.5, "kill", ("ps 1",), 8.0),
         Fault(0.6, "kill", ("ps 0",), 0.5),

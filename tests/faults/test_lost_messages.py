@@ -26,7 +26,7 @@ def test_lost_or_refused_report_of_a_written_slice_is_sent_again(fate: Callable[
     assert report.matched == (2,)
 
 
-def test_checkpoint_is_written_once_although_the_reply_that_says_so_was_lost(
+def test_checkpoint_is_written_once_although_its_reply_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write, written = checkpoint.copy_shard, []
@@ -89,7 +89,7 @@ def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(poli
     held(calm(ps=2, lane="shm", policy=policy, faults=(kill,), rules=(lost,)))
 
 
-def test_worker_whose_lease_ran_out_hears_of_the_end() -> None:
+def test_worker_whose_lease_ran_out_gets_the_shutdown() -> None:
     stop = Fault(0.5, "stop", ("worker 0",), 20.0)
     cut = Fault(0.5, "cut", ("worker 0",), 20.1, mild=True)
     trace = trace_of(calm(ps=1, policy="hogwild", faults=(stop, cut)))

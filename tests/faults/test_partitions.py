@@ -70,7 +70,7 @@ def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(
 
 
 @pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
-def test_link_that_takes_half_a_lease_for_a_piece_costs_nobody_its_life(
+def test_link_that_takes_half_a_lease_for_a_chunk_ends_no_life(
     monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     """A gradient takes longer than a lease. Heartbeats wait in line behind its chunks."""

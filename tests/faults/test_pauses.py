@@ -53,9 +53,7 @@ def test_member_of_a_board_that_stood_still_begins_again_after_its_lease(lasts_s
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
-def test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for_dead(
-    name: str, policy: str
-) -> None:
+def test_ps_paused_for_longer_than_a_lease_ends_no_lease(name: str, policy: str) -> None:
     """What the others said meanwhile reaches it when it has already looked at its clock."""
     late = Fault(0.4, "cut", (name,), LONG_S + 0.1, mild=True)
     faults = (Fault(0.4, "stop", (name,), LONG_S), late)

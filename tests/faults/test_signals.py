@@ -18,7 +18,7 @@ def has_left(status: Status) -> bool:
     return any(task.task == "worker 1" and task.state == "left" for task in status.tasks)
 
 
-def test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends_and_saves_the_job(
+def test_stopped_worker_leaves_the_job_and_a_stopped_chief_saves_it(
     stage: Stage,
 ) -> None:
     job = stage.job("counting_job", gated=True, steps=10**6, logdir=str(stage.logdir))

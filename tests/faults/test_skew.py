@@ -29,7 +29,7 @@ def relabelled(frames: Frames, version: int) -> Frames:
     return [msgpack.packb([version, *msgpack.unpackb(frames[0])[1:]]), *frames[1:]]
 
 
-def test_task_whose_ps_comes_back_in_another_version_starts_again_and_leaves_with_both_versions(
+def test_task_whose_ps_restarts_in_another_version_leaves_with_both_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tasks of two versions do not work together, and none of them waits for ever."""

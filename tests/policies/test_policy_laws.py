@@ -153,7 +153,7 @@ def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[in
 @every_policy
 @settings(max_examples=40)
 @given(schedule=schedules)
-def test_someone_computes_while_anyone_is_live(spec: str, schedule: list[tuple[int, str]]) -> None:
+def test_some_worker_computes_while_one_is_live(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec))
     for event in schedule:
         if "tokens" in spec and event[1] == "leave":

@@ -83,7 +83,7 @@ def test_counted_gradient_of_a_worker_that_rejoins_keeps_its_token_step() -> Non
     """)
 
 
-def test_bounded_staleness_says_how_far_a_worker_is_ahead() -> None:
+def test_bounded_staleness_names_the_steps_that_a_worker_is_ahead() -> None:
     policy = make_policy("bounded-staleness:1")
     policy.start(0, 3)
     for worker in (0, 1, 2):
@@ -126,7 +126,7 @@ def test_token_sync_replicas_say_how_far_the_step_is() -> None:
         ("sync-replicas:aggregate=3,tokens=2", True, False, None),
     ],
 )
-def test_policy_says_what_kind_it_is(
+def test_policy_has_the_properties_of_its_kind(
     spec: str, coordinated: bool, step_per_push: bool, staleness_bound: int | None
 ) -> None:
     policy = make_policy(spec)

@@ -136,7 +136,7 @@ def test_tokens_and_gradients_are_conserved(
 
 @settings(max_examples=60)
 @given(workers=st.integers(1, 6), backups=st.integers(0, 3), schedule=schedules)
-def test_strict_replicas_average_exactly_what_they_are_told(
+def test_strict_replicas_average_exactly_the_requested_number(
     workers: int, backups: int, schedule: list[int]
 ) -> None:
     aggregate = max(1, workers - backups)

@@ -28,7 +28,9 @@ def test_silent_chief_ends_a_ps_and_in_a_group_only_the_group(
 @pytest.mark.parametrize(
     ("is_task", "told"), [(True, "zmqtrain.roles.chief"), (False, "start worker 0")]
 )
-def test_who_is_to_be_started_is_named(peers: PeerTable, is_task: bool, told: str) -> None:
+def test_missing_chief_is_an_error_with_the_task_to_start(
+    peers: PeerTable, is_task: bool, told: str
+) -> None:
     watch = ChiefWatch(Timing(), 0, is_task=is_task)
     watch.began_at = -math.inf
     with pytest.raises(PeerLostError, match=told):

@@ -155,7 +155,7 @@ async def test_push_is_ordered_once_though_its_release_waits_before_those_orders
     assert (state.version, len(request.replies)) == (1, 1)
 
 
-async def test_leader_hears_at_once_that_a_switch_is_carried_out(
+async def test_switch_is_reported_to_the_leader_at_once(
     state: ShardState, link: FakeLink, follow: Follow
 ) -> None:
     follower = follow("sync-replicas")

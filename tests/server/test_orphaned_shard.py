@@ -60,7 +60,7 @@ def written(directory: Path, left: OrphanedShard, index: int) -> dict[str, bytes
 
 
 @pytest.mark.parametrize("done", range(len(ORDERS) + 1))
-def test_whoever_is_left_writes_the_same_whatever_it_lacks(tmp_path: Path, done: int) -> None:
+def test_remaining_shard_writes_the_same_from_any_order_on(tmp_path: Path, done: int) -> None:
     first = written(tmp_path / "0", remains(0, len(ORDERS)), 0)
     assert written(tmp_path / "1", remains(1, done), 1) == first
     assert {name.partition("/")[0] for name in first} == {"parameters", "momentum"}
@@ -71,7 +71,7 @@ def test_host_of_the_leader_first_carries_out_what_it_has_ordered_itself(tmp_pat
     assert written(tmp_path / "1", remains(1, 2, is_leader=True), 1) == expected
 
 
-def test_it_is_asked_again_and_writes_the_same(tmp_path: Path) -> None:
+def test_second_request_writes_the_same(tmp_path: Path) -> None:
     left = remains(0, 2)
     first = written(tmp_path / "first", left, 0)
     assert written(tmp_path / "again", left, 0) == first

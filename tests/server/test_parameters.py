@@ -65,7 +65,7 @@ def test_readers_of_one_version_share_a_copy_which_no_update_changes(peers: Peer
     assert not first.sent[0].array().any()
 
 
-def test_copy_that_nobody_is_sent_any_more_is_given_up(peers: PeerTable) -> None:
+def test_copy_is_freed_once_it_is_sent(peers: PeerTable) -> None:
     parts: Any = AtRest()
     access = ParameterAccess(make_state(), peers, parts, None, None)  # type: ignore[arg-type]
     reader: Any = Reader()

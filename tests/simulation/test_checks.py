@@ -39,7 +39,7 @@ def once(monkeypatch: Patch, owner: type, name: str, instead: Callable[..., Any]
     monkeypatch.setattr(owner, name, method)
 
 
-def test_calm_run_is_not_objected_to() -> None:
+def test_calm_run_breaks_no_invariant() -> None:
     assert simulate(calm(policy="hogwild")).broken == ""
 
 
@@ -74,7 +74,7 @@ def test_sum_in_another_order_is_found_in_the_last_bit(monkeypatch: Patch) -> No
     assert "learned" not in broken
 
 
-def test_batch_that_nobody_gets_is_found(monkeypatch: Patch) -> None:
+def test_batch_that_is_never_leased_is_found(monkeypatch: Patch) -> None:
     def skip(lease: Any, ledger: Ledger, worker: int) -> int:
         ledger.next_batch += 1
         return int(lease(ledger, worker))
@@ -110,7 +110,7 @@ def test_worker_that_is_too_far_ahead_is_found(monkeypatch: Patch) -> None:
     assert "compute with clocks" in broken
 
 
-def test_hang_is_found_with_those_who_wait(monkeypatch: Patch) -> None:
+def test_hang_is_found_with_the_waiting_tasks(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Coordinator, "_left", lambda *_: [])
     monkeypatch.setattr(Leader, "watch", lambda _: None)
     kill = Fault(0.5, "kill", ("worker 1",), 60.0)
@@ -135,7 +135,7 @@ def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> 
     assert re.search("ps [01] ends at version|counts 2.0 times", broken)
 
 
-def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
+def test_error_that_names_no_task_is_found(monkeypatch: Patch) -> None:
     def fail(*_: Any) -> None:
         raise PeerLostError("something is lost")
 
@@ -145,6 +145,6 @@ def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
     assert "the text names no task" in broken
 
 
-def test_exception_that_nobody_expects_is_found(monkeypatch: Patch) -> None:
+def test_unexpected_exception_is_found(monkeypatch: Patch) -> None:
     once(monkeypatch, Receiver, "_take_push", lambda *_: 1 // 0)
     assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken

@@ -126,7 +126,7 @@ SHARED: dict[str, Rule] = {
     list(zip(SHARED.values(), cycle([{"ps": 2}, {"ps": 0, "lane": "shm"}, ON_A_BOARD]))),
     ids=SHARED,
 )
-def test_evaluation_that_is_shared_is_right_and_ends_whatever_happens(
+def test_shared_evaluation_is_right_and_ends_under_faults(
     rule: Rule, place: dict[str, Any]
 ) -> None:
     held(calm(**place, **EPOCHS, rules=(rule,)))

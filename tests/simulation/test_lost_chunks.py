@@ -20,7 +20,7 @@ OF_ONE_ANSWER = 5  # chunks, with the simulation's shards
 
 @pytest.mark.parametrize("window_nbytes", [1200, 1 << 20], ids=["some chunks", "all chunks"])
 @pytest.mark.parametrize("lost", [(1,), (5,), (2, 3, 6)])
-def test_push_of_which_chunks_are_lost_is_sent_again(
+def test_push_with_lost_chunks_is_sent_again(
     lost: tuple[int, ...], window_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fakes, "CREDITS_NBYTES", (window_nbytes,))
@@ -52,7 +52,7 @@ def chunks_sent(receiver: str, ps: int, *lost: int) -> int:
         (10, 11, 12, 13, 14),
     ],
 )
-def test_answer_to_a_worker_of_which_chunks_are_lost_is_given_again(
+def test_answer_with_lost_chunks_is_sent_to_the_worker_again(
     lost: tuple[int, ...], ps: int
 ) -> None:
     again = chunks_sent("worker 0", ps, *lost) - chunks_sent("worker 0", ps)
@@ -61,7 +61,7 @@ def test_answer_to_a_worker_of_which_chunks_are_lost_is_given_again(
 
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("lost", [(1,), (3,), (5,), (2, 4), (1, 7)])
-def test_read_of_the_chief_of_which_chunks_are_lost_is_answered_again(
+def test_read_of_the_chief_with_lost_chunks_is_answered_again(
     lost: tuple[int, ...], ps: int
 ) -> None:
     again = chunks_sent("chief", ps, *lost) - chunks_sent("chief", ps)

@@ -86,7 +86,7 @@ def test_some_messages_come_twice() -> None:
     assert len(found) > 20
 
 
-def test_messages_overtake_one_another_only_if_the_weather_says_so() -> None:
+def test_messages_overtake_one_another_only_in_such_weather() -> None:
     found = numbers(talk(Weather(0.01, 0.5, overtaking=True)))
     assert sorted(found) == list(range(20)) != found
 
@@ -127,7 +127,7 @@ def test_broken_connection_loses_what_is_on_its_way_and_is_made_again() -> None:
     assert "lost" in world.fates
 
 
-def test_closed_end_still_delivers_what_it_sent_a_vanished_one_does_not() -> None:
+def test_closed_end_still_delivers_its_messages_and_a_vanished_one_does_not() -> None:
     for leave, served in (("close", [b"1"]), ("vanish", [])):
         world = World(CALM)
 

@@ -88,7 +88,7 @@ def waited_s(member: int, other: int) -> float:
     return sum(sample.value for sample in metric.samples if sample.name.endswith("_total"))
 
 
-def test_slow_member_is_who_was_waited_for() -> None:
+def test_waits_are_charged_to_the_slow_member() -> None:
     before = waited_s(0, 1), waited_s(1, 0)
     phases = metrics_of("worker", 1).phase_duration_seconds
     updated_s = phases.update.total
@@ -119,7 +119,7 @@ def test_seed_is_replayed_exactly() -> None:
 
 
 @pytest.mark.parametrize("kill_at_s", [0.5, 0.51])
-def test_ps_that_is_stopped_and_killed_is_away_no_longer_than_who_is_killed(
+def test_stopped_and_killed_ps_is_away_no_longer_than_a_killed_one(
     kill_at_s: float,
 ) -> None:
     stop = Fault(0.505, "stop", ("ps 0",), 4.0)

@@ -44,13 +44,13 @@ def test_group_without_one_host_goes_on_where_it_was(policy: str, worker: int) -
     assert goes_on_at(trace_of(lost(worker, policy=policy))) > 2
 
 
-def test_who_has_been_silent_for_long_is_not_waited_for() -> None:
+def test_long_silent_worker_is_not_waited_for() -> None:
     trace = trace_of(lost(2, policy="sync-replicas"))
     assert seconds(trace, "goes on at") - seconds(trace, "looking for") < LEASE_S
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_as_many_hosts_as_there_are_further_copies_may_be_lost_at_once(small: bool) -> None:
+def test_hosts_up_to_the_number_of_further_copies_may_be_lost_at_once(small: bool) -> None:
     assert goes_on_at(trace_of(lost(0, 3, workers=5, copies=3, small=small))) > 2
 
 

@@ -80,7 +80,7 @@ async def test_large_message_of_many_frames_arrives_whole(lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("is_listened", [True, False])
-async def test_small_frames_are_taken_over_by_send_whatever_they_travel_with(
+async def test_small_frames_are_copied_by_send_beside_large_ones(
     lane: Lane, is_listened: bool
 ) -> None:
     address = lane.unused()
@@ -140,7 +140,7 @@ async def test_large_frame_is_held_until_it_has_left_and_no_longer(lane: Lane) -
         await given_back.wait()
 
 
-async def test_messages_sent_before_anyone_listens_are_kept_up_to_a_limit(lane: Lane) -> None:
+async def test_messages_sent_without_a_listener_are_kept_up_to_a_limit(lane: Lane) -> None:
     address = lane.unused()
     peer, _ = lane.peer(address)
     kept = 0
@@ -153,7 +153,7 @@ async def test_messages_sent_before_anyone_listens_are_kept_up_to_a_limit(lane: 
     assert await inbox.first(kept) == numbered(kept)
 
 
-async def test_listener_sends_as_many_messages_at_once_as_it_was_told(lane: Lane) -> None:
+async def test_listener_sends_messages_up_to_its_high_water_mark(lane: Lane) -> None:
     listener = lane.bind(high_water_mark=500)
     inbox = lane.start(listener)
     peer = lane.connect(listener.address)

@@ -113,7 +113,7 @@ def test_rotated_key_expires_until_everyone_has_its_successor(directory: Path) -
 
 
 @pytest.mark.parametrize("at", ["first", "second"])
-def test_interrupted_rotation_locks_nobody_out_and_goes_on(
+def test_interrupted_rotation_refuses_no_task_and_is_continued(
     directory: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """It is killed before the registry has the new keys, or before their secrets are in place."""
@@ -279,7 +279,7 @@ def test_changes_made_at_the_same_time_are_all_kept(directory: Path) -> None:
         ("", 0o777, "is open to others (mode 0777)"),
     ],
 )
-def test_what_others_can_change_or_read_is_refused(
+def test_file_open_to_others_is_refused(
     directory: Path, name: str, others: int, complaint: str
 ) -> None:
     add_keys(directory, {WORKER: Pair(A, B)})
@@ -300,7 +300,7 @@ def test_registry_may_be_read_by_all_and_a_secret_by_the_group(directory: Path) 
     assert read_secret(directory, WORKER).hex() == B
 
 
-def test_mount_that_nobody_can_write_may_look_writable(
+def test_read_only_mount_may_look_writable(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As secrets are mounted into a pod."""
@@ -349,13 +349,13 @@ def test_registry_that_is_not_sound_is_refused(directory: Path, line: str, compl
     assert complaint in str(caught.value)
 
 
-def test_missing_registry_is_told_with_what_makes_one(directory: Path) -> None:
+def test_missing_registry_is_refused_with_the_remedy(directory: Path) -> None:
     with pytest.raises(ConfigError, match="make it by zmqtrain keys new, or copy it here"):
         read_registry(directory)
     assert secrets_in(directory) == []
 
 
-def test_secret_that_is_none_is_refused(directory: Path) -> None:
+def test_invalid_secret_is_refused(directory: Path) -> None:
     add_keys(directory, {WORKER: Pair(A, "not a key")})
     with pytest.raises(ConfigError, match="holds no secret key"):
         read_secret(directory, WORKER)

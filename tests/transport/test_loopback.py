@@ -167,7 +167,7 @@ def impostor(address: str, places: tuple[str, ...]) -> Iterator[list[bytes]]:
 
 
 @needs_another_user
-async def test_other_user_that_took_the_address_first_hears_nothing(loopback: Lane) -> None:
+async def test_other_user_that_took_the_address_first_gets_no_message(loopback: Lane) -> None:
     address = loopback.unused()
     with impostor(address, ("port", "socket")) as heard:
         text = await asyncio.to_thread(as_a_task, address)
@@ -205,7 +205,7 @@ async def test_other_user_that_comes_after_the_own_listener_is_not_final(loopbac
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers there does not speak as a ps does"),
     ],
 )
-async def test_port_of_something_else_is_told_of_and_gets_no_message(
+async def test_port_of_another_program_is_reported_and_gets_no_message(
     said: bytes, text: str
 ) -> None:
     heard = b""
@@ -233,7 +233,7 @@ async def test_port_of_something_else_is_told_of_and_gets_no_message(
         (True, "it has no keys and takes connections of its own user only; start it with the --ke"),
     ],
 )
-async def test_peer_with_keys_or_insecure_hears_how_the_listener_takes_connections(
+async def test_peer_with_keys_or_insecure_is_refused_with_the_remedy(
     keyed: Keyed, keyed_peer: bool, text: str
 ) -> None:
     transport, inbox = LoopbackTransport(), Inbox()
@@ -264,7 +264,7 @@ async def test_any_spelling_of_loopback_serves_its_own_user(loopback: Lane, addr
     assert await inbox.first(1) == [[b"hello"]]
 
 
-async def test_two_listeners_do_not_share_an_address_however_they_take_connections() -> None:
+async def test_two_listeners_of_any_kind_do_not_share_an_address() -> None:
     by_user, by_port = TransportByAddress(), TransportByAddress(Security(insecure=True))
     for first, second in ((by_user, by_user), (by_user, by_port), (by_port, by_user)):
         listener = first.bind("tcp://127.0.0.1:0")

@@ -58,7 +58,7 @@ def everything_below(place: Path) -> list[Path]:
     ],
     ids=["any", "run files", "keys", "segments", "submitted jobs", "a run"],
 )
-def test_what_a_task_makes_is_closed_to_others_whatever_the_umask_is(
+def test_files_of_a_task_are_private_under_any_umask(
     temporary: Path, use: Callable[[Path], object]
 ) -> None:
     use(temporary)

@@ -75,7 +75,7 @@ async def test_frame_above_the_limit_ends_that_connection_alone(tcp: Lane) -> No
         GREETING + READY + np.random.default_rng(2).bytes(1 << 16),
     ],
 )
-async def test_garbage_on_the_port_harms_nobody(tcp: Lane, garbage: bytes) -> None:
+async def test_garbage_on_the_port_disturbs_no_peer(tcp: Lane, garbage: bytes) -> None:
     listener, inbox = tcp.listen()
     peer, answers = tcp.peer(listener.address)
     peer.send([b"before"])

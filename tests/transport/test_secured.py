@@ -92,7 +92,7 @@ async def test_revoked_key_is_refused_by_name(keyed: Keyed) -> None:
     assert inbox.messages == []
 
 
-async def test_end_without_keys_hears_that_they_are_needed(keyed: Keyed) -> None:
+async def test_end_without_keys_is_refused_with_the_remedy(keyed: Keyed) -> None:
     listener, inbox, troubles = keyed.listen()
     peer, _, told = keyed.peer(listener.address, WORKER, keyed=False)
     knock(peer)
@@ -113,7 +113,7 @@ async def test_end_with_keys_does_not_talk_to_a_listener_without(keyed: Keyed) -
     assert inbox.messages == []
 
 
-async def test_listener_with_another_key_than_expected_is_told_of(keyed: Keyed) -> None:
+async def test_listener_with_an_unexpected_key_is_reported(keyed: Keyed) -> None:
     listener, inbox, troubles = keyed.listen()
     impostor = keyed.directory.with_name("impostor")
     add_keys(impostor, {PS: Pair("e" * 64, None)})
@@ -128,7 +128,7 @@ async def test_listener_with_another_key_than_expected_is_told_of(keyed: Keyed) 
     assert troubles.told[0] == ("a peer expects another key than ours", False)
 
 
-async def test_what_is_no_zeromq_is_told_of(keyed: Keyed) -> None:
+async def test_listener_that_is_no_zeromq_is_reported(keyed: Keyed) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
         with contextlib.suppress(ConnectionError):
@@ -147,7 +147,7 @@ async def test_what_is_no_zeromq_is_told_of(keyed: Keyed) -> None:
     await server.wait_closed()
 
 
-async def test_key_revoked_live_is_neither_heard_nor_spoken_to_again(
+async def test_key_revoked_live_ends_both_directions(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authenticator, "REFRESH_S", 0.01)
@@ -249,7 +249,7 @@ async def test_key_added_while_the_job_runs_is_let_in(keyed: Keyed) -> None:
     assert (await reach(listener, inbox, peer, answers, b"hello")).key.owner == late
 
 
-async def test_name_of_someone_who_left_gives_nobody_their_place(keyed: Keyed) -> None:
+async def test_routing_id_of_a_peer_that_left_gives_no_other_identity(keyed: Keyed) -> None:
     """Peers may choose their routing id; what they are is in their key."""
     listener, inbox, _ = keyed.listen()
     with zmq.Context() as context:
@@ -313,7 +313,7 @@ def remove_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> N
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_while_keys_cannot_be_checked_nobody_gets_in_and_those_inside_go_on(
+async def test_while_keys_cannot_be_checked_only_admitted_peers_go_on(
     keyed: Keyed, impatient: None, caplog: pytest.LogCaptureFixture, break_it: Any, told: str
 ) -> None:
     failed = succeeded = 0  # handshakes, as each end tells of them

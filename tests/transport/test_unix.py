@@ -101,7 +101,7 @@ async def test_message_sent_in_part_to_a_listener_that_died_is_lost_and_the_next
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_what_came_before_a_reset_is_read_and_then_the_end(
+def test_messages_before_a_reset_are_read_before_the_end(
     unix_directory: Path, new_loop: Any
 ) -> None:
     """A socket with messages that were not read is reset when its process is killed; uvloop then
@@ -169,7 +169,7 @@ def unix_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("u")
 
 
-async def test_closing_the_transport_sends_what_is_still_to_be_sent(unix: Lane) -> None:
+async def test_closing_the_transport_sends_waiting_messages(unix: Lane) -> None:
     address = unix.unused()
     with socket.socket(socket.AF_UNIX) as slow:
         slow.bind(address.removeprefix("unix://"))
@@ -265,7 +265,7 @@ async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
         UnixTransport().bind(f"unix://{path}")
 
 
-async def test_reason_why_it_cannot_connect_is_told(unix: Lane) -> None:
+async def test_failure_to_connect_is_reported_with_the_reason(unix: Lane) -> None:
     address = unix.unused()
     os.mknod(address.removeprefix("unix://"))
     peer, _ = unix.peer(f"{address}/ps")

@@ -46,7 +46,7 @@ def small_chunks() -> Iterator[None]:
 
 @settings(max_examples=200)
 @given(size=st.integers(0, 60), chunk_size=st.integers(1, 20), data=st.data())
-def test_flat_of_any_size_arrives_whole_in_whatever_order(
+def test_flat_of_any_size_arrives_whole_in_any_order(
     size: int, chunk_size: int, data: st.DataObject
 ) -> None:
     flat, out = values(size), np.full(size, np.nan, np.float32)

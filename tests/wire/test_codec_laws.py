@@ -30,7 +30,7 @@ COUNTS = st.integers(0, 2**64 - 1)
 SCALARS = {int: SIGNED, float: st.floats(allow_nan=False), str: st.text(), bool: st.booleans()}
 
 
-def test_reply_of_another_kind_is_told() -> None:
+def test_reply_of_another_kind_is_an_error() -> None:
     reply = Envelope(Heartbeat(), Sender("ps", 1))
     assert reply.expect(Heartbeat) is reply.message
     with pytest.raises(ProtocolError, match=r"^ps 1 answered with Heartbeat\(.*; expected Push$"):

@@ -63,7 +63,7 @@ def test_frames_that_are_no_envelope_are_refused(frames: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("parts", [[99], [99, "Shutdown", 3], [99, *"abcdefghij"]])
-def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any]) -> None:
+def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) -> None:
     told = refusal(msgpack.packb(parts))
     assert "version 99" in told and f"version {PROTOCOL_VERSION}" in told
 
