@@ -1,7 +1,7 @@
-"""The leader of a job: it turns what happens into orders for every shard.
+"""The leader of a job: it turns events into orders for every shard.
 
-The deciding itself is the coordinator's, which is pure; here are its clock, its journal and its
-messages. The task that hosts it (ps 0) calls it with events and carries out its orders.
+The coordinator, which is pure, decides; the leader adds clock, journal and messages. Its host, ps
+0, calls it with events and carries out its orders.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from zmqtrain.wire.messages import Arrived, Extend, Message, ShardReport
 
 log = logging.getLogger(__name__)
 
-A_WORKER = "a worker to join"  # what a job waits for if no worker is alive
-NAMED = 3  # workers named in a wait for many
+A_WORKER = "a worker to join"  # the peer in a wait if no worker is alive
+NAMED = 3  # workers named in a wait for more
 
 
 def nothing() -> None:
@@ -54,9 +54,9 @@ def nothing() -> None:
 
 
 def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
-    """Return the names of at most ``NAMED`` workers, those in ``first`` first, and how many more.
+    """Return the names of at most ``NAMED`` workers, ``first`` before others, and the number left.
 
-    There may be a thousand of them, and a thousand waits for them.
+    A thousand workers may have a thousand waits.
     """
     order = [worker for worker in first if worker in workers]
     order += islice((worker for worker in workers if worker not in order), NAMED)
@@ -69,10 +69,10 @@ class RosterHost(Protocol):
     """Where the workers of a roster make steps by themselves."""
 
     def halt(self, worker: int | None = None) -> Stepped | None:
-        """End the roster, or only take the seat of a worker; return what it has made since."""
+        """End the roster, or only take the seat of a worker; return its progress."""
 
     def close(self) -> None:
-        """Forget a roster whose end has been noted."""
+        """Remove a roster that has ended."""
 
 
 class Leader:
@@ -95,11 +95,11 @@ class Leader:
         board: RosterHost | None = None,
         has_copies: bool = False,
     ) -> None:
-        """``segment``: that keeps its journal. ``workers``: how many are expected.
+        """``segment``: of the journal. ``workers``: the expected number.
 
-        ``carry_out``: the host's executor of orders. ``on_change`` is called after every event, and
-        when the job has failed. ``board``: None if there are no rosters. ``has_copies``: other
-        shards may have to know what a checkpoint after their last orders says.
+        ``carry_out``: the host's executor of orders. ``on_change`` is called after every event and
+        when the job has failed. ``board``: None without rosters. ``has_copies``: other shards need
+        the content of a checkpoint after their last orders.
         """
         self.job = job
         self.peers = peers
@@ -147,10 +147,10 @@ class Leader:
 
     @property
     def all_delivered(self) -> bool:
-        """Whether what was decided has come to every shard that it can come to.
+        """Whether every reachable shard has carried out all decisions.
 
-        Orders go to all of them. Under a policy that is not coordinated, a worker's push has come
-        to all once the worker reports that it has finished.
+        Orders go to all shards. Under a policy that is not coordinated, a worker's push is at all
+        shards once the worker reports that it has finished.
         """
         stopped = self.coordinator.workers_by_state["stopped"]
         peers = [self.peers.get("worker", worker) for worker in stopped]
@@ -166,16 +166,16 @@ class Leader:
     def begin(
         self, generation: int, version: int, ledger: Ledger, learning_rate: float | None = None
     ) -> bool:
-        """Begin a generation, whose shards are at ``version``, with the workers that are there.
+        """Begin a generation, whose shards are at ``version``, with the current workers.
 
-        ``learning_rate``: of its shards, None: the optimizer's own. False: a killed host cannot go
-        on with it.
+        ``learning_rate``: of its shards, None: the optimizer's own. Return False if a killed host
+        could not continue it.
         """
         self.generation = generation
         self.delivery.begin(self.policy)
         self.waiting_since.clear()
         if self.job.epochs and ledger.limit is None:
-            ledger.limit = 0  # the chief lets the first epoch begin
+            ledger.limit = 0  # the chief begins the first epoch
         self.coordinator = self._coordinator_from(version, ledger, learning_rate)
         for peer in self.peers.workers():
             self.coordinator.handle(Joined(peer.index, peer.incarnation))
@@ -200,7 +200,7 @@ class Leader:
         )
 
     def recover(self, generation: int) -> None:
-        """Go on where a killed leader was: repeat its decisions, carry out what is left."""
+        """Continue a killed leader: repeat its decisions, carry out unfinished orders."""
         self.generation = generation
         state, *events = (unpack(entry) for entry in self._journal.read())
         self.coordinator = state["coordinator"]
@@ -216,16 +216,16 @@ class Leader:
         for peer in self.peers.workers():
             if (member := self.coordinator.members.get(peer.index)) is not None:
                 peer.pushes += member.unpushed
-        self.figures.level_steps()  # at which step each of them joined is not known any more
+        self.figures.level_steps()  # the steps at which they joined are unknown
         self._reconcile()
 
     def end(self) -> None:
-        """The chief has ended the run: what would count from now on is in no checkpoint."""
+        """Decide nothing more: the chief has ended the run and saved the last checkpoint."""
         self._is_over = True
 
     @property
     def unpeopled_s(self) -> float:
-        """For how long no worker has been alive, as of the last look."""
+        """Seconds without a live worker, by the last :meth:`watch`."""
         return time.monotonic() - self._peopled_at
 
     def watch(self) -> None:
@@ -245,19 +245,19 @@ class Leader:
                 continue
             by = names_of(held.by) or A_WORKER
             text = f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}"
-            if coordinator.is_alive(held.by):  # their steps take that long
+            if coordinator.is_alive(held.by):  # their steps may take that long
                 self._states.state(held.worker, text, logging.WARNING)
             else:
                 self.fail(ExitCode.PEER_LOST, f"{text}; start it, or raise --join-timeout-s")
 
     def _expected(self) -> int:
-        """Return how many workers should be here: all but those that have said goodbye."""
+        """Return the number of workers that should be here: all but those that have left."""
         workers = [peer for peer in self.peers if peer.is_worker]
         here = {*range(self._workers), *(peer.index for peer in workers)}
         return len(here.difference(peer.index for peer in workers if peer.left))
 
     def fail(self, code: ExitCode, text: str) -> None:
-        """The job cannot go on: the chief will end it with this text."""
+        """Fail the job; the chief will end it with this text."""
         if self.failure:
             return
         log.error("%s", text)
@@ -268,28 +268,28 @@ class Leader:
     # What happens
 
     def joined(self, peer: Peer) -> None:
-        """A task has a new life."""
+        """Note a new life of a task."""
         if peer.is_worker:
             others = (other.pushes for other in self.peers.workers() if other is not peer)
             peer.joined_at = peer.pushes = min(others, default=0)
             self.event(Joined(peer.index, peer.incarnation))
 
     def left(self, peer: Peer) -> None:
-        """A task said goodbye, or its lease ran out."""
+        """Note that a task has left, or its lease has run out."""
         if peer.is_worker:
             self.waiting_since.pop(peer.index, None)
             self.metrics.worker_step.forget(peer.index)
             self.event(Left(peer.index))
 
     def arrived(self, event: PullArrived | PushArrived) -> Sequence[Numbered]:
-        """A worker's request has arrived at the host: return the orders for the host."""
+        """Return the host's orders after the arrival of a worker's request at the host."""
         self.waiting_since[event.worker] = time.monotonic()
         if isinstance(event, PushArrived):
             self.figures.show_worker(self.coordinator, event.worker, event.sequence, event.loss)
         return self.handle(event)
 
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
-        """Workers' pushes have arrived on another shard."""
+        """Handle the arrival of workers' pushes on another shard."""
         peer = self.peers.member(request)
         if not self.has_begun or request.envelope.generation != self.generation:
             return
@@ -300,7 +300,7 @@ class Leader:
         self.event(PushesReported(peer.index, arrived))
 
     def on_shard_report(self, request: Request, report: ShardReport) -> None:
-        """Another shard reports its progress."""
+        """Handle the progress report of another shard."""
         peer = self.peers.member(request)
         if request.envelope.generation != self.generation:
             return
@@ -308,14 +308,14 @@ class Leader:
             raise ProtocolError(f"{peer} reports order {report.orders} of {self.delivery.sent}")
         is_first = peer.report is None
         peer.report = report
-        if is_first:  # of a life or a generation: what was sent before did not reach it
+        if is_first:  # of a life or a generation: earlier orders did not reach it
             self.delivery.send_missing(peer)
         self._carry_out(self.delivery.due())
         if report.failure:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
 
     def saved(self) -> Saved:
-        """Return what a checkpoint of now, after all orders so far, says, but for its files."""
+        """Return the content of a checkpoint after all orders so far, without files."""
         coordinator = self.coordinator
         marks = tuple(
             WorkerMark(worker, member.incarnation, member.sequence)
@@ -325,18 +325,18 @@ class Leader:
         return Saved(coordinator.version, self.policy, ledger, marks=marks, learning_rate=rate)
 
     def holds_lease(self, worker: int, batch: int) -> bool:
-        """Say whether a push of this batch may come from this worker.
+        """Return whether a push of this batch may come from this worker.
 
-        A worker that pushes has left its roster, so the roster is over; the ledger learns its end.
+        A worker that pushes has left its roster, so this ends the roster.
         """
         if self.coordinator.roster is not None:
             self.at_rest(nothing)
         return self.coordinator.ledger.holds(worker, batch)
 
     def at_rest(self, call: Callable[[], None], worker: int | None = None) -> None:
-        """Call when no roster is in force: at once, or as soon as it is over.
+        """Call when no roster is in force; one in force is ended first.
 
-        The roster is ended for that; for a ``worker`` that has died, with its last step.
+        ``worker``: one that has died, whose last step the roster may still count.
         """
         if self._board is None or self.coordinator.roster is None:
             call()
@@ -345,10 +345,10 @@ class Leader:
         self.stepped(self._board.halt(worker))
 
     def stepped(self, event: Stepped | None) -> None:
-        """Take in how far a roster is; None: no further than before.
+        """Note the progress of a roster; None: no news.
 
-        Only its end is journaled: until then the board itself survives a killed host. After the end
-        the calls follow that had to wait for it.
+        Only its end is journaled: until then the board itself survives a killed host. The end
+        releases the waiting calls.
         """
         if event is None or self._board is None or self.coordinator.roster is None:
             return
@@ -366,19 +366,19 @@ class Leader:
                 self.at_rest(call)
 
     def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
-        """The host's shard is at ``version``, by workers' gradients computed on those versions."""
+        """Note an update of the host's shard, from gradients computed on these versions."""
         self.figures.applied(self.coordinator, version, computed_on, at)
 
     # Events and orders
 
     def event(self, event: Event) -> None:
-        """Handle an event; the host carries out the orders that follow from it."""
+        """Handle an event and have the host carry out its orders."""
         self._carry_out(self.handle(event))
 
     def handle(self, event: Event) -> Sequence[Numbered]:
-        """Journal an event, decide on it, and deliver the orders.
+        """Journal an event, decide on it, deliver the orders, and return the host's due ones.
 
-        Returns those that the host has to carry out now. After the end nothing is decided any more.
+        After the end there are no decisions.
         """
         if not self.has_begun or self._is_over:
             return ()
@@ -391,7 +391,7 @@ class Leader:
 
     def _decide(self, event: Event) -> Sequence[Numbered]:
         if isinstance(event, Extend) and make_policy(self.policy).staleness_bound is not None:
-            # A pass need not be a multiple of the workers: one with a batch less is not slow.
+            # Workers with one batch less in a pass are not slower.
             self.figures.level_steps()
         entry = pack(event)
         if not self._journal.append(entry):
@@ -407,7 +407,7 @@ class Leader:
         return self.delivery.due()
 
     def _reconcile(self) -> None:
-        """Handle what the host knows of its workers and the journal does not contain."""
+        """Handle joins and leaves of workers that the journal lacks."""
         coordinator = self.coordinator
         live = {peer.index: peer for peer in self.peers.workers()}
         for worker in [worker for worker in coordinator.members if worker not in live]:
@@ -426,7 +426,7 @@ class Leader:
                 self.figures.show_policy(self.policy)
 
     def _begin_journal(self) -> bool:
-        """Write the whole state into the journal, in place of its entries so far."""
+        """Replace the entries of the journal by the whole state."""
         state = {
             "coordinator": self.coordinator,
             "policy": self.policy,

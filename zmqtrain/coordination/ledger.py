@@ -1,9 +1,9 @@
-"""Which worker has which batch: each batch of the endless stream is counted exactly once.
+"""The leases of batches: each batch of the endless stream is counted exactly once.
 
 A batch number is leased to a worker, comes back with the push that was computed from it, and is
-counted when that push is applied. What is not counted (a dropped push, a worker that left) is
-leased again, lowest number first. The ledger lives with the leader because consumption has to
-be recorded in the same place as the update.
+counted when that push is applied. A batch that is not counted (its push was dropped, or its worker
+left) is leased again, lowest number first. The ledger is part of the leader, because consumption
+is recorded together with the update.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Ledger:
-    """Leases batch numbers 0, 1, 2, ...; knows nothing of what they stand for.
+    """Leases batch numbers 0, 1, 2, ..., and counts them.
 
-    It goes on where a checkpoint's was, with the ``returned`` batches leased but not counted then.
+    It continues a checkpoint's, with ``returned``: the batches that were leased but not counted.
     """
 
     next_batch: int = 0
@@ -41,7 +41,7 @@ class Ledger:
     limit: int | None = None  # batches from this number on are not leased
     pass_examples: int = 0  # counted since the limit was last raised
     pass_loss: float = 0.0  # sum of the losses of these examples
-    pass_sums: dict[str, float] = field(default_factory=dict)  # of what all of them have measured
+    pass_sums: dict[str, float] = field(default_factory=dict)  # of measures that all of them have
 
     def __post_init__(self) -> None:
         heapq.heapify(self.returned)
@@ -58,7 +58,7 @@ class Ledger:
         return not self.outstanding and not self.may_lease
 
     def raise_limit(self, limit: int) -> None:
-        """Lease batches up to this number, too: a new pass begins, unless it has begun."""
+        """Lease batches up to this number; a higher limit begins a new pass."""
         if self.limit is not None and limit > self.limit:
             self.limit, self.pass_examples, self.pass_loss, self.pass_sums = limit, 0, 0.0, {}
 
@@ -85,14 +85,14 @@ class Ledger:
         self.pending.setdefault(worker, []).append(batch)
 
     def count(self, worker: int) -> None:
-        """The worker's pending batches were applied."""
+        """Count the worker's pending batches, which were applied."""
         for batch in self.pending.pop(worker, ()):
             examples, loss, sums = self.measured.pop(batch)
             self._add(examples, examples * loss, sums)
             self.outstanding -= 1
 
     def count_all(self) -> None:
-        """All pending batches were applied."""
+        """Count all pending batches, which were applied."""
         for worker in sorted(self.pending):  # so that sums have the same bits in each run
             self.count(worker)
 
@@ -104,9 +104,9 @@ class Ledger:
         loss: float,
         sums: Mapping[str, float],
     ) -> None:
-        """In each of ``steps`` steps, each worker counted its oldest batch and was given the next.
+        """Count steps in each of which every worker counted its oldest batch and got the next one.
 
-        ``examples`` with this sum of losses, and these other sums, were counted.
+        ``examples``, ``loss`` and ``sums`` are totals over these steps.
         """
         count, first = len(workers), self.next_batch
         self.next_batch += steps * count
@@ -123,11 +123,11 @@ class Ledger:
         self.pass_loss += loss
 
     def give_back(self, worker: int) -> None:
-        """The worker's last pending gradient was dropped: its batch is leased again."""
+        """Return the batch of the worker's last pending gradient, which was dropped."""
         heapq.heappush(self.returned, self._last_pending(worker))
 
     def skip(self, worker: int) -> None:
-        """The worker's last pending batch cannot be learned from (a non-finite gradient)."""
+        """Skip the worker's last pending batch, whose gradient is not finite."""
         self._last_pending(worker)
 
     def leave(self, worker: int) -> None:
@@ -174,9 +174,9 @@ class Ledger:
 
 
 def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledger:
-    """Return the ledger with which a job of this fingerprint goes on from a checkpoint.
+    """Return the ledger of a checkpoint for a job of this fingerprint.
 
-    With other batches the data starts again; what was counted stays counted.
+    With other batches the data starts again; the counts stay.
     """
     state = manifest.ledger
     for option in ("batch_size", "seed", EPOCHS):

@@ -1,4 +1,4 @@
-"""The tasks that have joined a ps: which life of each is the current one, and how to reach it."""
+"""The tasks that have joined a ps: the current life of each, and its contact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zmqtrain.wire.messages import Join, ShardReport
 log = logging.getLogger(__name__)
 
 AHEAD_MS = 10 * 365 * 86_400_000
-"""How far one host's clock may be ahead of another's: bounds the incarnations that peers claim."""
+"""Most that one host's clock may be ahead of another's: bounds the incarnations of peers."""
 
 Name = tuple[str, int]
 """Role and index."""
@@ -39,15 +39,15 @@ class Peer:
     contact: Request | None  # the last request, for messages that are no reply
     heard_at: float
     gone: bool = False  # it left, or its lease expired
-    left: bool = False  # it said so
+    left: bool = False  # it has sent a Leave
     died: bool = False  # its process has ended without a Leave
     lanes: str = "tcp"  # to every ps, as a worker says
-    pushes: int = 0  # of a worker, to the leader's host; it begins where the slowest one was
-    joined_at: int = 0  # where that was
+    pushes: int = 0  # of a worker to the leader's host, from ``joined_at`` on
+    joined_at: int = 0  # the pushes of the slowest worker at its join
     loss: float = 0.0  # of the last of them
     finished: bool = False  # a worker: sent a stop, and answered by all shards
     saved_step: int = 0  # the chief: of its last checkpoint
-    report: ShardReport | None = None  # another ps: its last of this generation
+    report: ShardReport | None = None  # of another ps, its last in this generation
     waits: tuple[Wait, ...] = ()
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
     staleness: Staleness = field(default_factory=Staleness)  # of a worker's gradients
@@ -88,12 +88,12 @@ class Peer:
         return self.contact is not None and self.contact.is_revoked
 
     def is_of_process(self, nonce: str) -> bool:
-        """Say whether the process of this nonce is the peer's, even if in another life."""
+        """Return whether the process of this nonce is the peer's, even in another life."""
         return self.nonce.partition("/")[0] == nonce.partition("/")[0]
 
     @property
     def absence(self) -> str:
-        """Why it counts as gone."""
+        """The reason why it counts as gone."""
         if self.is_revoked:
             return "has lost its key"
         if self.died:
@@ -107,7 +107,7 @@ class PeerTable:
     def __init__(self, lease_s: float, ps: int, has_died: Callable[[Peer], bool]) -> None:
         """``has_died`` may know for certain that a peer's process has ended."""
         self._has_died = has_died
-        # How many tasks of a role there can be; workers may be more than were expected.
+        # Limits of the indices by role; there may be more workers than expected.
         self._limits: dict[str, int] = {Role.PS: ps, Role.CHIEF: 1, Role.WORKER: sys.maxsize}
         self._lease_s = lease_s
         self._peers: dict[Name, Peer] = {}
@@ -120,7 +120,7 @@ class PeerTable:
         return iter(tuple(self._peers.values()))
 
     def workers(self) -> Iterator[Peer]:
-        """Yield the workers that are here."""
+        """Yield the present workers."""
         return (peer for peer in self if peer.is_worker and not peer.gone)
 
     def get(self, role: str, index: int) -> Peer | None:
@@ -151,7 +151,7 @@ class PeerTable:
         return peer
 
     def join(self, request: Request, message: Join) -> Peer | None:
-        """Admit the sender; None if that has to wait: its index is taken, or this ps leaves.
+        """Admit the sender; return None while its index is taken or this ps leaves.
 
         Raises:
             RefusedError: an older life joins after a newer one, or the cluster has no such task.
@@ -181,13 +181,13 @@ class PeerTable:
         return self._admit(request, message, sender, name)
 
     def may_replace(self, peer: Peer, request: Request) -> bool:
-        """Say whether the sender may be a later life of this peer that has not joined here yet."""
+        """Return whether the sender may be a later life of this peer that has not joined yet."""
         is_later = request.sender.incarnation > peer.incarnation
         is_same = peer.contact is not None and peer.contact.peer == request.peer
         return is_later and (is_same or peer.gone or self._is_lost(peer))
 
     def _is_held(self, peer: Peer, message: Join) -> bool:
-        """Say whether another live process has this index; the same one may begin a new life."""
+        """Return whether another live process has this index."""
         if peer.gone or peer.is_of_process(message.nonce):
             return False
         return not self._is_lost(peer)
@@ -245,7 +245,7 @@ class PeerTable:
         known = self._incarnations.get(name, 0)
         if sender.incarnation and sender.incarnation < known:
             raise RefusedError(f"{sender} has a newer life already: this one is over")
-        # Milliseconds, so that incarnations rise even if this ps forgets those it gave.
+        # Milliseconds, so that incarnations rise even if this ps forgets earlier ones.
         before = max(self.newest, message.after)
         incarnation = sender.incarnation or max(before + 1, int(time.time() * 1000))
         self._incarnations[name] = incarnation

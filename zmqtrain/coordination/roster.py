@@ -1,8 +1,8 @@
 """A roster: workers that make steps by themselves, in lockstep, until it ends.
 
-What they make is a function of the roster and the number of steps: with each, every worker counts
-its oldest batch and is given the next number, in the roster's order. So nothing has to be asked or
-noted on the way, and the coordinator is brought up to date at once.
+The result is a function of the roster and the number of steps: in each step every worker counts its
+oldest batch and gets the next number, in the roster's order. So the steps need no messages, and the
+coordinator is updated at once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zmqtrain.store.segment_layout import MAX_STEPS, SEATS
 def roster_for(
     workers: Sequence[int], policy: Policy, ledger: Ledger, steps: int, lookahead: int
 ) -> Roster | None:
-    """Return a roster of these workers, all of which were just answered; None: none is possible.
+    """Return a roster of these workers, all of which were just answered; None if not possible.
 
-    ``steps``: those up to the end, or to the next evaluation. The last one, and the end of a pass,
-    are left to the coordinator.
+    ``steps``: up to the end, or to the next evaluation. The coordinator itself makes the last step
+    and the end of a pass.
     """
     count = len(workers)
     if not (isinstance(policy, Lockstep) and policy.is_level) or not 0 < count <= SEATS:

@@ -1,7 +1,7 @@
 """Events, orders, requests and a whole coordinator as bytes and back, for the segment of a ps.
 
-Nothing is pickled: what is kept is msgpack with a few marked kinds of values. A policy's state is
-its attributes, so a policy that survives its ps has plain data as attributes only.
+The format is msgpack with a few marked kinds of values, no pickle. A policy's state is its
+attributes, so a policy that survives its ps has only plain data as attributes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def unpack(data: bytes) -> Any:
 
 @dataclass(slots=True)
 class _Kind:
-    """What the rest of a list is made into."""
+    """The kind of value that the rest of a list holds."""
 
     kind: Any
 
@@ -52,7 +52,7 @@ def _policy_from(spec: str, attributes: dict[str, Any]) -> Policy:
 
 
 _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque: list}
-"""What the elements of a container are packed as."""
+"""Functions that make lists of containers."""
 
 _RECORDS = (
     *(WorkerState, Ledger, Coordinator),
@@ -70,7 +70,7 @@ _VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items() if len(na
 
 
 def _encode(value: Any) -> list[Any]:
-    """Return a list: what kind the value is of, then what it holds."""
+    """Return a list of the value's kind and its content."""
     kind = type(value)
     if kind in _VALUES:
         return [_MARKS[kind], *_VALUES[kind](value)]

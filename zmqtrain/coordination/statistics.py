@@ -1,16 +1,16 @@
-"""Figures of a run that the leader keeps: staleness, rates, counts."""
+"""Statistics of a run: staleness and throughput."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-MAX_TRACKED = 4096  # versions; what is staler counts as this
+MAX_TRACKED = 4096  # versions; higher staleness counts as this
 
 
 @dataclass(slots=True)
 class Staleness:
-    """How many versions behind the applied gradients were, counted exactly."""
+    """The staleness of the applied gradients in versions, counted exactly."""
 
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -59,7 +59,7 @@ class Throughput:
         return 0.0 if self.began_at is None else self.last_at - self.began_at
 
     def idle_s(self, now: float) -> float:
-        """Return how long ago the last step was, 0 before the first."""
+        """Return the seconds since the last step, 0 before the first."""
         return 0.0 if self.began_at is None else max(0.0, now - self.last_at)
 
     @property

@@ -1,4 +1,4 @@
-"""The leader's status of the job: tasks, figures, and which task waits for which."""
+"""The leader's status of the job: tasks, figures and waits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from zmqtrain.job import ENDLESS
 from zmqtrain.policies import Held
 from zmqtrain.protocol.status import State, Status, TaskStatus, Wait
 
-SILENT_BEATS = 2.5  # heartbeats that are missed before a task is called silent
-PASSING_S = 0.5  # a worker that waits for less long computes: its push is on its way
+SILENT_BEATS = 2.5  # missed heartbeats after which a task is silent
+PASSING_S = 0.5  # a shorter wait is that for a push under way: the worker computes
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class HostStatus:
 
     task: TaskStatus
     waits: tuple[Wait, ...]
-    duplicates: int  # requests of workers that it had seen before
+    duplicates: int  # repeated requests of workers
     started_at: float  # of the monotonic clock
     group: int = 0  # of the workers that carry the job
     group_members: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ def status_of(
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
-    """Return every wait that the leader knows of: its host's, the reported, the policy's.
+    """Return all waits: of the leader's host, in heartbeats, and by the policy.
 
     A wait for a silent task, without a deadline of its own, ends when that task is given up.
     """
@@ -113,7 +113,7 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
 
 
 def _held(leader: Leader) -> Iterator[Wait]:
-    """Yield the waits that the policy imposes."""
+    """Yield the waits by the policy."""
     coordinator, now = leader.coordinator, time.monotonic()
     silent = [peer for peer in leader.peers.workers() if _is_silent(leader, peer)]
     # The last of them to be given up ends the wait.
@@ -132,7 +132,7 @@ def _held(leader: Leader) -> Iterator[Wait]:
 
 
 def _awaited(coordinator: Coordinator, held: Held, first: Sequence[int]) -> tuple[str, str]:
-    """Return what is awaited (workers, and ps that a push has not reached), and why."""
+    """Return the awaited workers, or ps that lack a push, and the reason."""
     lacking = coordinator.lacking(held.by)
     if not lacking:
         return names_of(held.by, first) or A_WORKER, held.reason
