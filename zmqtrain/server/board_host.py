@@ -1,4 +1,4 @@
-"""A ps's part in a roster: it opens the board, finishes what dead members left, and ends it."""
+"""A ps's part in a roster: it opens the board, finishes work of dead members, and ends it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqtrain.store import words
 from zmqtrain.store.board import Board, Holder
 
 LOOK_S = 0.05
-"""Between two looks whether all members live."""
+"""Between two checks whether all members live."""
 
 SOON_S = 0.002
 """The same while a roster ends."""
@@ -28,7 +28,7 @@ NOBODY = Holder(-1, 0, -1)
 
 
 class _Stuck(NamedTuple):
-    """A member that has left in the middle of its update, but whose process lives."""
+    """A member that has left in the middle of its update while its process lives."""
 
     peer: str
     wait: int  # token of the ps's wait for it
@@ -36,27 +36,24 @@ class _Stuck(NamedTuple):
 
 
 class BoardHost:
-    """Opens the board for the leader's rosters, and knows how far they are.
+    """Opens the board for the leader's rosters, and reports their progress.
 
-    What it returns is for the leader, which then closes the board if the roster is over.
+    The leader closes the board once a report says that the roster is over.
     """
 
     def __init__(self, state: ShardState, waits: Waits, patience_s: float) -> None:
-        """``waits``: of the ps.
-
-        ``patience_s``: for a member that has left, but lives, and is in the middle of its slice.
-        """
+        """``waits``: of the ps. ``patience_s``: for a member that left within its update."""
         self._state = state
         self._board = Board(state.shard.segment)
         self._waits = waits
         self._patience_s = patience_s
-        self._unopened: list[int | None] = []  # halts of the roster that is ordered, not open
-        self._ends = asyncio.Event()  # the roster does
-        self._reported = 0  # steps of this roster that the leader knows of
+        self._unopened: list[int | None] = []  # halts of a roster that is not open yet
+        self._ends = asyncio.Event()  # the roster ends
+        self._reported = 0  # steps of this roster in the last report
         self._stuck: _Stuck | None = None
 
     def reaches(self, index: int) -> bool:
-        """Say whether a worker has the shard mapped, and what it does there outlives it."""
+        """Return whether a worker has mapped the shard, and its writes there outlive it."""
         worker, shard = self._state.workers.get(index), self._state.shard
         survives = shard.safe or shard.segment.path is None
         is_mapped = worker is not None and worker.lane in ("memory", "shm")
@@ -64,7 +61,7 @@ class BoardHost:
 
     @property
     def made(self) -> int:
-        """Steps of the roster in force, as last reported: the shard's version lacks them."""
+        """Reported steps of the roster in force, which the shard's version does not include."""
         return self._reported if self._board.in_force else 0
 
     def begin(self, roster: Roster) -> Stepped | None:
@@ -83,7 +80,7 @@ class BoardHost:
         return self.report() if halts else None
 
     def recover(self, *, is_over: bool) -> None:
-        """Go on where a killed ps was; ``is_over``: the leader knows that the roster is."""
+        """Continue a killed ps's roster; ``is_over``: the leader knows that it is over."""
         if is_over:
             self.close()
         elif any(map(self._board.is_taken, range(len(self._board.holders)))):
@@ -94,9 +91,9 @@ class BoardHost:
             self._board.close()
 
     def halt(self, worker: int | None = None) -> Stepped | None:
-        """End the roster with the step under way; a ``worker``: as soon as its word allows.
+        """End the roster with the step under way, or only take the seat of ``worker``.
 
-        A worker that has died may have made its gradient ready: then the step under way counts it.
+        If a worker has died with its gradient ready, the step under way counts it.
         """
         if not self._board.in_force:
             self._unopened.append(worker)
@@ -111,7 +108,7 @@ class BoardHost:
         self._ends.set()
 
     def report(self) -> Stepped | None:
-        """Return how far the roster is, if that has changed, and whether it is over."""
+        """Return the roster's progress if it has changed or is over."""
         board = self._board
         if not board.in_force:
             return None
@@ -131,7 +128,7 @@ class BoardHost:
         return Stepped(steps, examples, loss, over, sums, losses if steps else {})
 
     async def watch(self) -> AsyncIterator[Stepped | None]:
-        """Yield what rosters make while they end; None: a member seems to have died.
+        """Yield the progress of rosters that end; None: a member seems to have died.
 
         Raises:
             PeerLostError: a member that has left, but lives, does not end its update.
@@ -157,7 +154,7 @@ class BoardHost:
         return segment.path is not None and not all(map(segment.is_held, here))
 
     def _finish_for_those_that_left(self) -> None:
-        """Do what they left undone of a step that all gradients are ready for."""
+        """Finish their part of a step for which all gradients are ready."""
         board, shard, stuck = self._board, self._state.shard, ""
         for place, holder in enumerate(board.holders):
             if self._has_left(holder) and board.lacks(place):

@@ -1,4 +1,4 @@
-"""Which worker has which gradient buffer of a ps's segment."""
+"""The gradient buffers of workers in a ps's segment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPARE = 16  # buffers beyond those of the workers expected, for more workers and
 
 
 def has_dropped_its_lock(state: ShardState, peer: Peer) -> bool:
-    """Say whether a worker's process has ended, as the kernel knows by the lock it held.
+    """Return whether a worker's process has ended, according to its lock in the kernel.
 
     A worker that has pulled on lane shm holds the lock of its buffer for as long as it lives.
     """
@@ -25,14 +25,13 @@ def has_dropped_its_lock(state: ShardState, peer: Peer) -> bool:
 class GradientBuffers:
     """Hands out the gradient buffers of one segment.
 
-    Two lives never get the same one: a worker that counted as dead may still
-    write to its own. It is given to another only once its lock is free and no
-    update needs it. That goes for two lives of one process, too: it gives up the buffer of the
-    first when it has that of the second.
+    Two lives never share a buffer: a worker that counts as dead may still write to its own. Another
+    worker gets it once its lock is free and no update needs it. A process with a new life gives up
+    its first buffer when it has the second one.
     """
 
     def __init__(self, state: ShardState, peers: PeerTable, workers: int) -> None:
-        """``workers``: the number expected."""
+        """``workers``: the expected number."""
         self._state = state
         self._peers = peers
         self._limit = 2 * workers + SPARE

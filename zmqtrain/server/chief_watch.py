@@ -1,4 +1,4 @@
-"""Whether there is a chief: a ps without one ends instead of waiting for ever."""
+"""Ends a ps that has no chief, instead of waiting for ever."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ChiefWatch:
     """Watches for the chief's silence at a ps."""
 
     def __init__(self, timing: Timing, group: int, *, is_task: bool = True) -> None:
-        """``group``: of the workers that host the ps; 0: they do not go on without the chief.
+        """``group``: of the workers that host the ps, 0 without groups.
 
-        ``is_task``: the chief is a task of its own; else worker 0 hosts it.
+        ``is_task``: the chief is a task of its own; otherwise worker 0 hosts it.
         """
         self._timing = timing
         self._group = group
@@ -31,10 +31,10 @@ class ChiefWatch:
         self.began_at = time.monotonic()
 
     def check(self, peers: PeerTable) -> None:
-        """Log it if the chief is away.
+        """Log the absence of the chief.
 
         Raises:
-            PeerLostError: none has joined in time.
+            PeerLostError: no chief has joined in time.
             GroupOverError: it has been silent for too long, and another worker can host it.
             OrphanedError: it has been silent for too long.
         """
@@ -50,10 +50,10 @@ class ChiefWatch:
                 "--join-timeout-s"
             )
         lost = GroupOverError if self._group else OrphanedError
-        raise lost(f"the chief has been silent for {silent_s:.0f} s and ended no run")
+        raise lost(f"the chief has been silent for {silent_s:.0f} s and did not end the run")
 
     def _log(self, chief: Peer | None, silent_s: float) -> None:
-        """Log once that there is no chief, and not too early."""
+        """Log each change of the chief's presence once."""
         limit_s = self._timing.join_timeout_s
         if chief is None and silent_s > PATIENCE_S:
             text = f"waiting for chief 0: it has not joined; giving up after {limit_s:g} s"

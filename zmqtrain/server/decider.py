@@ -1,4 +1,4 @@
-"""What decides on the requests to a shard: the leader in this process, or in another."""
+"""The decider on a shard's requests: the leader in this process, or in another one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[Request, Any], None]
 
 
 class Decider:
-    """Takes a shard's requests, and what comes of orders. Ps 0 has one kind, the others another."""
+    """Takes a shard's requests and the outcomes of orders; a kind for ps 0, one for the others."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Decider:
         crash: Callable[[Exception], None],
         copies_sent: bool = False,
     ) -> None:
-        """``copies_sent``: copy parameters before sending, since updates go on meanwhile."""
+        """``copies_sent``: copy parameters before sending, since updates continue."""
         self._state = state
         self._spawn = spawn
         self.executor = Executor(
@@ -37,15 +37,15 @@ class Decider:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """The handlers of the messages that it takes."""
+        """The handlers of its messages."""
         raise NotImplementedError
 
     def arrived(self, worker: WorkerRecord) -> Sequence[Numbered]:
-        """Return the orders to carry out here now that a worker's request has arrived."""
+        """Return this shard's orders after the arrival of a worker's request."""
         raise NotImplementedError
 
     def note(self, outcome: Outcome) -> None:
-        """Take what came of an order."""
+        """Take the outcome of an order."""
         raise NotImplementedError
 
     def at_rest(self, call: Callable[[], None]) -> None:
@@ -53,31 +53,31 @@ class Decider:
         raise NotImplementedError
 
     def begin(self) -> bool:
-        """Begin with the shard's new generation; requests may be answered from now on.
+        """Begin the shard's new generation, in which requests are answered.
 
-        False: a killed ps could not recover it, and would go back to a checkpoint.
+        Return False if a killed ps could not recover it.
         """
         raise NotImplementedError
 
     def recover(self) -> None:
-        """Go on where a killed process was; its shard and requests are restored already."""
+        """Continue a killed process, whose shard and requests are restored already."""
         raise NotImplementedError
 
     def orphan(self) -> OrphanedShard | None:
-        """Return what a group that is over hands on; no order is under way. None: nothing."""
+        """Return the shard for a hand-over after the group's end, None without one."""
         raise NotImplementedError
 
     def joined(self, peer: Peer) -> None:
-        """A task has a new life. Tasks join the leader as well as other ps."""
+        """Note a new life of a task."""
 
     def left(self, peer: Peer) -> None:
-        """A task has left, or its lease has run out."""
+        """Note that a task has left, or its lease has run out."""
 
     def watch(self) -> None:
-        """Look after what may take too long."""
+        """Check deadlines."""
 
     def end(self) -> None:
-        """The chief has ended the run: nothing more counts."""
+        """Decide nothing more: the chief has ended the run."""
 
     def ended(self, reason: str) -> None:
-        """This ps ends: answer the requests that wait for that."""
+        """Answer the requests that wait for the end of this ps."""

@@ -1,7 +1,7 @@
-"""What a ps that was told to leave waits for: a checkpoint that holds all that it has answered.
+"""How a ps leaves on a signal: with a checkpoint of all that it has answered.
 
-A worker goes on once every ps has answered its push. So nothing counts that comes after the
-checkpoint with which the first ps leaves, and that checkpoint serves every ps that leaves later.
+A worker goes on once every ps has answered its push. So nothing after the checkpoint of the first
+leaving ps counts, and that checkpoint serves every ps that leaves later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Has the chief save a checkpoint, and carries out nothing after it."""
+    """Has the chief save a checkpoint after which the ps carries out no order."""
 
     def __init__(self, state: ShardState, executor: Executor, heartbeat_s: float) -> None:
         self._state = state
@@ -27,10 +27,10 @@ class Drain:
         self._heartbeat_s = heartbeat_s
         self._leader_left = asyncio.Event()
         self._reason = ""  # why the leader could leave
-        self._generation = 0  # in which it left; 0: before any began here
+        self._generation = 0  # in which it left
 
     def leader_left(self, reason: str) -> None:
-        """The leader's ps has left with a checkpoint; until it is back there is no other one."""
+        """Note that ps 0 has left with a checkpoint; there is no other one until it is back."""
         self._reason = f"too: ps 0 left {reason}"
         self._generation = self._state.generation
         self._leader_left.set()
@@ -39,11 +39,11 @@ class Drain:
         self._leader_left.clear()
 
     async def have_saved(self, link: Link) -> str:
-        """Return with which checkpoint this ps may leave, "" if there is none.
+        """Return a text about the checkpoint with which this ps may leave, "" without one.
 
         ``link``: to the leader.
         """
-        if 0 < self._generation < self._state.generation:  # a leader that is back began this one
+        if 0 < self._generation < self._state.generation:  # the leader has come back
             self.leader_is_back()
         asking = asyncio.ensure_future(self._ask(link))
         left = asyncio.ensure_future(self._leader_left.wait())
@@ -67,7 +67,7 @@ class Drain:
             except FencedError:  # ps 0 has a new life, too
                 await asyncio.sleep(self._heartbeat_s)
                 continue
-            if isinstance(saved.message, Leave):  # another ps has left before
+            if isinstance(saved.message, Leave):  # another ps has already left
                 return f"too: {saved.message.reason}"
-            if self._executor.halted:  # else it is the answer to a request before
+            if self._executor.halted:  # otherwise it answers an earlier request
                 return f"after {saved.expect(Done).text}"

@@ -1,4 +1,4 @@
-"""How a ps carries out orders: one after another on its shard, then the answer to the worker."""
+"""Carries out a ps's orders, one after another on its shard, and answers the workers."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ _WITH_PARAMETERS = Pull, Push  # a tuple: isinstance is twice as fast with it
 
 @dataclass(slots=True)
 class Applied:
-    """Some gradients became one update; their workers may have been answered already."""
+    """One update was made; its workers may have been answered already."""
 
     version: int  # after it
     gradients: int  # averaged in it
-    computed_on: dict[int, int]  # versions, by worker that is still there
-    seconds: float  # that it took
+    computed_on: dict[int, int]  # versions, by present worker
+    seconds: float  # its duration
     at: float  # of the monotonic clock
 
 
 @dataclass(slots=True)
 class Refused:
-    """The update rule has refused; the parameters are as they were before."""
+    """The update rule has refused; the parameters are unchanged."""
 
     error: ConfigError
 
 
 @dataclass(slots=True)
 class Early:
-    """A worker may go on after a push on which nothing is decided here yet."""
+    """A worker may go on after a push that is not decided here yet."""
 
     worker: WorkerRecord
 
 
 Outcome: TypeAlias = Applied | Refused | Early | Switch | Roster | ShardWritten
-"""What comes of an order. A switch and a roster have been carried out."""
+"""The outcome of an order. A switch and a roster have been carried out."""
 
 
 class Executor:
-    """Carries out the orders of one ps, and reports what comes of them."""
+    """Carries out the orders of one ps, and reports their outcomes."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Executor:
         crash: Callable[[Exception], None],
         copies_sent: bool = False,
     ) -> None:
-        """``copies_sent``: copy parameters before sending, since updates go on meanwhile."""
+        """``copies_sent``: copy parameters before sending, since updates continue."""
         self._state = state
         self._metrics = metrics
         self._report = report
@@ -99,14 +99,14 @@ class Executor:
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, crash)
         self._halts = False
-        self._policy = ""  # that was logged last
-        self._keep: Keep | None = None  # the last that was asked for
-        self._kept: Flat | None = None  # once the shard has come to it
+        self._policy = ""  # the last one in the log
+        self._keep: Keep | None = None  # the last request
+        self._kept: Flat | None = None  # once the shard has reached its version
 
     def halt_at_snapshot(self) -> None:
-        """Carry out no order after the next snapshot: what this ps does then would be lost.
+        """Carry out no order after the next snapshot, since its result would be lost.
 
-        If it has halted, it goes on up to the one after.
+        A halted executor continues up to the next snapshot.
         """
         self._halts = True
         self.work.paused = False
@@ -117,21 +117,21 @@ class Executor:
         return self.work.paused
 
     def after_orders(self, call: Callable[[], None]) -> None:
-        """Call once all orders so far are done; the shard is idle then."""
+        """Call once all orders so far are done and the shard is idle."""
         self.work.put(None, lambda _: call(), lasting=True)
         self.work.run()
 
     def forget_orders(self) -> None:
-        """Carry out no order that came so far and is not done: its generation is over."""
+        """Drop the unfinished orders: their generation is over."""
         self.work.forget()
 
     def keep(self, keep: Keep | None) -> None:
-        """Copy what the shard owns once it comes to this version, in place of the copy before."""
+        """Copy the shard's own part at this version, in place of the previous copy."""
         if keep != self._keep:
             self._keep, self._kept = keep, None
 
     def kept(self, version: int) -> Flat | None:
-        """Return what it owned at this version; None: it was not copied."""
+        """Return the shard's own part at this version, None if it was not copied."""
         return self._kept if self._keep is not None and self._keep.version == version else None
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class Executor:
             self._state.orders = number
 
     def _changed(self, number: int, order: Apply | Reduce | Accumulate, outcome: object) -> None:
-        """Note what became of gradients; updates are counted after their workers are answered."""
+        """Note the outcome for gradients; updates are counted after their workers are answered."""
         if outcome == "applied":
             self._updated(order.workers)
         elif outcome == "accumulated":
@@ -209,13 +209,13 @@ class Executor:
     def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
         """A schedule gave no learning rate, for instance; the parameters are untouched."""
         if not isinstance(error, ConfigError):
-            raise TypeError(f"an update came to {error!r}")
+            raise TypeError(f"an update returned {error!r}")
         for worker in workers:
             self._state.decided(worker, "dropped", str(error))
         self._report(Refused(error))
 
     def count(self) -> None:
-        """Count in the metrics, and report, the updates that were made since the last call."""
+        """Count the updates since the last call in the metrics, and report them."""
         metrics = self._metrics
         while self._uncounted:
             applied = self._uncounted.popleft()
@@ -227,7 +227,7 @@ class Executor:
             self._report(applied)
 
     def _log_policy(self, policy: str) -> None:
-        if policy != self._policy:  # a pass begins with the same one anew
+        if policy != self._policy:  # a pass renews the same one
             self._policy = policy
             log.info("the policy is %s from version %d on", policy, self._state.version)
 
@@ -236,7 +236,7 @@ class Executor:
         if pending is not None and pending.sequence != order.sequence:
             return
         if pending is None or not pending.is_decided:
-            # It has not come yet; or it came after a switch, and was decided on before.
+            # It has not come yet, or it came after a switch and was decided on before.
             worker.early = order
             state.keep(worker)
             if pending is not None:
@@ -244,7 +244,7 @@ class Executor:
             return
         worker.pending = None
         reply = worker.reply = pending.reply(order, state.version)
-        state.keep(worker)  # first: the next push may come before another life does this again
+        state.keep(worker)  # before the answer: the next push may follow at once
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, reply)
 
@@ -265,7 +265,7 @@ class Executor:
         self._kept = copy
 
     def _copied(self, number: int, directory: str, copy: object) -> None:
-        """A copy of the shard is in a file; it is made durable beside the next orders."""
+        """Make the copy of the shard in a file durable, beside the next orders."""
         if isinstance(copy, Path):
             self._spawn(self._seal(copy, self._state.version))
             self.work.paused = self._halts

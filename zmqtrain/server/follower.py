@@ -1,7 +1,7 @@
-"""The part of ps 1, 2, ... that takes its orders from the leader.
+"""The decider of ps 1, 2, ..., which takes its orders from the leader.
 
-Under a coordinated policy an arrival is only reported; the decision comes back as orders.
-Under any other every push is applied and released here at once.
+Under a coordinated policy it reports arrivals, and the decisions come back as orders. Under any
+other one it applies and releases every push at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Follower(Decider):
     ) -> None:
         """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link.
 
-        ``order_log``: if others have copies of what this shard holds.
+        ``order_log``: if others have copies of this shard's part.
         """
         super().__init__(state, metrics, spawn=spawn, crash=crash, copies_sent=copies_sent)
         self._link = link
@@ -64,10 +64,10 @@ class Follower(Decider):
         self._heartbeat_s = heartbeat_s
         self._join = join
         self._coordinated = make_policy(policy).coordinated
-        self._taken = 0  # number of the last order that was taken up
+        self._taken = 0  # number of the last order in the queue
         self._journal = Journal(state.shard.segment)
         self._unreported: list[tuple[int, int, int, bool]] = []
-        self._awaits_orders = False  # which answer a report
+        self._awaits_orders = False  # a report has no answer yet
         self._send_guarded = guarded(self._send_reports, crash)
         self._failure = ""  # why the update rule refused
         self._order_log = order_log
@@ -83,7 +83,7 @@ class Follower(Decider):
                 for worker, pending in self._state.pending():
                     if pending.arrived_at < reported_by:
                         self._report_arrival(worker)  # the first may have been lost
-            self._send_reports()  # so may the answer to the last one
+            self._send_reports()  # the answer to the last one may have been lost
             await asyncio.sleep(self._heartbeat_s)
             if self._link.fenced:  # the leader has a new life
                 await self._join()
@@ -95,7 +95,7 @@ class Follower(Decider):
             return
         self._send_reports()
         if message.number > self._taken + 1:
-            return  # orders before these were lost; the leader sends them again
+            return  # earlier orders were lost; the leader sends them again
         orders = message.orders[self._taken + 1 - message.number :]
         if self._order_log is not None:
             generation, first = self._state.generation, self._taken + 1
@@ -154,7 +154,7 @@ class Follower(Decider):
         if self._order_log is None:
             return None
         state, last = self._state, self._order_log.last
-        if last is None:  # it was restarted, and has had no order since
+        if last is None:  # it was restarted and has received no order since
             last = LastOrders(state.generation, state.orders + 1, (), None)
         return OrphanedShard(state.shard, last, state.orders)
 
@@ -167,10 +167,10 @@ class Follower(Decider):
     # What is decided here
 
     def _is_free(self, worker: WorkerRecord) -> bool:
-        """Whether this shard decides on its request, and the leader does not.
+        """Return whether this shard decides on the worker's request without the leader.
 
-        It may have been released before it came: a pull needs no agreement, nor did a push before
-        a switch.
+        The request may have been released before it came: a pull, or a push before a switch, needs
+        no agreement.
         """
         return worker.is_released or not self._coordinated
 
@@ -179,7 +179,7 @@ class Follower(Decider):
         self._decide_held(held)
 
     def _decide_held(self, held: Iterable[tuple[WorkerRecord, Pending]]) -> None:
-        """Decide here on what is still held: the leader counts it as decided since the switch."""
+        """Decide here on held requests, which the leader counts as decided since the switch."""
         for worker, pending in tuple(held):
             if worker.pending is pending:
                 self.executor.carry_out(_own_orders(worker))
@@ -201,7 +201,7 @@ class Follower(Decider):
         self._unreported.append(ready)
 
     def _send_reports(self) -> None:
-        """Report in one message what has arrived since the leader answered the last report.
+        """Report all arrivals since the leader's last answer in one message.
 
         So a busy leader gets few messages.
         """
@@ -211,7 +211,7 @@ class Follower(Decider):
             self._link.send(Arrived(*zip(*pushes[begin : begin + BATCH], strict=True)))
 
     async def _deliver(self, message: ShardWritten) -> None:
-        """Send this until the leader has it, though this ps may have to join again first."""
+        """Send a message until the leader has it, even if this ps must join again first."""
         while True:
             try:
                 await self._link.request(message, reason="it waits for this shard's file")
@@ -223,7 +223,7 @@ class Follower(Decider):
 def _own_orders(worker: WorkerRecord) -> list[Numbered]:
     """Return the orders, without a number, that apply a worker's gradient and answer it.
 
-    There are none if it was given them before: they may not be carried out yet.
+    There are none if they were given before, carried out or not.
     """
     pending = worker.pending
     if pending is None or pending.is_ordered:

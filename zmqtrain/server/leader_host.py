@@ -25,7 +25,7 @@ from zmqtrain.wire.messages import ShardWritten
 
 
 class LeaderHost(Decider):
-    """Decides about shard 0 by asking the leader, which it hosts."""
+    """Decides on shard 0's requests by the leader, which it hosts."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class LeaderHost(Decider):
         *,
         has_copies: bool,
     ) -> None:
-        """``actor``: the ps. ``host_status``: the state of it that the leader does not know.
+        """``actor``: the ps. ``host_status``: its own status, for the leader.
 
         ``has_copies``: other ps have copies of its shard.
         """
@@ -142,7 +142,7 @@ class LeaderHost(Decider):
             self.executor.carry_out(self.arrived(worker))
 
     def orphan(self) -> OrphanedShard | None:
-        """What the leader has decided counts; so this shard has yet to carry out its own rest."""
+        """Return the shard with its unfinished orders, since all decisions of the leader count."""
         delivery = self.leader.delivery
         last = delivery.last(self._state.generation)
         if last is None:
@@ -172,7 +172,7 @@ class LeaderHost(Decider):
             self._spawn(self._follow_board())
 
     async def _follow_board(self) -> None:
-        """Hand on what rosters make, and which of their workers have died."""
+        """Pass the progress of rosters, and the deaths of their workers, to the leader."""
         async for stepped in self._board.watch():
             if stepped is not None:
                 self.leader.stepped(stepped)

@@ -1,4 +1,4 @@
-"""A shard whose ps is gone with its group of workers, and the last orders that the ps knew."""
+"""A shard whose ps has ended with its group of workers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class OrphanedShard:
     def __init__(
         self, shard: Shard, last: LastOrders, done: int, own: Iterable[Numbered] = ()
     ) -> None:
-        """``done``: number of the last order carried out. ``own``: some that are yet to be, which
-        the shard counts by itself, as where the leader is.
+        """``done``: number of the last order carried out.
+
+        ``own``: unfinished orders, with the numbers of the leader's own shard.
         """
         self.last = last
         self._shard, self._done, self._own = shard, done, tuple(own)
@@ -33,7 +34,7 @@ class OrphanedShard:
         self._shard.segment.remove()
 
     def write(self, directory: Path, layout: ShardLayout, last: LastOrders) -> ShardFile:
-        """Carry out the last orders, then write into a checkpoint what the layout is to write.
+        """Carry out the last orders, then write the layout's part of a checkpoint.
 
         Raises:
             ZmqTrainError: it lacks more than these orders, or the disk failed.
@@ -56,10 +57,10 @@ class OrphanedShard:
 
 
 def carry_out(shard: Shard, number: int, order: Order) -> None:
-    """Carry out an order as far as it changes the shard: nobody waits for an answer any more.
+    """Carry out an order on the shard, without an answer.
 
     Raises:
-        CheckpointError: it is about a gradient that is not there.
+        CheckpointError: its gradient is missing.
     """
     needed = order.workers if isinstance(order, Apply | Accumulate | Reduce) else ()
     for worker in needed:

@@ -1,4 +1,4 @@
-"""Parameters in and out of a ps: a generation begins with them, tasks read them."""
+"""The parameters of a ps: a generation begins with them, and tasks read them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ParameterAccess:
         self._executor = decider.executor
         self._metrics = metrics
         self._job = job
-        self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # on their way
+        self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # under way
 
     def on_initialize(self, request: Request, message: Initialize) -> None:
         self._peers.member(request)
@@ -59,7 +59,7 @@ class ParameterAccess:
             raise RefusedError(f"{self._state.task} has not kept version {message.at}")
 
     def on_keep(self, request: Request, message: Keep) -> None:
-        """Keep a version to come. No roster passes it, so none has to end for that."""
+        """Keep a future version. No roster passes it, so none must end for it."""
         self._peers.member(request)
         self._check(request, message)
         self._executor.after_orders(partial(self._keep, request, message))
@@ -87,9 +87,9 @@ class ParameterAccess:
             request.reply(shown)
 
     def _copy(self, message: Read) -> Flat:
-        """Return a copy of what is asked for: updates go on while it is on its way.
+        """Return a copy of the requested part, since updates continue while it is sent.
 
-        A reader that asks for the same meanwhile, as workers do after an epoch, gets the same copy.
+        Readers of the same version, such as workers after an epoch, share a copy.
         """
         state, shard = self._state, self._state.shard
         key = state.generation, state.version, message.average, message.copies
@@ -100,7 +100,7 @@ class ParameterAccess:
         return copy
 
     def _initialize(self, request: Request, message: Initialize) -> None:
-        """Begin a generation, unless it has begun; no order of the one before is under way."""
+        """Begin a generation, unless it has begun; no earlier order is under way."""
         state = self._state
         if request.envelope.generation == state.generation and state.initialised:
             request.reply(Parameters(state.version))
@@ -117,7 +117,7 @@ class ParameterAccess:
             )
             log.warning(text, self._job.logdir)
         words = state.shard.segment.words
-        words[GENERATION] = 0  # until all is in place, there is nothing to go on from
+        words[GENERATION] = 0  # until all is in place, it cannot be recovered
         self._end_generation()
         self._executor.keep(None)
         try:
@@ -153,7 +153,7 @@ class ParameterAccess:
         shard.learning_rate = self._job.restored_rate(manifest)
 
     def _end_generation(self) -> None:
-        """Make the workers of an earlier generation join again; their gradients belong to it."""
+        """Make the workers of the earlier generation join again without their gradients."""
         state = self._state
         if not state.initialised:
             return

@@ -1,4 +1,4 @@
-"""How a ps handles its peers: joins, leaves, heartbeats, leases."""
+"""A ps's handlers for joins, leaves, heartbeats and leases."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LONGEST_S = 1e12  # of a time in a heartbeat
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0  # between two looks whether workers that have not said goodbye still live
+FAREWELL_S = 2.0  # between two checks whether workers that have not left still live
 
 
 def check_times(beat: Heartbeat) -> None:
-    """Check what commands of other users compute with.
+    """Check the times of a heartbeat, from which other users' commands compute.
 
     Raises:
-        ProtocolError: a time is not a number, or is too long, or there are too few or too many.
+        ProtocolError: a time is no number or too long, or there are too few or too many.
     """
     untils = (wait.until_s for wait in beat.waits if wait.until_s is not None)
     times = [*beat.phases_s, *(wait.since_s for wait in beat.waits), *untils]
@@ -46,7 +46,7 @@ def check_times(beat: Heartbeat) -> None:
 
 
 class PeerHandlers:
-    """Handles joins and leaves, and drops the requests of tasks that are gone."""
+    """Handles joins and leaves, and drops the requests of lost tasks."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PeerHandlers:
         self._workers_gone = asyncio.Event()
 
     def on_join(self, request: Request, message: Join) -> tuple[Peer | None, Peer | None]:
-        """Return the life that has ended, and the one that has begun; None: none has."""
+        """Return the life that ended and the one that began, each None if there is none."""
         sender = request.sender
         self._check_job(str(sender), message.fingerprint)
         if DATA in message.fingerprint:
@@ -102,10 +102,10 @@ class PeerHandlers:
         pushes = (worker.received, worker.answered) if worker is not None else ()
         request.reply(HeartbeatReply(*pushes))
         if self._shutdown is not None and peer.is_worker:
-            request.send(self._shutdown)  # it was lost, or the worker has joined since
+            request.send(self._shutdown)  # it was lost, or the worker joined later
 
     def end_leases(self) -> list[Peer]:
-        """Return the tasks whose lease ran out since the last call: they have left."""
+        """Return the tasks whose lease has run out since the last call, and which count as left."""
         ended = list(self._peers.expired())
         for peer in ended:
             log.warning("%s %s: it has left", peer, peer.absence)
@@ -114,11 +114,11 @@ class PeerHandlers:
         return ended
 
     def close(self, shutdown: Shutdown) -> None:
-        """Admit no new task, and make every worker leave."""
+        """Admit no new task, and send every worker the shutdown."""
         self._shutdown = shutdown
         self._peers.is_closed = True
         for peer in self._peers:
-            # A worker whose lease ran out may still live, and try to join a ps that has ended.
+            # A worker whose lease ran out may still live and try to join an ended ps.
             if peer.is_worker and peer.contact is not None:
                 peer.contact.send(shutdown)
         self._workers_gone.clear()
@@ -135,10 +135,10 @@ class PeerHandlers:
     def _check_job(self, sender: str, theirs: dict[str, str]) -> None:
         """Check that a task with this fingerprint runs the same job.
 
-        A ps loads no data: it expects of all tasks what the first one said of theirs.
+        A ps loads no data: it expects the data of the first task from all others.
 
         Raises:
-            RefusedError: it does not.
+            RefusedError: it runs another job.
         """
         task, ours = self._state.task, self._fingerprint
         difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {task}")
@@ -156,7 +156,7 @@ class PeerHandlers:
             self._state.join(peer)
 
     def _gone(self, peer: Peer) -> None:
-        """Drop the pending request and the waits of a task that is gone."""
+        """Drop the pending request of a task that has left."""
         if peer.is_worker:
             worker = self._state.leave(peer.index)
             if worker is not None:
@@ -176,7 +176,7 @@ class PeerHandlers:
 
 
 async def within(limit_s: float, event: asyncio.Event) -> bool:
-    """Wait for an event; say whether it came in time."""
+    """Wait for an event; return whether it came in time."""
     try:
         async with asyncio.timeout(limit_s):
             await event.wait()

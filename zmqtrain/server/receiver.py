@@ -1,4 +1,4 @@
-"""Receives what workers send to a ps: checks it, detects duplicates, stages it for orders."""
+"""Receives the requests of workers: checks them, detects duplicates, stages gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Receiver:
         compression: str,
         holds_lease: Callable[[int, int], bool] | None,
     ) -> None:
-        """``holds_lease``: says whether a worker holds a lease on a batch, where that is known."""
+        """``holds_lease``: whether a worker holds a lease on a batch; None if not known here."""
         self._state = state
         self._peers = peers
         self._buffers = buffers
@@ -49,7 +49,7 @@ class Receiver:
         self._decode = Decompressor(make_compression(compression), trained).decode
 
     def take_in(self, request: Request, message: Pull | Push) -> WorkerRecord | None:
-        """Enter a worker's request; None: it has come before, or some of its chunks were lost."""
+        """Enter a worker's request; return None if it is repeated or lacks chunks."""
         if isinstance(message, Pull):
             return self._take_pull(request, message)
         return self._take_push(request, message)
@@ -164,7 +164,7 @@ class Receiver:
     def _complete(self, request: Request, push: Push, worker: WorkerRecord) -> bool:
         """Complete the gradient in the worker's buffer in the segment.
 
-        False: some of its chunks were lost. So the push counts as lost as well; the answer to the
+        Return False if chunks were lost. Then the push counts as lost, too; the answer to the
         worker's next heartbeat makes it send both again.
         """
         segment, tensors = self._state.shard.segment, request.envelope.tensors

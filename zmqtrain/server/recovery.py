@@ -1,4 +1,4 @@
-"""What a ps finds in the segment of the process before it: workers, requests, answers."""
+"""Restores workers, requests and answers from the segment of the previous process of a ps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 def recover(state: ShardState, peers: PeerTable) -> None:
     """Restore the state of a killed ps from the segment that it left.
 
-    The shard's last change is finished; workers are members again, with their requests pending.
-    Workers notice nothing but a pause.
+    This finishes the shard's last change and restores the workers with their pending requests. They
+    only notice a pause.
     """
     began = time.monotonic()
     shard = state.shard
@@ -63,7 +63,7 @@ def _worker(index: int, known: list[Any]) -> WorkerRecord:
 
 
 def _result_by(change: Change | None, worker: WorkerRecord) -> Result | None:
-    """Return what the last change made of a push that waits, of which its mark says nothing."""
+    """Return the last change's result for a pending push whose mark has none."""
     push, pending = worker.pushed, worker.pending
     if change is None or push is None or pending is None or pending.result is not None:
         return None

@@ -1,8 +1,8 @@
 """The parameter server: `python -m zmqtrain.roles.ps`.
 
-The path of a gradient: the receiver checks it and stages it in the segment, the decider (on ps 0 it
-asks the leader, elsewhere it follows the leader) returns orders, the executor carries these out one
-after another on the shard, and the answer to the push lets the worker go on.
+The path of a gradient: the receiver checks it and stages it in the segment, the decider (the leader
+on ps 0, its follower on others) returns orders, the executor carries these out one after another on
+the shard, and the answer to the push lets the worker go on.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Handlers: TypeAlias = dict[type, Callable[[Request, Any], None]]
 
 
 class ParameterServer(JobActor):
-    """One shard of the model, at one address. Its parts are made once its memory is there."""
+    """One shard of the model, at one address. Its parts are made once it has its memory."""
 
     state: ShardState
     peers: PeerTable
@@ -135,7 +135,7 @@ class ParameterServer(JobActor):
         return await self._farewell()
 
     async def _watch(self) -> None:
-        """End leases; give up if no chief comes."""
+        """End leases; give up without a chief."""
         interval_s = self.timing.lease_s / 5
         while True:
             before = time.monotonic()
@@ -154,12 +154,12 @@ class ParameterServer(JobActor):
 
     @property
     def end(self) -> Shutdown | None:
-        """How the chief has ended the run, once it has."""
+        """The chief's shutdown of the run, once it has come."""
         return self._shutdown
 
     @property
     def heard_at(self) -> dict[int, float]:
-        """When each worker that has joined was last heard, by the monotonic clock."""
+        """The monotonic time of each joined worker's last message."""
         peers = self.peers if self._executor is not None else ()
         return {peer.index: peer.heard_at for peer in peers if peer.is_worker}
 
@@ -180,12 +180,10 @@ class ParameterServer(JobActor):
             self._decider.left(self._peer_handlers.on_leave(request, message))
 
     def _check_group(self) -> None:
-        """End the group if it can go on without those that are silent, and they without it.
-
-        They do so once they give this ps up. If they host parts, it cannot.
+        """End the group if its silent workers host no part and may go on without this ps.
 
         Raises:
-            GroupOverError: they could.
+            GroupOverError: they may.
         """
         limit_s = self.timing.peer_timeout_s / 2
         silent = [
@@ -202,7 +200,7 @@ class ParameterServer(JobActor):
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
         known = self.peers.get(Role.CHIEF, 0)
         if known is not None and not self.peers.may_replace(known, request):
-            self.peers.member(request)  # else it was stopped before it joined here
+            self.peers.member(request)  # otherwise the chief was stopped before it joined here
         self._shutdown = message
         self._decider.end()
         self.metrics.role_state.set("finished")
@@ -213,7 +211,7 @@ class ParameterServer(JobActor):
         self.stop(message.exit_code)
 
     async def _farewell(self) -> int:
-        """Leave on the chief's Shutdown or, after SIGTERM, when none comes in time."""
+        """Leave on the chief's Shutdown or, after SIGTERM, without one in time."""
         if self._config.on_term == "leave" and self._shutdown is None:
             self.spawn(self._have_saved())
         in_time = await within(self.timing.grace_s, self._may_leave)
@@ -226,7 +224,7 @@ class ParameterServer(JobActor):
         return self._shutdown.exit_code
 
     async def _have_saved(self) -> None:
-        """Leave as soon as a checkpoint holds all that this ps has answered, if it can be had."""
+        """Leave as soon as a checkpoint holds all that this ps has answered."""
         reason = "before the job began here"
         if self._drain is not None and self.state.initialised:
             reason = "the job has no logdir"
@@ -239,7 +237,7 @@ class ParameterServer(JobActor):
         self._may_leave.set()
 
     def _say_goodbye(self, message: Leave) -> None:
-        """Tell the chief and the other ps, by way of the leader, which ask for checkpoints."""
+        """Send the Leave to the chief and other ps, or to the leader."""
         for peer in self.peers if self._drain is not None else ():
             if not peer.is_worker and not peer.gone and peer.contact is not None:
                 peer.contact.send(message)
@@ -308,7 +306,7 @@ class ParameterServer(JobActor):
 
     @property
     def _has_copies(self) -> bool:
-        """Whether others may have to hand on what this ps holds, and it what they hold."""
+        """Whether ps hold copies of one another's parts for a hand-over."""
         return bool(self.plan.group) and self.plan.copies > 1
 
     def _lead(self) -> Decider:
@@ -356,11 +354,11 @@ class ParameterServer(JobActor):
 
     @property
     def has_met(self) -> bool:
-        """Whether any other task has spoken to this life of the ps."""
+        """Whether another task has sent a message to this life of the ps."""
         return self._executor is not None and any(peer.contact for peer in self.peers)
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
-        """An engine may keep a ps that is not ready out of DNS, and the chief could not come."""
+        """Return the state; a listening ps is ready, since an engine may hide others from DNS."""
         listens = self._executor is not None
         if listens and self.state.initialised:
             return True, "serving"

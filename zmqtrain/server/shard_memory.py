@@ -1,7 +1,7 @@
-"""Where a ps keeps its shard: in a segment that outlives its process, if wanted and possible.
+"""The memory of a ps's shard: a segment that outlives its process, if wanted and possible.
 
-A segment that a killed ps left is taken over if it is of the same job, holds parameters, and is not
-so old that every other task has given that ps up.
+A ps takes over the segment of a killed one if it is of the same job, holds parameters, and is so
+recent that other tasks still wait for that ps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def is_crash_safe(config: TaskConfig, job: Job) -> bool:
-    """Say whether the shard survives its process; one on a GPU does not."""
+    """Return whether the shard survives its process; one on a GPU does not."""
     return config.crash_safe and job.ps_device == "cpu"
 
 
@@ -44,13 +44,13 @@ def open_segment(
     digest: int,
     is_board: bool,
 ) -> tuple[Segment, bool]:
-    """Return the memory of the ps at ``address``, and whether it holds what a killed one left.
+    """Return the memory of the ps at ``address``, and whether a killed one has left it.
 
     ``safe``: whether it survives the process. ``digest``: of the job and its partitioning.
     ``is_board``: whether workers exchange gradients in it.
 
     Raises:
-        SegmentError: it cannot be a file, though that was asked for.
+        SegmentError: it cannot be a file, although that was requested.
     """
     if config.lane == "memory" or (config.lane == "tcp" and not safe):
         return Segment.private(layout), False
@@ -96,7 +96,7 @@ def make_shard(
 
 
 def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
-    """Say whether another life of a ps may go on with the memory of one that ended.
+    """Return whether the next life of a ps may use the memory of one that ended.
 
     ``error``: why it ended, None without failure. ``is_over``: the chief has ended the run.
     """
@@ -114,18 +114,18 @@ def close_or_remove(segment: Segment, *, keep: bool) -> None:
 
 
 def note_alive(segment: Segment) -> None:
-    """Note in the segment the time at which the ps was alive."""
+    """Write the current time into the segment: the ps is alive."""
     segment.words[ALIVE_AT] = _boot_time_ms()
 
 
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
-    """Return the most bytes of copies of what it owns: one is on its way to readers, one kept."""
+    """Return the most bytes of copies of its own part: one for readers, one kept."""
     owned = len(range(layout.size)[layout.owned])
     return owned * ITEM_NBYTES * (2 if job.evaluate_every else 1)
 
 
 def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:
-    """Log what the shard will need at most."""
+    """Log the most memory that the shard needs."""
     layout, segment = shard.layout, shard.segment
     log.info(
         "listening at %s: %s of parameters; with %s its memory is at most %s%s, %s for messages, "
@@ -150,7 +150,7 @@ def digest_of(fingerprint: Mapping[str, str], *numbers: int) -> int:
 
 
 def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Segment | None:
-    """Return the segment of a killed life of this ps; remove one that is of no use."""
+    """Return the segment of a killed life of this ps; remove an unusable one."""
     segment = Segment.adopt(layout, path)
     if segment is None:
         return None
@@ -169,5 +169,5 @@ def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Se
 
 
 def _boot_time_ms() -> int:
-    """Return milliseconds since the host was started, which every process of it sees alike."""
+    """Return milliseconds since the host's start, the same for all its processes."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -1,4 +1,4 @@
-"""What a ps holds: a shard, the generation it is of, and what it knows of its workers."""
+"""The state of a ps: a shard, its generation, and its workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 Result: TypeAlias = Literal["applied", "accumulated", "dropped", "refused"]
-"""What became of a push."""
+"""The result of a push."""
 
 
 @dataclass(slots=True)
@@ -27,10 +27,10 @@ class Pending:
     """A worker's pull or push that has not been answered."""
 
     message: Pull | Push
-    request: Request | None  # None: it was received by a process that was killed
+    request: Request | None  # None: the process that received it was killed
     result: Result | None = None  # of a push; None: nothing is decided yet
     reason: str = ""
-    is_ordered: bool = False  # the shard itself has ordered what becomes of it
+    is_ordered: bool = False  # the shard itself has given orders for it
     # Looked up in the module at each call, as everywhere: a simulated clock may be there.
     arrived_at: float = field(default_factory=lambda: time.monotonic())
 
@@ -45,7 +45,7 @@ class Pending:
         return self.result is not None or isinstance(self.message, Pull)
 
     def reply(self, order: Answer, version: int) -> PullReply | PushReply:
-        """Return the answer to the worker, when this order lets it go on."""
+        """Return the answer to the worker by this order."""
         if isinstance(self.message, Pull) or self.result is None:
             return PullReply(version, order.batches, order.stop)
         held_s = time.monotonic() - self.arrived_at
@@ -62,7 +62,7 @@ class Pending:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """A live worker, as one shard knows it: at most one of its requests has no answer yet."""
+    """A live worker of one shard, with at most one unanswered request."""
 
     index: int
     incarnation: int
@@ -71,8 +71,8 @@ class WorkerRecord:
     buffer: int = -1  # index of where its gradients go in the segment
     pending: Pending | None = None
     reply: PullReply | PushReply | None = None  # the last one, until the next request
-    early: Answer | None = None  # the last one to answer a request that had not come yet
-    chunks: set[int] = field(default_factory=set)  # of its next push, that have come
+    early: Answer | None = None  # the last answer to a request that had not come yet
+    chunks: set[int] = field(default_factory=set)  # received for its next push
     unacknowledged_nbytes: int = 0  # of them
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class WorkerRecord:
 
     @property
     def pushed(self) -> Push | None:
-        """The push that has not been answered, if it is one that has not."""
+        """The unanswered push, if there is one."""
         message = self.pending.message if self.pending is not None else None
         return message if isinstance(message, Push) else None
 
@@ -95,7 +95,7 @@ class WorkerRecord:
 
     @property
     def answered(self) -> int:
-        """Sequence of the push that was answered last, 0 if none was, or a request is pending."""
+        """Sequence of the last answered push, 0 without one or while a request is pending."""
         return self.reply.sequence if isinstance(self.reply, PushReply) else 0
 
     def refuse(self, error: ZmqTrainError) -> None:
@@ -105,17 +105,16 @@ class WorkerRecord:
 
     @property
     def is_released(self) -> bool:
-        """Whether its pending request was answered by an order before it came."""
+        """Whether an order answered its pending request before it came."""
         pending, early = self.pending, self.early
         return pending is not None and early is not None and early.sequence == pending.sequence
 
 
 class ShardState:
-    """One shard and what is known of its workers. No event loop, no sockets.
+    """One shard and its live workers, by index. No event loop, no sockets.
 
-    ``generation`` is written where one begins (parameters.py) and where one is found again
-    (recovery.py). ``workers``: those that live, by index. A worker's ``pending`` is entered by the
-    receiver, and taken out by the executor with its answer.
+    ``generation`` is set by ParameterAccess and by recovery. The receiver sets a worker's
+    ``pending``, and the executor clears it with the answer.
     """
 
     def __init__(self, task: Task, shard: Shard, marks: Marks) -> None:
@@ -147,31 +146,31 @@ class ShardState:
         self.shard.segment.words[ORDERS] = number
 
     def pending(self) -> list[tuple[WorkerRecord, Pending]]:
-        """Return the workers that have not been answered, and what they asked."""
+        """Return the workers with unanswered requests, and the requests."""
         workers = self.workers.values()
         return [(each, each.pending) for each in workers if each.pending is not None]
 
     def join(self, peer: Peer) -> None:
-        """A new life of a worker begins. What the one before has staged stays."""
+        """Begin a new life of a worker; staged gradients of the previous one stay."""
         identity = (peer.nonce, peer.process, peer.metrics, peer.process_identity)
         worker = self.workers[peer.index] = WorkerRecord(peer.index, peer.incarnation, identity)
         self.keep(worker)
 
     def leave(self, index: int) -> WorkerRecord | None:
-        """Forget a worker, and return it; what it has staged stays."""
+        """Forget a worker and return it; its staged gradient stays."""
         worker = self.workers.pop(index, None)
         self._changed.pop(index, None)
         self._keep_staged(index)
         return worker
 
     def forget_workers(self) -> None:
-        """Forget all workers, and all that they have staged."""
+        """Forget all workers and their staged gradients."""
         self.workers.clear()
         self._changed.clear()
         self.marks.clear()
 
     def keep(self, worker: WorkerRecord) -> None:
-        """Keep what is known of a worker for the next life of this ps."""
+        """Write a worker's state into the segment, for the next life of this ps."""
         self._changed.pop(worker.index, None)
         if not self.shard.safe:
             return
@@ -185,7 +184,7 @@ class ShardState:
             self._keep_staged(worker.index)  # too much to be kept: it will join again
 
     def decided(self, index: int, result: Result, reason: str = "") -> Push | None:
-        """Note what became of the push that a worker waits for; return it if still pending."""
+        """Note the result of a worker's pending push; return the push if there is one."""
         worker = self.workers.get(index)
         pending = worker.pending if worker is not None else None
         if worker is None or pending is None or not isinstance(pending.message, Push):
@@ -198,9 +197,9 @@ class ShardState:
         return pending.message
 
     def keep_changed(self, _: object = None) -> None:
-        """Keep what the last change of the shard made of pushes, before there is another one.
+        """Keep the results of the shard's last change before the next one.
 
-        So a push that is answered before that costs one mark less.
+        A push that is answered before that costs one mark less.
         """
         for worker in tuple(self._changed.values()):
             self.keep(worker)

@@ -35,7 +35,7 @@ class WorkQueue:
         self._on_error = on_error
         self._busy = False
         self.paused = False  # nothing more is begun
-        self.last_s = float("inf")  # of work; what is unknown is long until it was seen to be short
+        self.last_s = float("inf")  # duration of the last work; the first one counts as long
 
     def put(
         self,
@@ -48,19 +48,18 @@ class WorkQueue:
     ) -> None:
         """Queue work for the next :meth:`run`; ``first``: before all that is queued.
 
-        ``then`` is given what the work returned, or the ZmqTrainError that it raised. ``rare`` work
-        always goes to the thread, and says nothing of how long the rest takes. ``lasting`` work is
-        kept by :meth:`forget`.
+        ``then`` gets the result of the work, or its ZmqTrainError. ``rare`` work always goes to the
+        thread and is not measured. ``lasting`` work is kept by :meth:`forget`.
         """
         add = self._queue.appendleft if first else self._queue.append
         add((work, then, rare, lasting))
 
     def forget(self) -> None:
-        """Do no more of what is queued, but for lasting work."""
+        """Drop the queued work, except for lasting work."""
         self._queue = deque(queued for queued in self._queue if queued[-1])
 
     def run(self) -> None:
-        """Do what is queued; on return all of it is done, or the first long work has begun."""
+        """Do the queued work; on return all is done, or the first long work has begun."""
         while self._queue and not self._busy and not self.paused:
             self._busy = True
             work, then, rare, _ = self._queue.popleft()
