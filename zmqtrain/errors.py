@@ -1,8 +1,8 @@
 """The errors of zmqtrain.
 
-The type says what happened. The text says what was wrong (with the value), what was expected and
-what to do. Each error has the exit code with which a process ends if it cannot go on. The codes fit
-TFJob's ``ExitCode`` restart policy: 1-127 are permanent, 128-255 are worth a restart.
+The type names the event. The text says what was wrong (with the value), what was expected and what
+to do. Each error has the exit code of a process that ends by it. The codes fit TFJob's ``ExitCode``
+restart policy: 1-127 are permanent, 128-255 are worth a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 RETRYABLE = 128
-"""Least exit code that says: a restart may help."""
+"""Least exit code after which a restart may help."""
 
 
 class ExitCode(IntEnum):
@@ -131,7 +131,7 @@ class OrphanedError(ZmqTrainError):
 
 
 class RunFailedError(ZmqTrainError):
-    """A training came to a bad end; ``exit_code`` says of which kind.
+    """A training failed; ``exit_code`` is that of its kind.
 
     ``summary``: of a run inside this process, else None.
     """
@@ -142,7 +142,7 @@ class RunFailedError(ZmqTrainError):
 
 
 class RunInterruptedError(KeyboardInterrupt):
-    """Ctrl-C has ended a training in order; ``summary`` is that of the run."""
+    """Ctrl-C has ended a training; ``summary`` is that of the run."""
 
     def __init__(self, text: str, summary: Any) -> None:
         super().__init__(text)
@@ -177,7 +177,7 @@ def expectation(mistake: Mapping[str, Any]) -> str:
     ``mistake`` is an item of a ValidationError's ``errors()``.
     """
     kind, context = mistake["type"], mistake.get("ctx", {})
-    if kind == "value_error":  # from our own validators: their text is complete
+    if kind == "value_error":  # our own validators have complete texts
         return str(context["error"])
     if kind not in _EXPECTED:
         return str(mistake["msg"])
@@ -227,14 +227,14 @@ def _number_of(error: BaseException) -> int | None:
 
 
 def not_installed(package: str, extra: str) -> ConfigError:
-    """Return the error of a part whose package is missing, which an extra of zmqtrain has."""
+    """Return the error of a missing package that an extra of zmqtrain installs."""
     return ConfigError(
         f"{package} is not installed; install it with pip install 'zmqtrain[{extra}]'"
     )
 
 
 def imported(module: str, extra: str) -> Any:
-    """Return a module of an extra of zmqtrain.
+    """Import a module of an extra of zmqtrain.
 
     Raises:
         ConfigError: it is not installed.
@@ -254,7 +254,7 @@ _ALIASES = {
     "x": "train",
     "y": "labels",
 }
-"""Names that other libraries have for an option."""
+"""Other libraries' names of options."""
 
 
 def no_option(owner: str, name: str, known: Collection[str]) -> ConfigError:

@@ -202,7 +202,7 @@ async def test_other_user_that_comes_after_the_own_listener_is_not_final(loopbac
         (greeting(NULL), "it runs with --insecure, so this task cannot tell whose it is"),
         (greeting(CURVE), "it takes encrypted connections only; give --keys DIR"),
         (greeting(UNIX), "it takes connections of its own user on its own host only"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers there does not speak as a ps does"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the listener there is not a ps"),
     ],
 )
 async def test_port_of_another_program_is_reported_and_gets_no_message(

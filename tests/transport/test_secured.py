@@ -140,7 +140,7 @@ async def test_listener_that_is_no_zeromq_is_reported(keyed: Keyed) -> None:
     keyed.servers[f"tcp://{host}:{port}"] = PS
     _, _, told = keyed.peer(f"tcp://{host}:{port}", WORKER)
     assert await told.last() == (
-        "what answers there does not speak as a ps does; correct the address",
+        "the listener there is not a ps; correct the address",
         True,
     )
     server.close()

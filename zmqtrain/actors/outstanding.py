@@ -38,7 +38,6 @@ class Attempt:
         return chunk, tensors
 
     def acknowledge(self, nbytes: int) -> None:
-        """Note that the peer has received ``nbytes`` of chunks."""
         self.unacknowledged_nbytes = max(0, self.unacknowledged_nbytes - nbytes)
 
 
@@ -61,7 +60,6 @@ class Outstanding:
     attempt: Attempt
 
     def envelope(self, message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
-        """Return the envelope of the request's message or of one of its chunks."""
         return Envelope(message, self.sender, self.request_id, self.generation, tensors)
 
     def take_in(self, reply: Envelope) -> int:

@@ -66,7 +66,6 @@ class JobActor(Actor):
         return training, evaluation
 
     def link_all(self) -> list[Link]:
-        """Connect to every ps."""
         return [
             self.link(Task(Role.PS, index), endpoint)
             for index, endpoint in enumerate(self.ps_endpoints)

@@ -11,7 +11,7 @@ Flat: TypeAlias = NDArray[np.float32]
 """A contiguous float32 array of shape (n,), of NumPy or, on a GPU, of CuPy."""
 
 ALIGNMENT_NBYTES = 64
-"""Frameworks take arrays that begin at a multiple of it without a copy."""
+"""Frameworks take arrays at multiples of it without a copy."""
 
 
 def zeros(size: int) -> Flat:
@@ -22,7 +22,7 @@ def zeros(size: int) -> Flat:
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a view of an array that NumPy does not let anyone write to."""
+    """Return a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view

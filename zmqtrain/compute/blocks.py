@@ -1,4 +1,4 @@
-"""Blocks of elements, small enough that intermediate results stay in the cache."""
+"""Blocks of elements, so small that intermediate results stay in the cache."""
 
 from __future__ import annotations
 

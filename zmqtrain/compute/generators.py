@@ -1,4 +1,4 @@
-"""The generators of random numbers that a process shares: those of Python, NumPy and torch."""
+"""The process-wide random generators of Python, NumPy and torch."""
 
 from __future__ import annotations
 

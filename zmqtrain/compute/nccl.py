@@ -50,9 +50,9 @@ class Nccl:
                 self._streams.append(cupy.cuda.Stream(non_blocking=True))
 
     def reduce(self, arrays: Sequence[Sequence[Any]]) -> None:
-        """Add up the arrays of all devices in those of the first; the sums are there on return.
+        """Add the arrays of all devices to those of the first, synchronously.
 
-        ``arrays``: of each device as many, contiguous float32 arrays of the same shapes.
+        ``arrays``: contiguous float32 arrays, of the same shapes on each device.
 
         Raises:
             ConfigError: NCCL or a GPU fails; then no other sum is possible.
@@ -88,6 +88,5 @@ class Nccl:
             stream.synchronize()
 
     def close(self) -> None:
-        """Free the communicators."""
         for communicator in self._communicators:
             communicator.destroy()

@@ -35,7 +35,7 @@ class Offload:
         return await self.run_in_thread(partial(self._timed, work))
 
     async def run_in_thread(self, work: Callable[[], Result]) -> Result:
-        """Do the same, with work that is no guide to how long the next call takes."""
+        """Do the same in the thread, without measuring the work."""
         self._in_thread += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)

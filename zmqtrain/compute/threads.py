@@ -53,9 +53,9 @@ def limit_threads(threads: int) -> None:
 
 
 def thread_limit() -> int | None:
-    """Return how many threads of linear algebra work for the calling thread, None if that is open.
+    """Return the calling thread's limit of linear algebra threads, None without one.
 
-    A framework needs it that keeps a number for each thread.
+    Frameworks with a limit for each thread need it.
     """
     limit: int | None = getattr(_own, "limit", _limit)
     return limit
@@ -80,7 +80,7 @@ class Shares:
         _own.limit = self._each
 
     def end(self) -> None:
-        """Give the process back what it had, once no other shares are in use."""
+        """Restore the limit of the process once no other shares are in use."""
         with self._lock:
             Shares._in_use -= 1
             if not Shares._in_use and Shares._before is not None:

@@ -113,7 +113,6 @@ class AdminApi:
         }
 
     def status(self) -> Status:
-        """Return the job's status as of now."""
         host = self._host()
         host.waits += tuple(self._waits_for_parts(host.task.task))
         return status_of(

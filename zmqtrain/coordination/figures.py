@@ -124,7 +124,6 @@ class JobFigures:
         self._taken = taken
 
     def show_policy(self, spec: str) -> None:
-        """Show the policy in force."""
         bound = make_policy(spec).staleness_bound
         self._metrics.policy.info({"policy": spec})
         self._metrics.staleness_bound_steps.set(math.inf if bound is None else bound)

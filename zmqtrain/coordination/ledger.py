@@ -63,7 +63,6 @@ class Ledger:
             self.limit, self.pass_examples, self.pass_loss, self.pass_sums = limit, 0, 0.0, {}
 
     def lease(self, worker: int) -> int:
-        """Lease the next batch to the worker."""
         if self.returned:
             batch = heapq.heappop(self.returned)
         else:
@@ -138,7 +137,6 @@ class Ledger:
 
     @property
     def uncounted(self) -> int:
-        """The first batch that is not counted."""
         return min(self.open_batches(), default=self.next_batch)
 
     @property
@@ -152,7 +150,6 @@ class Ledger:
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
     def state(self) -> LedgerState:
-        """Return what a checkpoint of this moment keeps."""
         return LedgerState(
             self.next_batch,
             self.open_batches(),

@@ -120,7 +120,6 @@ class PeerTable:
         return iter(tuple(self._peers.values()))
 
     def workers(self) -> Iterator[Peer]:
-        """Yield the present workers."""
         return (peer for peer in self if peer.is_worker and not peer.gone)
 
     def get(self, role: str, index: int) -> Peer | None:

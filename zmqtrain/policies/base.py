@@ -1,9 +1,9 @@
-"""What a policy is: events in, decisions out, no I/O.
+"""The contract of a policy: events in, decisions out, no I/O.
 
-A policy decides when an update counts and who may go on. It never sees a gradient, a clock or a
-socket; the shards carry its decisions out. For a cluster of several ps it runs on the leader
-alone, so that one decision for each (worker, step) holds on all shards; a policy that applies
-every push at once says ``coordinated = False`` and every shard decides by itself.
+A policy decides when an update counts and which workers may go on. It never sees a gradient, a clock
+or a socket; the shards carry its decisions out. In a cluster of several ps it runs only on the
+leader, so that one decision for each (worker, step) holds on all shards. A policy that applies every
+push at once has ``coordinated = False``, and every shard decides by itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from zmqtrain.protocol.orders import Accumulate, Apply, Drop, Reduce
 
 @dataclass(slots=True)
 class Release:
-    """Let the worker go on, with the parameters after the decisions before this one."""
+    """Let the worker go on, with the parameters after the preceding decisions."""
 
     worker: int
 
 
 Decision: TypeAlias = Apply | Accumulate | Reduce | Drop | Release
-"""All but a release are orders as they are."""
+"""All but a release are orders."""
 
 
 @dataclass(slots=True)
@@ -45,28 +45,28 @@ class Lockstep(Protocol):
         """Whether every live worker computes on the current version, and the step takes all."""
 
     def advance(self, steps: int) -> None:
-        """The workers have made so many steps, and compute on the version after them."""
+        """Note that the workers have made these steps, and compute on the version after them."""
 
 
 @runtime_checkable
 class Clocked(Protocol):
-    """A policy that knows how far each live worker is."""
+    """A policy that counts the steps of each live worker."""
 
     @property
     def steps(self) -> Mapping[int, int]:
-        """The step that each live worker computes, or has computed last, as the policy counts."""
+        """The step that each live worker computes, or has computed last, by the policy's count."""
 
 
 @runtime_checkable
 class TokenQueue(Protocol):
-    """A policy that hands out tokens, each of which lets a worker compute a gradient."""
+    """A policy with tokens, each of which lets a worker compute a gradient."""
 
     tokens: deque[int]
     """The step of each token that is queued, in order."""
     takers: deque[int]
     """The workers that wait for one, in order."""
     taken: int
-    """How many were handed out since the policy began."""
+    """The number taken since the policy began."""
 
 
 @runtime_checkable
@@ -86,7 +86,7 @@ class Policy(Protocol):
 
     @property
     def coordinated(self) -> bool:
-        """False if every push is applied and released at once, whatever the others do."""
+        """False if every push is applied and released at once, independent of others."""
 
     @property
     def step_per_push(self) -> bool:

@@ -22,7 +22,7 @@ class BoundedStaleness:
     def __init__(self, bound: int) -> None:
         self.staleness_bound = bound
         self.clocks: dict[int, int] = {}  # live workers; set at join, +1 at every push
-        self.at_clock: dict[int, int] = {}  # clock -> how many of them are there
+        self.at_clock: dict[int, int] = {}  # clock -> number of workers
         self.waiting: set[int] = set()
         self.slowest = 0  # least clock of the live workers; keeps its value when all have left
 

@@ -1,8 +1,8 @@
 """From a spec string to a policy: built in, by entry point, or the class "module:Class".
 
-A spec also comes from peers, checkpoints and segments. Only :func:`load_policy` imports a module,
-and it is called with a spec of the job's owner alone. :func:`make_policy` knows the classes that
-were loaded this way, so no text of a peer is ever imported or called.
+Specs also come from peers, checkpoints and segments. Only :func:`load_policy` imports a module, and
+only for a spec of the job's owner. :func:`make_policy` knows the classes that were loaded this way,
+so no text of a peer is ever imported or called.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -28,7 +28,7 @@ MAX_COUNT = 1_000_000
 """Largest number in a spec; a token queue has that many tokens."""
 
 Factory: TypeAlias = Callable[[str | None], Policy]
-"""Makes a policy from what follows the first colon of a spec, None if there is no colon."""
+"""Makes a policy from the text after the first colon of a spec, None without a colon."""
 
 FORMS = (
     "hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
@@ -80,7 +80,7 @@ def load_policy(spec: str) -> Policy:
 
 
 def try_policy(spec: str) -> Policy:
-    """Return a policy that was made from its own ``spec`` and has started, both as a trial.
+    """Make a policy from its own ``spec`` and start it, as a trial; return it.
 
     Raises:
         ConfigError: it would fail in a running job.
@@ -112,7 +112,7 @@ def _refusing(spec: str) -> Iterator[None]:
 
 
 def _cut(text: str) -> tuple[str, str | None]:
-    """Return what is before the first colon and what is behind it, None if there is no colon."""
+    """Return the texts before and after the first colon, the latter None without a colon."""
     before, colon, behind = text.partition(":")
     return before, behind if colon else None
 
@@ -122,33 +122,32 @@ def _shown(spec: str) -> str:
 
 
 def _made(kind: type, options: str | None, spec: str) -> Policy:
-    """Return an instance, called with the options if there are some or it takes them."""
+    """Return an instance; the class gets the options if there are some or it takes them."""
     with _refusing(spec):
         takes = options is not None or _takes_options(kind)
-        policy: object = kind(options or "") if takes else kind()
-        if isinstance(policy, Policy):
-            return policy
+        policy: Policy = kind(options or "") if takes else kind()
     needed = [name for name in vars(Policy) if not name.startswith("_")]
-    missing = [name for name in needed if not hasattr(policy, name)]
-    raise ConfigError(
-        f"policy {_shown(spec)} made a {type(policy).__name__}, which lacks {', '.join(missing)}; "
-        "expected what zmqtrain.policies.Policy has"
-    )
+    _check_has(policy, needed, f"made a {kind.__name__}", spec)
+    return policy
 
 
 def _policy_class(found: object, spec: str) -> type:
-    """Return what a spec names, if it is a class that has the methods of a policy."""
+    """Return the object that a spec names, if it is a class with the methods of a policy."""
     if not isinstance(found, type):
         raise ConfigError(
             f"policy {_shown(spec)} names a {type(found).__name__}, expected a class that has what "
             "zmqtrain.policies.Policy has"
         )
-    if missing := [name for name in _METHODS if not callable(getattr(found, name, None))]:
-        raise ConfigError(
-            f"policy {_shown(spec)} names the class {found.__name__}, which lacks "
-            f"{', '.join(missing)}; expected what zmqtrain.policies.Policy has"
-        )
+    _check_has(found, _METHODS, f"names the class {found.__name__}", spec)
     return found
+
+
+def _check_has(found: object, names: Iterable[str], what: str, spec: str) -> None:
+    if missing := [name for name in names if not hasattr(found, name)]:
+        raise ConfigError(
+            f"policy {_shown(spec)} {what}, which lacks {', '.join(missing)}; expected what "
+            "zmqtrain.policies.Policy has"
+        )
 
 
 def _meant(name: str) -> str:

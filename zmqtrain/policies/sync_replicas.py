@@ -56,7 +56,7 @@ class SyncReplicas(_Averaging):
 
     def start(self, version: int, workers: int) -> None:
         super().start(version, workers)
-        self.expected = workers  # the first step waits for that many
+        self.expected = workers  # number that the first step waits for
         self.begun = False  # set once they have all joined
         self.computing: dict[int, int] = {}  # worker -> version it was released at
         self.waiting: set[int] = set()  # live, not computing
@@ -69,7 +69,7 @@ class SyncReplicas(_Averaging):
         if not self.begun:
             self.begun = len(self.waiting) >= self.expected
             return self._begin() if self.begun else []
-        return self._settle()  # into a step under way only if that lacks hands
+        return self._settle()  # it joins a step under way only if that lacks hands
 
     def leave(self, worker: int) -> list[Decision]:
         member = self.computing.pop(worker, None)
@@ -153,11 +153,11 @@ class SyncReplicas(_Averaging):
 class TokenSyncReplicas(_Averaging):
     """The original's token queue, for parity: anonymous first-in-first-out tokens.
 
-    ``tokens`` initial tokens carry the starting step, so as many first gradients are wasted; a
-    token says which step its taker's next gradient belongs to. A worker that dies takes its token
-    with it. A step gives out as many tokens as there are workers, at least R, and needs R of them.
-    Once more are lost than it can spare (none, without backup workers), all workers wait for ever,
-    as in TensorFlow. With :class:`SyncReplicas` none does.
+    ``tokens`` initial tokens carry the starting step, which wastes as many first gradients; a token
+    has the step of its taker's next gradient. A dead worker's token is lost. A step gives out
+    a token for each worker, at least R, and needs R of them. Once too many are lost (any, without
+    backup workers), all workers wait for ever, as in TensorFlow, but not with
+    :class:`SyncReplicas`.
     """
 
     staleness_bound = None

@@ -50,7 +50,6 @@ class TaskStatus:
 
     @property
     def task(self) -> str:
-        """Its name."""
         return f"{self.role} {self.index}"
 
 

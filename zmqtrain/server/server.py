@@ -310,7 +310,6 @@ class ParameterServer(JobActor):
         return bool(self.plan.group) and self.plan.copies > 1
 
     def _lead(self) -> Decider:
-        """Host the leader."""
         self.metrics.group.set(self.plan.group)
         host = LeaderHost(
             self,
@@ -324,7 +323,6 @@ class ParameterServer(JobActor):
         return host
 
     def _follow(self) -> Decider:
-        """Follow the leader."""
         link = self.link(Task(Role.PS, 0), self.ps_endpoints[0])
         follower = Follower(
             self.state,

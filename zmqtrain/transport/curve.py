@@ -37,7 +37,6 @@ def make_keys(directory: Path, counts: Mapping[str, int]) -> int:
 
 
 def public_of(secret: bytes) -> bytes:
-    """Return the public half of a key."""
     return z85.decode(zmq.curve_public(z85.encode(secret)))
 
 

@@ -15,20 +15,19 @@ _OPENING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 NULL, CURVE = "NULL", "CURVE"
 UNIX = "UNIX"  # our own: the tasks of one user connect by a Unix socket instead
 
-_NO_PS = "what answers there does not speak as a ps does; correct the address"
+_NO_PS = "the listener there is not a ps; correct the address"
 _NEEDS_KEYS = (
     "it takes encrypted connections only; give --keys DIR (or ZMQTRAIN_KEYS), with a key that it "
     "knows"
 )
+_GIVE_IT_KEYS = "start it with the --keys (or ZMQTRAIN_KEYS) of this task, or this task without"
 _REASONS = {
     (NULL, CURVE): _NEEDS_KEYS,
     (UNIX, CURVE): _NEEDS_KEYS,
-    (CURVE, NULL): "it has no keys and takes open connections only; start it with the --keys (or "
-    "ZMQTRAIN_KEYS) of this task, or this task without",
+    (CURVE, NULL): f"it has no keys and takes open connections only; {_GIVE_IT_KEYS}",
     (CURVE, CURVE): "its key is not the one that our registry has for it; copy the registry of the "
     "job here, or correct the address",
-    (CURVE, UNIX): "it has no keys and takes connections of its own user only; start it with the "
-    "--keys (or ZMQTRAIN_KEYS) of this task, or this task without",
+    (CURVE, UNIX): f"it has no keys and takes connections of its own user only; {_GIVE_IT_KEYS}",
     (NULL, UNIX): "it takes connections of its own user on its own host only; start this task "
     "without --insecure, or that one with it, too; better give both --keys DIR",
     (UNIX, NULL): "it runs with --insecure, so this task cannot tell whose it is; start it without "
@@ -45,7 +44,6 @@ def reason(own: str, theirs: str) -> str:
 
 
 def greeting(mechanism: str) -> bytes:
-    """Return the whole greeting of an end with this mechanism."""
     return _OPENING + mechanism.encode().ljust(_GREETING.size - len(_OPENING), b"\0")
 
 

@@ -170,6 +170,5 @@ def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) ->
 
 
 def _parsed(frames: list[Buffer]) -> tuple[int, int]:
-    """Return event and value."""
     event, value = struct.unpack("=HI", frames[0])
     return int(event), int(value)

@@ -68,11 +68,9 @@ class Registry:
             self._version = version
 
     def find(self, public: str) -> Key | None:
-        """Return an allowed key."""
         return self._keys.get(public)
 
     def describe(self, public: str) -> str:
-        """Describe a key that is not allowed."""
         owner = self._revoked.get(public)
         return "a key that is not known" if owner is None else f"the revoked key of {owner}"
 
