@@ -14,13 +14,7 @@ from tests.actors.conftest import FakePs, Worker
 from tests.clock import Clock
 from tests.limits import within
 from zmqtrain.actors import link as link_module
-from zmqtrain.errors import (
-    CheckpointError,
-    FencedError,
-    PeerLostError,
-    ProtocolError,
-    RefusedError,
-)
+from zmqtrain.errors import CheckpointError, FencedError, PeerLostError, ProtocolError, RefusedError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (

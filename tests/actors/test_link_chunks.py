@@ -198,11 +198,7 @@ async def test_chunks_that_found_the_queue_full_are_sent_later(
 
 @pytest.mark.parametrize(
     ("message", "options", "reply"),
-    [
-        (PUSH, {"sequence": 1}, RELEASE),
-        (Pull(), {}, PullReply(0)),
-        (Read(), {}, Parameters(1)),
-    ],
+    [(PUSH, {"sequence": 1}, RELEASE), (Pull(), {}, PullReply(0)), (Read(), {}, Parameters(1))],
     ids=lambda value: type(value).__name__,
 )
 async def test_chunks_ahead_of_a_reply_are_taken_in_before_it(

@@ -40,12 +40,7 @@ def test_each_role_may_send_its_own_messages_and_those_of_everyone(role: str, ki
         check_permission(Envelope(object.__new__(kind), Sender(role, 0)))
 
 
-@given(
-    st.sampled_from(ROLES),
-    st.integers(0, 5),
-    st.sampled_from(ROLES),
-    st.integers(0, 5),
-)
+@given(st.sampled_from(ROLES), st.integers(0, 5), st.sampled_from(ROLES), st.integers(0, 5))
 def test_key_serves_its_owner_alone(
     role: str, index: int, claimed: str, claimed_index: int
 ) -> None:

@@ -96,12 +96,7 @@ def set_to(value: float) -> Callable[..., float]:
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        set_to(np.nan),
-        set_to(np.inf),
-        lambda loss, *_: float("nan"),
-        lambda loss, *_: float("-inf"),
-    ],
+    [set_to(np.nan), set_to(np.inf), lambda loss, *_: float("nan"), lambda loss, *_: float("-inf")],
     ids=["nan gradient", "infinite gradient", "nan loss", "infinite loss"],
 )
 @pytest.mark.parametrize(("policy", "ps"), [("hogwild", 1), ("hogwild", 2), ("sync-replicas", 2)])

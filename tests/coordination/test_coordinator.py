@@ -150,10 +150,7 @@ def test_accumulated_batch_of_a_worker_that_leaves_stays_counted() -> None:
 
 @settings(max_examples=30)
 @given(
-    workers=st.integers(1, 5),
-    shards=st.integers(1, 2),
-    lookahead=st.integers(0, 3),
-    data=st.data(),
+    workers=st.integers(1, 5), shards=st.integers(1, 2), lookahead=st.integers(0, 3), data=st.data()
 )
 def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
     workers: int, shards: int, lookahead: int, data: st.DataObject

@@ -11,26 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import (
-    Event as CoordinatorEvent,
-)
-from zmqtrain.coordination.events import (
-    Joined,
-    Left,
-    PullArrived,
-    PushArrived,
-    PushesReported,
-)
+from zmqtrain.coordination.events import Event as CoordinatorEvent
+from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, PushesReported
 from zmqtrain.policies import Decision, Release, make_policy
-from zmqtrain.protocol.orders import (
-    Accumulate,
-    Answer,
-    Apply,
-    Drop,
-    Order,
-    Reduce,
-    Switch,
-)
+from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Drop, Order, Reduce, Switch
 from zmqtrain.wire.messages import Arrived, SwitchPolicy
 
 SPECS = [

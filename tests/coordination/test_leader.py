@@ -43,9 +43,7 @@ async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: PeerTa
     assert leader.step == 1
 
 
-async def test_next_life_decides_only_on_unfinished_orders(
-    peers: PeerTable,
-) -> None:
+async def test_next_life_decides_only_on_unfinished_orders(peers: PeerTable) -> None:
     segment = Segment.private(SegmentLayout(4, []))
     add_peer(peers, "worker 0")
     first = make_leader(peers=peers, segment=segment)

@@ -53,13 +53,7 @@ def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_witho
 @pytest.mark.parametrize("keeps", [True, False], ids=["late", "lost"])
 @pytest.mark.parametrize(
     "names",
-    [
-        ("worker 1",),
-        ("ps 0",),
-        ("chief 0",),
-        ("ps 1", "worker 0", "worker 1"),
-        ("ps 0", "ps 1"),
-    ],
+    [("worker 1",), ("ps 0",), ("chief 0",), ("ps 1", "worker 0", "worker 1"), ("ps 0", "ps 1")],
     ids=", ".join,
 )
 def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(

@@ -18,9 +18,7 @@ def has_left(status: Status) -> bool:
     return any(task.task == "worker 1" and task.state == "left" for task in status.tasks)
 
 
-def test_stopped_worker_leaves_the_job_and_a_stopped_chief_saves_it(
-    stage: Stage,
-) -> None:
+def test_stopped_worker_leaves_the_job_and_a_stopped_chief_saves_it(stage: Stage) -> None:
     job = stage.job("counting_job", gated=True, steps=10**6, logdir=str(stage.logdir))
     cluster = stage.cluster(job, workers=2)
     ps, chief, stays, leaves = (

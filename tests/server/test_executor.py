@@ -69,11 +69,7 @@ def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
 
 def make_executor(state: ShardState, ears: Ears) -> Executor:
     return Executor(
-        state,
-        Metrics("ps"),
-        ears.reports.append,
-        spawn=ears.spawn,
-        crash=ears.errors.append,
+        state, Metrics("ps"), ears.reports.append, spawn=ears.spawn, crash=ears.errors.append
     )
 
 
@@ -147,11 +143,7 @@ async def test_pull_is_answered_by_an_admission_with_the_first_leases(
 
 @pytest.mark.parametrize(
     "order",
-    [
-        Answer(0, 2),
-        Answer(1, 1),
-        Answer(0, 1, 3),
-    ],
+    [Answer(0, 2), Answer(1, 1), Answer(0, 1, 3)],
     ids=["of another life", "of another worker", "after push 3"],
 )
 async def test_pull_is_not_answered_by_another_order(

@@ -20,14 +20,7 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import Shard, segment_layout
 
 LAYOUTS = with_copies(place([Variable("w", (12,))], 2, "contiguous", 4), 2)
-ORDERS = (
-    Reduce((0, 1)),
-    Answer(0, 1, 1),
-    Accumulate(0),
-    Rate(0.5),
-    Reduce((1,)),
-    Apply(0),
-)
+ORDERS = (Reduce((0, 1)), Answer(0, 1, 1), Accumulate(0), Rate(0.5), Reduce((1,)), Apply(0))
 LAST = LastOrders(1, 1, ORDERS, Saved(3, "sync-replicas", LedgerState(0, (), 0)))
 
 

@@ -222,9 +222,7 @@ CHUNKS = st.lists(
 
 @settings(max_examples=60)
 @given(chunks=CHUNKS)
-def test_every_piece_is_done_once_and_in_order(
-    chunks: list[tuple[str, int, bool]],
-) -> None:
+def test_every_piece_is_done_once_and_in_order(chunks: list[tuple[str, int, bool]]) -> None:
     clock = Clock()
     added: list[str] = []
     done: list[str] = []

@@ -119,9 +119,7 @@ def test_seed_is_replayed_exactly() -> None:
 
 
 @pytest.mark.parametrize("kill_at_s", [0.5, 0.51])
-def test_stopped_and_killed_ps_is_away_no_longer_than_a_killed_one(
-    kill_at_s: float,
-) -> None:
+def test_stopped_and_killed_ps_is_away_no_longer_than_a_killed_one(kill_at_s: float) -> None:
     stop = Fault(0.505, "stop", ("ps 0",), 4.0)
     kill = Fault(kill_at_s, "kill", ("ps 0",), 3.0, lines=300)
     trace: list[str] = []

@@ -128,10 +128,7 @@ def test_interrupted_rotation_refuses_no_task_and_is_continued(
         replaced(*paths)
 
     monkeypatch.setattr(os, "replace", killed)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        rotation(directory, lambda: {WORKER: Pair(C, C)}),
-    ):
+    with pytest.raises(KeyboardInterrupt), rotation(directory, lambda: {WORKER: Pair(C, C)}):
         pass
     monkeypatch.undo()
     assert read_secret(directory, WORKER).hex() == B
@@ -226,10 +223,7 @@ def test_refusal_is_temporary_only_while_registries_may_differ(
     ("pairs", "complaint"),
     [
         ({PS: Pair(C, None), WORKER: Pair(C, A)}, "one key for ps 0 and worker 3"),
-        (
-            {PS: Pair(B, B), WORKER: Pair(A, A)},
-            "one key for worker 3 and worker 3",
-        ),
+        ({PS: Pair(B, B), WORKER: Pair(A, A)}, "one key for worker 3 and worker 3"),
         ({PS: Pair(B, B), Owner("client"): Pair(C, C)}, "client-0.secret: File exists"),
     ],
 )

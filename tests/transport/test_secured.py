@@ -139,10 +139,7 @@ async def test_listener_that_is_no_zeromq_is_reported(keyed: Keyed) -> None:
     host, port = server.sockets[0].getsockname()
     keyed.servers[f"tcp://{host}:{port}"] = PS
     _, _, told = keyed.peer(f"tcp://{host}:{port}", WORKER)
-    assert await told.last() == (
-        "the listener there is not a ps; correct the address",
-        True,
-    )
+    assert await told.last() == ("the listener there is not a ps; correct the address", True)
     server.close()
     await server.wait_closed()
 

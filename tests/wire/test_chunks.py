@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import (
-    Chunks,
-    Flat,
-    as_it_is,
-    at,
-    count,
-    split,
-    take_in,
-)
+from zmqtrain.wire.chunks import Chunks, Flat, as_it_is, at, count, split, take_in
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Chunk, Message, Push
 

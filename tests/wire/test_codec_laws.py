@@ -14,13 +14,7 @@ from tests.fuzz import inputs
 from tests.wire.values import values_of
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import DTYPES, FRAME_NBYTES, MAX_DIMENSIONS, Buffer, Tensor
-from zmqtrain.wire.codec import (
-    INLINE_NBYTES,
-    Envelope,
-    Sender,
-    decode,
-    encode,
-)
+from zmqtrain.wire.codec import INLINE_NBYTES, Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Heartbeat, Message, Push, Shutdown
 
 KINDS = typing.get_args(Message)

@@ -138,10 +138,7 @@ def test_frames_may_be_cut_and_lie_anywhere(spec: str) -> None:
     tensors = compression.encode(chunk)
     data = [b"".join(tensor.parts) for tensor in tensors]
     shifted = [memoryview(b"-" + raw)[1:] for raw in data]
-    for parts in (
-        [(raw,) for raw in shifted],
-        [(raw[:5], b"", raw[5:]) for raw in data],
-    ):
+    for parts in ([(raw,) for raw in shifted], [(raw[:5], b"", raw[5:]) for raw in data]):
         received = [Tensor(t.dtype, t.shape, p) for t, p in zip(tensors, parts, strict=True)]
         assert np.array_equal(decoded(compression, received, 1001), round_trip(compression, chunk))
 

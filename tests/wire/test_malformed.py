@@ -11,13 +11,7 @@ import pytest
 
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import FRAME_NBYTES, MAX_DIMENSIONS, MAX_FRAMES
-from zmqtrain.wire.codec import (
-    INLINE_NBYTES,
-    MAX_HEADER_NBYTES,
-    MAX_TENSORS,
-    decode,
-    request_id_of,
-)
+from zmqtrain.wire.codec import INLINE_NBYTES, MAX_HEADER_NBYTES, MAX_TENSORS, decode, request_id_of
 from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 
 MIB = 1 << 20

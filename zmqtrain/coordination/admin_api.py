@@ -154,7 +154,7 @@ class AdminApi:
         if saving is None:
             return
         if message.file is None:
-            self._give_up(directory, CheckpointError(message.reason))
+            self._saving.pop(directory).request.refuse(CheckpointError(message.reason))
             return
         saving.files[message.file.shard] = message.file
         if len(saving.files) == self._leader.shards:
@@ -164,9 +164,6 @@ class AdminApi:
             self._saved = {directory: saved}
             saving.request.reply(saved)
 
-    def _give_up(self, directory: str, error: ZmqTrainError) -> None:
-        self._saving.pop(directory).request.refuse(error)
-
     def ended(self, reason: str) -> None:
         """Answer the requests for the end, since the host ends."""
         _answer_all(self._stop_requests, Done(reason))
@@ -174,7 +171,7 @@ class AdminApi:
     def give_up_saves(self, error: ZmqTrainError) -> None:
         """Refuse the saves under way: a shard has lost its part."""
         for directory in tuple(self._saving):
-            self._give_up(directory, error)
+            self._saving.pop(directory).request.refuse(error)
 
     def ps_left(self, peer: Peer) -> None:
         """Refuse all saves: a ps has left with a checkpoint, and another one needs every ps."""

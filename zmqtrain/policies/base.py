@@ -1,9 +1,9 @@
 """The contract of a policy: events in, decisions out, no I/O.
 
 A policy decides when an update counts and which workers may go on. It never sees a gradient, a
-clock or a socket; the shards carry its decisions out. In a cluster of several ps it runs only on the
-leader, so that one decision for each (worker, step) holds on all shards. A policy that applies all
-pushes at once has ``coordinated = False``, and every shard decides by itself.
+clock or a socket; the shards carry its decisions out. In a cluster of several ps it runs only on
+the leader, so that one decision for each (worker, step) holds on all shards. A policy that applies
+all pushes at once has ``coordinated = False``, and every shard decides by itself.
 """
 
 from __future__ import annotations

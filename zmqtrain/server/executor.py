@@ -33,14 +33,7 @@ from zmqtrain.protocol.orders import (
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import (
-    Keep,
-    Pull,
-    PullReply,
-    Push,
-    PushReply,
-    ShardWritten,
-)
+from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
 
 log = logging.getLogger(__name__)
 

@@ -30,12 +30,7 @@ class ParameterAccess:
     """Begins generations and answers reads, each between two orders."""
 
     def __init__(
-        self,
-        state: ShardState,
-        peers: PeerTable,
-        decider: Decider,
-        metrics: Metrics,
-        job: Job,
+        self, state: ShardState, peers: PeerTable, decider: Decider, metrics: Metrics, job: Job
     ) -> None:
         self._state = state
         self._peers = peers

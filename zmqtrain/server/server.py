@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
@@ -74,8 +73,6 @@ from zmqtrain.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
-
-Handlers: TypeAlias = dict[type, Callable[[Request, Any], None]]
 
 
 class ParameterServer(JobActor):

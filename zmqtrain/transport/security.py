@@ -9,14 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.keys import (
-    ALLOWED,
-    Owner,
-    allowed_key,
-    is_new,
-    read_registry,
-    read_secret,
-)
+from zmqtrain.transport.keys import ALLOWED, Owner, allowed_key, is_new, read_registry, read_secret
 
 _REMEDY = (
     "make keys (zmqtrain keys new --keys DIR) and give every task --keys DIR (or ZMQTRAIN_KEYS), "
