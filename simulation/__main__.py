@@ -29,10 +29,10 @@ _KINDS = {
     type=click.IntRange(1),
     default=500,
     show_default=True,
-    help="how many schedules to run",
+    help="number of schedules",
 )
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="first seed")
-@click.option("--seed", type=click.IntRange(0), help="run this one, and print all that happens")
+@click.option("--seed", type=click.IntRange(0), help="run this one, and print all its events")
 @click.option("--policy", default="", help="run every schedule under this policy")
 @click.option("--without-ps", "hosted", is_flag=True, help="every worker hosts a shard")
 @click.option("--hosts", is_flag=True, help="each worker is on a host of its own; some are lost")
@@ -46,10 +46,10 @@ _KINDS = {
     help="processes that share the work",
 )
 def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int, **kind: bool) -> None:
-    """Run clusters in virtual time over a network that misbehaves, and check what must hold.
+    """Run clusters in virtual time over a faulty network, and check the invariants.
 
-    A seed says everything: the cluster, its policy, and what goes wrong when. A schedule that
-    fails can be replayed by its seed.
+    A seed decides everything: the cluster, its policy, and its faults with their times. A schedule
+    that fails can be replayed by its seed.
 
     \b
     Examples:
@@ -86,12 +86,12 @@ def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int, **kin
 
 
 def _replay(schedule: Schedule) -> bool:
-    """Show all that happens in one schedule; return whether it failed."""
+    """Show all events of one schedule; return whether it failed."""
     report = simulate(schedule, click.echo)
     click.echo(report)
     if report.broken and report.schedule.faults:
         faults = [str(fault) for fault in smallest(report.schedule).faults]
-        click.echo(f"it fails as well with no other faults than: {'; '.join(faults) or 'none'}")
+        click.echo(f"it also fails with only these faults: {'; '.join(faults) or 'none'}")
     return bool(report.broken)
 
 

@@ -1,7 +1,7 @@
-"""The tasks of one simulated run: each is started, killed and started again, as a supervisor would.
+"""The tasks of one simulated run, and their supervisor, which starts, kills and restarts them.
 
-A task that ends with an exit code that is worth a restart gets one, until the chief has ended the
-run: the contract of `zmqtrain.errors`.
+A task that ends with a retryable exit code is restarted until the chief has ended the run, as
+`zmqtrain.errors` says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
 MAX_LIVES = 25
-HALF_OPEN_S = 0.7  # how long the connections of a dead process may look alive
+HALF_OPEN_S = 0.7  # longest time that connections of a dead process look alive
 CLIENT_TIMEOUT_S = 20.0
 
 
@@ -45,8 +45,7 @@ CLIENT_TIMEOUT_S = 20.0
 class Life:
     """A task between its start and its end.
 
-    ``actors``: those of its process. The first is stopped by signals; when it has ended, so do the
-    others.
+    ``actors``: of its process. Signals stop the first one; its end ends the others.
     """
 
     name: str
@@ -73,13 +72,13 @@ class End:
 
 
 class SimulatedCluster:
-    """Runs the tasks of a schedule and does to them what it says."""
+    """Runs the tasks of a schedule and commits its faults."""
 
     def __init__(
         self, schedule: Schedule, job: Job, loop: VirtualLoop, network: Network,
         directory: Path, note: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """Segments are kept in ``directory``. ``note`` is told, in words, of what happens."""
+        """Segments are in ``directory``. ``note`` gets a text for each event."""
         self.schedule = schedule
         self.job = job
         self.lives: list[Life] = []
@@ -94,7 +93,7 @@ class SimulatedCluster:
         self._asking: list[asyncio.Task[None]] = []
         self._config = _config_of(schedule, directory)
         self._plan = plan_for(job, _cluster_of(schedule), lane=schedule.lane)
-        if schedule.board:  # also under a policy to which a job on a board has switched
+        if schedule.board:  # even after a switch to another policy
             self._plan = replace(self._plan, exchange=BOARD)
         self._data: tuple[Dataset, Dataset | None] = job.data.load(None)
         self._may_start = True
@@ -110,7 +109,7 @@ class SimulatedCluster:
             self._loop.call_later(fault.at, self._commit_in_time, fault)
 
     def give_up(self, objection: str) -> None:
-        """End the run: something has happened that must not."""
+        """End the run, which broke an invariant."""
         self.objections.append(objection)
         self.over.set()
 
@@ -121,7 +120,7 @@ class SimulatedCluster:
 
     @property
     def is_ended(self) -> bool:
-        """Whether some chief has done all that there was to do."""
+        """Whether a chief has completed the job."""
         return any(chief.summary is not None for chief in self.chiefs)
 
     @property
@@ -131,11 +130,11 @@ class SimulatedCluster:
 
     @property
     def expirations(self) -> float:
-        """How many leases of workers have run out, on all shards."""
+        """The number of expired leases of workers, on all shards."""
         return self._expired() - self._expired_before
 
     def _expired(self) -> float:
-        """Count since the first run in this process: metrics are the same in all of them."""
+        """Count from the first run in this process on, since all runs share metrics."""
         servers = map(self.server, range(0 if self.schedule.hosts else self.schedule.shards))
         counters = [server.metrics.lease_expirations for server in servers]
         return sum(
@@ -155,7 +154,7 @@ class SimulatedCluster:
 
     @property
     def shards(self) -> int:
-        """How many there are, in the last group of workers."""
+        """The number of shards in the last group of workers."""
         return len(self._parts()) if self.schedule.hosts else self.schedule.shards
 
     def _parts(self) -> dict[int, ParameterServer]:
@@ -166,7 +165,7 @@ class SimulatedCluster:
         return {actor.task.index: actor for actor in found if actor.plan.group == newest}
 
     async def clean_up(self) -> None:
-        """Let what was stopped or killed clean up after itself."""
+        """Let stopped and killed tasks clean up after themselves."""
         self._may_start = False
         for life in self.lives:
             life.transport.vanish()
@@ -178,7 +177,7 @@ class SimulatedCluster:
         await asyncio.gather(*running, return_exceptions=True)
 
     def waits(self) -> list[str]:
-        """Tell who waits for whom, for the report of a run that does not end."""
+        """Return all waits, for the report of a run that does not end."""
         return [
             f"{wait.owner} has waited {wait.since_s:.1f} s for {wait.peer}: {wait.reason}"
             for life in self._current.values()
@@ -222,7 +221,7 @@ class SimulatedCluster:
     async def _serve_groups(
         self, name: str, transport: SimulatedTransport, actors: list[JobActor]
     ) -> int:
-        """Do what a worker's process does on a host of its own."""
+        """Serve as the process of a worker on a host of its own."""
         config = self._config.of(Task(Role.WORKER, int(name.split()[1])))
 
         async def serve(plan: Plan, actors: list[JobActor]) -> int:
@@ -249,7 +248,7 @@ class SimulatedCluster:
         if isinstance(error, OccupiedError):
             self.give_up(f"{end}: it has waited in vain for the chief of an earlier group to end")
         life.transport.close()
-        life.process.is_stopped = True  # what its threads still do is not done to the next life
+        life.process.is_stopped = True  # its threads must not affect the next life
         if code >= RETRYABLE and not self.is_ended and not self.has_failed:
             if sum(end.name == life.name for end in self.ends) < MAX_LIVES:
                 self._loop.call_later(self.schedule.back_s, self._start, life.name)
@@ -257,10 +256,10 @@ class SimulatedCluster:
         if all(life.running.done() for life in self._current.values()):
             self.over.set()
 
-    # What happens to them
+    # Faults
 
     def _commit_in_time(self, fault: Fault) -> None:
-        """Commit a fault, but not before the job has begun if until then it waits for all hosts."""
+        """Commit a fault; if the job waits for all hosts, only once it has begun."""
         every = (actor for life in self.lives for actor in life.actors)
         has_begun = any(isinstance(actor, Worker) and actor.generation for actor in every)
         if has_begun or not self.schedule.hosts:
@@ -307,21 +306,21 @@ class SimulatedCluster:
         life = self._current[fault.names[0]]
         chief = self._current.get("chief 0", life)
         if life.is_killed or life.running.done() or chief.running.done() or self.is_ended:
-            return  # who starts after the end of a job waits for it in vain
-        # Who is stopped runs no lines; nor is who is to die stopped before: that adds up to more
-        # than others wait for a ps.
+            return  # a task that starts after the end of a job waits in vain
+        # A stopped process runs no lines. A doomed one is not stopped first: together that would
+        # take longer than others wait for a ps.
         if fault.lines and not life.process.is_stopped:
             life.process.die_after(fault.lines, partial(self._die, life, fault))
             return
         self._gone(life)
-        # A second life listens at the address of the first, so that one has to be gone.
+        # The next life needs the address of this one.
         half_open_s = min(HALF_OPEN_S, fault.lasts_s / 2) if fault.mild else 0.0
         self._loop.call_later(half_open_s, life.transport.vanish)
         self._loop.call_later(fault.lasts_s, self._start_again, life, fault)
         unlock(life.process)
 
     def _die(self, life: Life, fault: Fault) -> Callable[[], None]:
-        """Kill a process in the middle of a callback; what is done while it unwinds is undone."""
+        """Kill a process in the middle of a callback; the effects of unwinding are undone."""
         self._gone(life)
         life.transport.vanish()
         memory = memory_of(life.process)
@@ -391,7 +390,7 @@ def _config_of(schedule: Schedule, directory: Path) -> TaskConfig:
 
 
 async def _run(actors: list[JobActor]) -> int:
-    # A task of its own for a lone actor would change what seeds draw.
+    # A further task for a lone actor would change the draws of seeds.
     return await actors[0].run() if len(actors) == 1 else (await run_all(actors))[0]
 
 

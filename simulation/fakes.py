@@ -1,8 +1,7 @@
 """Fakes of the clock, of threads, of chance and of the kernel for a simulated run.
 
-zmqtrain's modules ask ``time``, ``secrets`` and ``os`` for what they need, by these names; here
-fakes answer. That leaves the simulated code as it is. It holds for the whole process, so a
-simulation shall be alone in it.
+zmqtrain's modules use ``time``, ``secrets`` and ``os`` by these names, which are replaced here, so
+the simulated code stays as it is. The fakes are process-wide: run nothing else beside a simulation.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
 
 
 class _AtOnce(Executor):
-    """Does work in place of a thread, when it is given."""
+    """Runs work at once, instead of in a thread."""
 
     def __init__(self, *_: object, **__: object) -> None:
         """There are no threads to count or to name."""
@@ -59,10 +58,10 @@ class _AtOnce(Executor):
 
 @contextmanager
 def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool) -> Iterator[None]:
-    """Have all that a task takes from outside come from the simulation.
+    """Replace a task's clock, chance, threads and kernel by those of the simulation.
 
-    ``in_chunks``: have small tensors travel in chunks, as large ones do. ``in_parts``: have small
-    shards cut into parts.
+    ``in_chunks``: send small tensors in chunks, as large ones. ``in_parts``: cut small shards into
+    parts.
     """
 
     fakes: list[tuple[Any, str, Any]] = [
@@ -75,8 +74,8 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool)
         (os, "close", _close),
         (prefetch, "ThreadPoolExecutor", _AtOnce),
         (task, "Metrics", metrics_of),
-        (Phases, "totals", lambda _: ()),  # they would be those of earlier runs, too
-        (words, "wait", lambda *_: None),  # whoever waits for a word looks again, and time passes
+        (Phases, "totals", lambda _: ()),  # they would include earlier runs
+        (words, "wait", lambda *_: None),  # a waiting process polls, and time passes
     ]
     if in_chunks:
         fakes += [
@@ -97,13 +96,13 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool)
 
 
 def small_parts(size: int) -> tuple[slice, ...]:
-    """Return the parts of a shard of so many elements."""
+    """Return the parts of a shard of ``size`` elements."""
     bounds = [size * part // PARTS // ALIGNMENT * ALIGNMENT for part in range(PARTS)]
     return tuple(map(slice, bounds, [*bounds[1:], size]))
 
 
 _owners: dict[int, Process] = {}
-"""Whose the open descriptors of segments and of the logdir's lock are."""
+"""The owners of open descriptors of segments and of the logdir's lock."""
 
 
 def _open(path: Any, *arguments: Any, **named: Any) -> int:
@@ -125,7 +124,7 @@ def _descriptors(process: Process) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A segment as it was at some moment: its file, open and under a second name, and its bytes."""
+    """A snapshot of a segment: its file, open and under a second name, and its bytes."""
 
     path: Path
     second: Path
@@ -134,12 +133,12 @@ class Kept:
 
 
 def memory_of(process: Process) -> list[Kept]:
-    """Keep what is in the segments that a process has open, until :func:`put_back`."""
+    """Keep the content of a process's open segments until :func:`put_back`."""
     kept = []
     for number, descriptor in enumerate(_descriptors(process)):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if path.name == LOCK_FILE or not path.exists():
-            continue  # it holds no memory, or nobody will find it any more
+            continue  # it holds no memory, or is unlinked
         second = path.with_suffix(f".kept-{number}")
         os.link(path, second)
         data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
@@ -148,7 +147,7 @@ def memory_of(process: Process) -> list[Kept]:
 
 
 def put_back(memory: list[Kept]) -> None:
-    """Undo what was done to segments since :func:`memory_of`."""
+    """Undo the changes of segments since :func:`memory_of`."""
     for kept in memory:
         os.pwrite(kept.descriptor, kept.data, 0)
         _real_close(kept.descriptor)
@@ -159,14 +158,14 @@ def put_back(memory: list[Kept]) -> None:
 
 
 def unlock(process: Process) -> None:
-    """Do what the kernel does for a process that died: release its locks."""
+    """Release the locks of a dead process, as the kernel does."""
     for descriptor in _descriptors(process):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
 
 
 class _LogHandler(logging.Handler):
-    """Passes lines of the log on, each with the process it is from."""
+    """Passes on lines of the log, each with its process."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         super().__init__()
@@ -181,9 +180,9 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Collect no garbage meanwhile, and all of it afterwards: what it closes would differ in time.
+    """Collect garbage only after the block, since collections would close files at random times.
 
-    What was there before is left alone.
+    Earlier objects are left alone.
     """
     gc.freeze()
     gc.disable()
@@ -197,7 +196,7 @@ def garbage_kept() -> Iterator[None]:
 
 @contextmanager
 def log_passed(on_line: Callable[[str], None] | None) -> Iterator[None]:
-    """Pass what the tasks log to ``on_line``, or to nobody."""
+    """Pass the log of the tasks to ``on_line``, if given."""
     log = logging.getLogger("zmqtrain")
     before = log.level, log.propagate
     log.propagate = False
@@ -214,5 +213,5 @@ def log_passed(on_line: Callable[[str], None] | None) -> Iterator[None]:
 
 @functools.cache
 def metrics_of(role: str, index: int) -> Metrics:
-    """Making them takes longer than all else that a task does at its start; few read them."""
+    """Return cached metrics, since making them dominates the start of a task."""
     return Metrics(role, index)

@@ -1,4 +1,4 @@
-"""What must hold at the end of a run, whatever happened in it."""
+"""The invariants at the end of a run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NAMES_A_TASK = re.compile(r"\b(ps|worker|chief) \d+|\ba ps was|\b(the|no) chief
 
 
 class Broken(Exception):
-    """A run broke what must hold; the text says what."""
+    """A run broke an invariant."""
 
 
 def check_end(cluster: SimulatedCluster, monitor: MessageMonitor) -> None:
-    """Check everything that can be checked once all tasks have ended.
+    """Check all invariants once all tasks have ended.
 
     Raises:
-        Broken: with all that does not hold.
+        Broken: some do not hold.
     """
     summaries = [chief.summary for chief in cluster.chiefs if chief.summary is not None]
     summary = summaries[-1] if summaries else None
@@ -50,7 +50,7 @@ def check_end(cluster: SimulatedCluster, monitor: MessageMonitor) -> None:
 
 
 def broken_bound(coordinator: Coordinator) -> str:
-    """Say which worker computes although it is too far ahead; "" if none does."""
+    """Return which workers compute although they are too far ahead, "" if none do."""
     policy = coordinator.policy
     if not isinstance(policy, BoundedStaleness) or not policy.clocks:
         return ""
@@ -70,9 +70,9 @@ def _wrong_ends(cluster: SimulatedCluster) -> Iterator[str]:
 
 
 def _may_fail(cluster: SimulatedCluster) -> bool:
-    """Say whether the job may end without a summary.
+    """Return whether the job may end without a summary.
 
-    Either what a ps held is gone and was not saved, or Ctrl-C came before the job began.
+    Either the unsaved memory of a ps is lost, or Ctrl-C came before the job began.
     """
     schedule = cluster.schedule
     if schedule.kills_a_shard and schedule.lane == "memory":
@@ -110,7 +110,7 @@ def _wrong_evaluations(schedule: Schedule, summaries: Iterable[Summary]) -> Iter
 
 
 class _Learned:
-    """What is in the parameters, against what the ledger and the monitor say."""
+    """Compares the parameters with the ledger and the monitor."""
 
     def __init__(
         self, cluster: SimulatedCluster, monitor: MessageMonitor, summary: Summary
@@ -159,18 +159,17 @@ class _Learned:
             yield from self._differs_from_reference()
 
     def _one_host_is_lost(self) -> bool:
-        """Say whether that is all that happens, and there are copies of what it holds."""
+        """Return whether that is the only fault, and its part has copies."""
         schedule = self._schedule
         kills = [rule for rule in schedule.rules if rule.fault is not None]
         return schedule.copies > 1 and len(schedule.faults) == 1 and not kills
 
     def _told_twice(self) -> Iterator[str]:
-        """Who is told to leave takes nothing along, so no generation does again what one did.
+        """Yield batches that a generation counted again after another one.
 
-        Nor does one host that is lost, if there are copies of its part. But for one push of each
-        worker, which one ps has acknowledged and one that leaves has not, or those of a sum that is
-        not applied yet. Where each shard decides alone, their parts of a checkpoint may also be one
-        push of each worker apart.
+        A leaving task, or a lost host whose part has copies, loses nothing, except for one push of
+        each worker that only some ps have acknowledged, or those of an unapplied sum. Where each
+        shard decides alone, their parts of a checkpoint may also differ by one push of each worker.
         """
         policy = make_policy(self._schedule.policy)
         most = max(self._schedule.workers, getattr(policy, "aggregate", None) or 0)
@@ -242,10 +241,7 @@ class _Learned:
             yield f"staleness {self._summary.staleness}, at most {most} is possible"
 
     def _worker_was_lost(self) -> bool:
-        """Say whether some worker lived more than once, or did not see the end of the run.
-
-        Or was taken for dead, although the end came before it knew.
-        """
+        """Return whether a worker had several lives, missed the end, or counted as dead."""
         schedule = self._schedule
         if len(self._monitor.lives) > schedule.workers or self._cluster.expirations:
             return True
@@ -256,7 +252,7 @@ class _Learned:
         return [end.code for end in stayed] != [self._summary.exit_code] * schedule.workers
 
     def _may_be_uneven(self) -> bool:
-        """Say whether a push may have counted on some shards alone.
+        """Return whether a push may have counted on some shards only.
 
         Its worker was lost, or the job ended without it.
         """
@@ -265,7 +261,7 @@ class _Learned:
         return self._worker_was_lost() or self._monitor.hurried
 
     def _is_determined(self) -> bool:
-        """Say whether the parameters must be those of an undisturbed run, to the last bit."""
+        """Return whether the parameters must equal those of an undisturbed run, to the last bit."""
         schedule = self._schedule
         disturbed = ("switch", "interrupt")
         if self._worker_was_lost() or schedule.bad or any(map(schedule.has, disturbed)):
@@ -288,7 +284,7 @@ class _Learned:
 
 
 def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
-    """Return all variables as they are in the shards' memory."""
+    """Return all variables from the shards' memory."""
     values: dict[str, Any] = {}
     for index in range(cluster.shards):
         shard = cluster.server(index).state.shard
@@ -300,11 +296,9 @@ def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
 
 
 def reference_parameters(job: Job, gradients: int) -> dict[str, Any]:
-    """Return the parameters after ``job.steps`` updates, each by the mean of so many gradients.
+    """Return the parameters after ``job.steps`` updates, each by the mean of ``gradients``.
 
-    That is what training comes to if nothing goes wrong: one loop, no cluster.
-
-    They are those of batches 0, 1, 2, ... in turn, added up in this order.
+    One loop, without a cluster, computes them from batches 0, 1, 2, ..., added in this order.
     """
     train, _ = job.load_data()
     plan = BatchPlan(len(train), job.batch_size, job.seed)

@@ -28,14 +28,14 @@ _current: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Process:
-    """What would be a process of its own: a set of callbacks that run, or do not, together.
+    """A simulated process: a set of callbacks that run or stop together.
 
-    A process that is stopped keeps what would have run, in order: one that is continued catches
-    up, as after SIGCONT; one that is never continued is dead, and none of its ``finally`` runs.
+    A stopped process keeps its due callbacks in order. Once continued it catches up, as after
+    SIGCONT; one that is never continued is dead, and none of its ``finally`` runs.
     """
 
     def __init__(self, name: str, work_s: float = 0.0) -> None:
-        """``work_s``: mean duration of what it does beside its event loop."""
+        """``work_s``: mean duration of its work beside the event loop."""
         self.name = name
         self.work_s = work_s
         self.is_stopped = False
@@ -51,9 +51,9 @@ class Process:
         return self.name
 
     def die_after(self, lines: int, die: Callable[[], Callable[[], None]]) -> None:
-        """Call ``die``, which must stop this process, once so many lines of its code have run.
+        """Call ``die``, which must stop this process, after this number of lines of its code.
 
-        What it returns is called when the interrupted callback is unwound.
+        The function that it returns is called when the interrupted callback is unwound.
         """
         self._lines_left, self._die = lines, die
 
@@ -63,7 +63,7 @@ class Process:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Do not count what the simulation does meanwhile to see what goes on."""
+        """Do not count the lines of the simulation's own inspections in the block."""
         self._is_watched = True
         try:
             yield
@@ -75,7 +75,7 @@ class Process:
         return self._lines_left is not None
 
     def run(self, handle: asyncio.Handle) -> None:
-        """Run a callback of a doomed process, as far as it gets."""
+        """Run a callback of a doomed process until it ends or dies."""
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
@@ -100,7 +100,7 @@ class Process:
 
 
 class Killed(BaseException):
-    """Unwinds what a process was doing when it died. What is done meanwhile must not matter."""
+    """Unwinds the callback of a dying process."""
 
 
 class _NumberedTask(asyncio.Task[Any]):
@@ -115,9 +115,9 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs callbacks in the order of their times, and those of one time as they were asked for.
+    """Runs callbacks by their times, and those of one time in the order of their calls.
 
-    How long work takes that would run in a thread is drawn from ``random``.
+    The durations of work in threads are drawn from ``random``.
     """
 
     def __init__(self, random: Random, starts_at: float) -> None:
@@ -135,7 +135,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def performance_counter(self) -> float:
-        """Return a time that passes while work is done, a different one at every look."""
+        """Return a time that advances with work, and at every call."""
         self._worked_s += self._work_s()
         return self._now + self._worked_s
 
@@ -164,7 +164,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]  # typeshed knows no generic one
         self, executor: Any, function: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
-        """Have ``function`` called in one go, some virtual time later."""
+        """Call ``function`` at once, some virtual time later."""
         future: asyncio.Future[Result] = self.create_future()
 
         def work() -> None:
@@ -207,7 +207,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run until ``future`` is done.
 
         Raises:
-            RuntimeError: nothing is left that could ever run.
+            RuntimeError: no callback is left.
         """
         task = asyncio.ensure_future(future, loop=self)
         asyncio._set_running_loop(self)
@@ -244,7 +244,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing to do: it is passed over when its time has come."""
+        """Do nothing: it is skipped when its time has come."""
 
 
 def current_process() -> Process | None:
@@ -253,13 +253,13 @@ def current_process() -> Process | None:
 
 
 def unseen() -> AbstractContextManager[None]:
-    """Do what the simulation does to see what goes on, without leaving a trace in a process."""
+    """Return a context for inspections, whose lines do not count in the process."""
     process = _current.get()
     return process.watched() if process is not None and process.is_doomed else nullcontext()
 
 
 def _close_unbegun(frame: FrameType | None) -> None:
-    """Close coroutines that these functions hold and will not pass on: nobody awaits them."""
+    """Close coroutines of these functions that were never awaited."""
     of_tasks = {task.get_coro() for task in asyncio.all_tasks()}
     while frame is not None:
         for value in frame.f_locals.values() if _is_counted(frame) else ():

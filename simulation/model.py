@@ -1,8 +1,8 @@
-"""A job whose parameters say what was learned: a sum for every example on every shard.
+"""A job whose parameters show the counted examples: a sum for each on every shard.
 
 An example that is one of k gradients of an update adds 1/k to its element of a shard's sums.
-Beside it lies a part that depends on every update before, to the last bit; and state, a mean and
-the number of steps that it has seen.
+Another part depends on every earlier update, to the last bit. State has a mean and the number of
+steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zmqtrain.optim import SGD
 
 EXAMPLES = 512
 EVALUATED = 20  # examples, in five parts
-TRAIL = 4  # elements of the part that depends on everything
+TRAIL = 4  # elements of the part that depends on all updates
 
 _NOISE = np.random.Generator(np.random.PCG64(0)).uniform(-1, 1, (EXAMPLES, TRAIL))
 _NOISE = _NOISE.astype(np.float32)
@@ -79,7 +79,7 @@ class Numbers:
 
 
 class SameAgain(Callback):
-    """Sets weights and learning rate after each epoch, to what they are."""
+    """Sets weights and learning rate to their own values after each epoch."""
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.model.set_weights(self.model.get_weights())

@@ -1,4 +1,4 @@
-"""Watches what workers and ps say to one another, and objects to what must never be said."""
+"""Watches the messages between workers and ps, and objects to invalid ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqtrain.wire.codec import Envelope, decode
 from zmqtrain.wire.messages import Close, Initialize, Join, PullReply, Push, PushReply
 
 COUNTED = frozenset({"applied", "accumulated"})
-"""Results of a push that say that it is part of the parameters."""
+"""Results of a push that is part of the parameters."""
 
 _KINDS = frozenset({b"Close", b"Initialize", b"Join", b"Push", b"PullReply", b"PushReply"})
 
@@ -22,23 +22,23 @@ Life: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class _Exchange:
-    """What one worker's life and one shard have said."""
+    """The pushes and results between one life of a worker and one shard."""
 
     last: int = 0  # sequence of the last push
     batches: dict[int, int] = field(default_factory=dict)  # sequence -> batch
-    results: dict[int, str] = field(default_factory=dict)  # sequence -> what became of it
+    results: dict[int, str] = field(default_factory=dict)  # sequence -> result
 
 
 class MessageMonitor:
     """Sees every message when it is sent.
 
-    ``counted``: batches that a leader, in a generation, told a worker to be part of the parameters.
+    ``counted``: batches that the leader has acknowledged as counted, by generation.
     ``lives``: names and nonces of the workers that joined. ``hurried``: whether a chief ended the
     job without waiting for workers that compute.
     """
 
     def __init__(self, object_to: Callable[[str], None]) -> None:
-        """``object_to`` is told of what should not have been said."""
+        """``object_to`` gets a text for each invalid message."""
         self.counted: dict[int, set[int]] = {}
         self.lives: set[tuple[str, str]] = set()
         self.hurried = False
@@ -46,12 +46,12 @@ class MessageMonitor:
         self._exchanges: dict[tuple[Life, str], _Exchange] = {}
         self._asked: dict[tuple[Connection, int], tuple[Life, int]] = {}  # request -> push
         self._versions: dict[tuple[int, int], int] = {}  # ps, generation -> last version told
-        self._chiefs: dict[tuple[int, int], int] = {}  # which life of the chief began it
+        self._chiefs: dict[tuple[int, int], int] = {}  # life of the chief that began it
 
     def saw(self, connection: Connection, up: bool, frames: Frames) -> bool:
-        """Look at a message that was sent; say whether it lets a worker go on."""
+        """Check a sent message; return whether it lets a worker go on."""
         header = frames[0]
-        # Its third element, a short string, is the message's kind: most are passed over unread.
+        # The third element, a short string, is the message's kind; most kinds are skipped.
         if bytes(header[3 : 3 + (header[2] & 0x1F)]) not in _KINDS:
             return False
         envelope = decode(frames)
@@ -72,7 +72,7 @@ class MessageMonitor:
         return False
 
     def _begins(self, connection: Connection, envelope: Envelope) -> None:
-        """A job of which nothing is left, on any ps or on disk, begins as generation 1 again."""
+        """Note the begin of a generation; a job that is lost everywhere begins as 1 again."""
         ps = int(_ps_of(connection).split()[1])  # of its process, which may be a worker
         generation, chief = (ps, envelope.generation), envelope.sender.incarnation
         if self._chiefs.setdefault(generation, chief) != chief:
@@ -113,5 +113,5 @@ class MessageMonitor:
 
 
 def _ps_of(connection: Connection) -> str:
-    """Return whose connection it is: a worker may have two to the same ps."""
+    """Return the listening task; a worker may have two connections to it."""
     return connection.listener.process.name if connection.listener is not None else ""

@@ -1,9 +1,9 @@
 """A network in memory that delays, loses, repeats and reorders messages, and comes apart.
 
-Its connections behave as all do: a connected end keeps messages until somebody listens; when a
-connection breaks, what is on its way is lost and the listener knows the next one by another name.
-What the weather does beyond that (single messages lost, repeated or overtaken) no connection would
-do; the tasks should bear it all the same.
+Its connections behave as real ones: a connected end keeps messages until there is a listener; when
+a connection breaks, messages under way are lost and the next one has another name at the listener.
+Weather is worse than real connections: it loses, repeats and reorders single messages, which the
+tasks should bear as well.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from zmqtrain.wire.refusals import refusal_of
 
 Frames: TypeAlias = list[Buffer]
 
-RECONNECT_S = 0.3  # at most, after somebody listens again
+RECONNECT_S = 0.3  # at most, after there is a listener again
 
-_NO_PROCESS = Context()  # the network goes on, whoever is stopped
+_NO_PROCESS = Context()  # the network does not stop with a process
 
 
 def nobody(fault: Fault) -> None:
@@ -43,13 +43,13 @@ def nobody(fault: Fault) -> None:
 
 
 Watch: TypeAlias = Callable[["Connection", bool, Frames, str], None]
-"""Told of every message: its connection, whether it goes to the listener, and what becomes of it:
+"""Called for every message, with its connection, whether it goes to the listener, and its fate:
 "sent", "lost" or "delivered"."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """Two parts of the cluster that do not reach one another until ``ends_at``."""
+    """A partition of the cluster until ``ends_at``."""
 
     names: Collection[str]  # of the processes on one side
     ends_at: float
@@ -57,13 +57,13 @@ class Cut:
 
 
 class Connection:
-    """One connected end, and the listener that it has found, if any."""
+    """One connected end, and its listener, if it has one."""
 
     def __init__(self, end: SimulatedEnd, name: RoutingId) -> None:
         self.end = end
         self.name = name  # by which the listener knows it
         self.listener: SimulatedListener | None = None
-        self.waiting: list[Frames] = []  # until somebody listens
+        self.waiting: list[Frames] = []  # until there is a listener
         self.life = 0  # rises when it breaks
         self.under_way = {True: 0, False: 0}  # messages to the listener, and from it
         self.last_at = {True: 0.0, False: 0.0}  # when the last of them arrives
@@ -74,7 +74,7 @@ class Connection:
 
 
 class _Endpoint:
-    """What both kinds of endpoints have."""
+    """The common base of both kinds of endpoints."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.network = network
@@ -84,7 +84,7 @@ class _Endpoint:
         self.is_closed = False
 
     def on_failure(self, callback: OnFailure) -> None:
-        """Nobody is refused here."""
+        """Do nothing: no connection is refused."""
 
 
 class SimulatedEnd(_Endpoint):
@@ -109,7 +109,7 @@ class SimulatedEnd(_Endpoint):
             self.network.carry(connection, _copied(frames), up=True)
 
     def close(self, *, discard: bool = False) -> None:
-        """Stop receiving; what is on its way still arrives, ``discard`` or not."""
+        """Stop receiving; messages under way still arrive, ``discard`` or not."""
         if not self.is_closed:
             self.is_closed = True
             self.inbox.close()
@@ -143,10 +143,7 @@ class SimulatedListener(_Endpoint):
         self.network.carry(connection, _copied(frames), up=False)
 
     def close(self, *, discard: bool = False) -> None:
-        """Stop receiving and give the address up; what is on its way still arrives.
-
-        It does so, ``discard`` or not.
-        """
+        """Stop receiving and free the address; messages under way arrive, ``discard`` or not."""
         self.is_closed = True
         self.inbox.close()
         self.network.listener_closed(self)
@@ -158,7 +155,7 @@ class SimulatedListener(_Endpoint):
 
 
 class _Inbox:
-    """Hands messages over, once there is someone to take them."""
+    """Delivers messages once it has a receiver."""
 
     def __init__(self) -> None:
         self._on_message: OnMessage | None = None
@@ -181,7 +178,7 @@ class _Inbox:
 
 
 class SimulatedTransport:
-    """One process's way into the network."""
+    """One process's endpoints in the network."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
@@ -203,20 +200,20 @@ class SimulatedTransport:
             endpoint.close()
 
     def vanish(self) -> None:
-        """Be gone as after SIGKILL, with what is on its way."""
+        """Close all endpoints as SIGKILL does, and lose the messages under way."""
         for endpoint in self._endpoints:
             endpoint.vanish()
 
 
 class Network:
-    """Joins the endpoints of all processes."""
+    """Connects the endpoints of all processes."""
 
     def __init__(
         self, loop: VirtualLoop, random: Random, weather: Weather, watch: Watch,
         rules: Sequence[Rule] = (),
     ) -> None:  # fmt: skip
         self.weather = weather
-        self.commit: Callable[[Fault], None] = nobody  # has what rules say go wrong
+        self.commit: Callable[[Fault], None] = nobody  # commits the faults of rules
         self.cuts: list[Cut] = []
         self.matched = [0] * len(rules)  # messages that each rule matched so far
         self._rules = rules
@@ -274,7 +271,7 @@ class Network:
             self._lose_after_the_last(connection, up=False)
 
     def lose(self, connection: Connection) -> None:
-        """Break a connection, with all that is on its way."""
+        """Break a connection and lose its messages under way."""
         if connection.listener is not None:
             connection.listener.connections.pop(connection.name, None)
         connection.listener = None
@@ -283,7 +280,7 @@ class Network:
         connection.last_at = {True: 0.0, False: 0.0}
 
     def carry(self, connection: Connection, frames: Frames, *, up: bool) -> None:
-        """Send a message on its way, to the listener (``up``) or from it."""
+        """Send a message to the listener (``up``) or from it."""
         self._watch(connection, up, frames, "sent")
         weather = self.weather
         ruled = self._ruled(connection, frames, up)
@@ -303,7 +300,7 @@ class Network:
             self._carry_once(connection, frames, up, earliest)
 
     def _ruled(self, connection: Connection, frames: Frames, up: bool) -> list[Rule]:
-        """Return the rules that this message is to follow."""
+        """Return the rules that decide on this message."""
         if not self._rules:
             return []
         assert connection.listener is not None
@@ -321,7 +318,7 @@ class Network:
         return ruled
 
     def _refuse(self, connection: Connection, frames: Frames) -> None:
-        """Answer as a listening ps would that does not know the sender."""
+        """Answer like a ps that does not know the sender."""
         assert connection.listener is not None
         role, index = connection.listener.process.name.split()
         with unseen():
@@ -370,7 +367,7 @@ class Network:
             connection.end.inbox.take(b"", frames)
 
     def _reachable_at(self, connection: Connection) -> float | None:
-        """Return the time from which on the two ends reach one another; None: it is lost."""
+        """Return the time at which the two ends reach one another; None: the message is lost."""
         now = self._loop.time()
         if not self.cuts:
             return now
