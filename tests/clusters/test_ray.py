@@ -89,7 +89,7 @@ def test_task_that_ends_for_good_is_not_started_again(task_actor: TaskActor) -> 
     assert b"nowhere.py" in task_actor.log(0)
 
 
-def test_task_is_started_again_when_it_is_killed_and_when_the_ps_have_moved(
+def test_task_is_started_again_when_its_supervisor_is_killed_or_the_ps_have_moved(
     own_tasks: Callable[[], set[psutil.Process]], task_actor: TaskActor
 ) -> None:
     def next_life() -> set[psutil.Process]:

@@ -87,7 +87,8 @@ def test_job_is_killed_moved_and_scaled_and_every_batch_counts_once(
         lambda s: process_of(s, "worker 0") != victim and s["step"] > begun["step"], "a new life"
     )
 
-    task_actor = psutil.Process(process_of(killed, "ps 0")).parent()
+    supervisor = psutil.Process(process_of(killed, "ps 0")).parent()
+    task_actor = supervisor.parent()
     ray.remove(task_actor.ppid())
     moved = ray.until_status(lambda s: set(living_workers(s)) == {0, 1}, "steps with another ps")
     assert process_of(moved, "ps 0") != process_of(killed, "ps 0")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -26,7 +25,6 @@ from pydantic import BaseModel, Field
 from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of
 from zmqtrain.clusters.submitted import RUNNING
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.restarts import USUAL_LIMITS, End, Ending, decide
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import dying_with
@@ -52,7 +50,7 @@ class RayOptions(BaseModel):
 
 
 class TaskActor:
-    """Runs one task where Ray has placed this actor, as often as the table of restarts allows."""
+    """Runs one task, under its supervisor, where Ray has placed this actor."""
 
     def __init__(self, plan: Plan, task: Task) -> None:
         """``plan`` has no other keys than this task's."""
@@ -72,33 +70,24 @@ class TaskActor:
                 self._address = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
         self._known_addresses: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._endings: list[Ending] = []
-        self._exit_code = 0
-        self._started_at = 0.0
-        self._next_at: float | None = 0.0  # when to start the task; None: no more
 
     def tend(self, addresses: Sequence[str]) -> tuple[str, str]:
-        """Have the task run; return how it is, or its exit code, and where it listens.
+        """Have the task run; return its state, or its exit code, and where it listens.
 
-        ``addresses``: of all tasks that listen; none as long as they are not known.
+        ``addresses``: of all tasks that listen; empty as long as they are not known.
         """
         if addresses != self._known_addresses:
             self._kill()
-            self._known_addresses, self._endings, self._next_at = addresses, [], 0.0
-        if not addresses:
+            self._known_addresses = addresses
+            if addresses:
+                self._start()
+        if self._process is None:
             return WAITS, self._address
-        if self._process is not None and (code := self._process.poll()) is not None:
-            self._process = None
-            self._endings.append(Ending(code, self._started_at, time.monotonic()))
-            decision = decide(self._endings, USUAL_LIMITS, random.random())
-            self._next_at = None
-            if isinstance(decision, End):
-                self._exit_code = decision.exit_code or self._endings[-1].exit_code
-            else:
-                self._next_at = time.monotonic() + decision.delay_s
-        if self._next_at is not None and time.monotonic() >= self._next_at:
+        code = self._process.poll()
+        if code is not None and code < 0:  # the supervisor was killed, and its task with it
             self._start()
-        return RUNNING if self._next_at is not None or self._process else self._code, self._address
+            code = None
+        return RUNNING if code is None else str(code), self._address
 
     def log(self, offset: int) -> bytes:
         """Return a part of the task's log; a negative ``offset`` counts from its end."""
@@ -111,7 +100,6 @@ class TaskActor:
 
     def end(self) -> None:
         """Have the task leave in order; leave nothing of it here."""
-        self._next_at = None
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,15 +107,10 @@ class TaskActor:
         self._kill()
         self._held.close()
 
-    @property
-    def _code(self) -> str:
-        return str(self._exit_code) if self._endings else WAITS
-
     def _start(self) -> None:
         plan, role = self._plan, self._task.role
         variables = plan.environment(role, self._known_addresses, str(self._directory), plan.logdir)
-        command = replace(plan, python=sys.executable).command(role, supervised=False)
-        self._started_at, self._next_at = time.monotonic(), None
+        command = replace(plan, python=sys.executable).command(role)
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--index", str(self._task.index)],
