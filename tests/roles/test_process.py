@@ -109,7 +109,7 @@ def test_variables_of_a_cluster_without_a_role_are_told_to_be_of_no_use(
 
 @pytest.mark.parametrize("entry", [fit, run])
 def test_script_of_a_worker_has_to_attach(entry: Callable[[], object]) -> None:
-    def run_script(job: Job, on_start: object) -> int:
+    def run_script(job: Job, on_start: object) -> tuple[int, None]:
         raise AssertionError("the task is not run")
 
     told = []

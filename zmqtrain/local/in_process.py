@@ -82,9 +82,7 @@ def run(
     return found.checked()
 
 
-def train_as(
-    task: process.TaskOfScript, job: Job, on_progress: OnProgress | None = None
-) -> Summary:
+def train_as(task: TaskConfig, job: Job, on_progress: OnProgress | None = None) -> Summary:
     """Be a task of a cluster until the job ends; return the summary.
 
     Raises:
@@ -96,7 +94,7 @@ def train_as(
         stop.reach(actor.stop)
         stop_on_signals(actor)
 
-    code, summary = _with_a_loop(lambda: task.train(job, reach, on_progress), stop)
+    code, summary = _with_a_loop(lambda: process.train(task, job, reach, on_progress), stop)
     if code or summary is None:
         raise SystemExit(int(code))
     return summary

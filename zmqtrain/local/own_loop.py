@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -42,20 +43,21 @@ def attach(job: Job) -> Session:
             devices.
     """
     refuse_while_loading()
+    train: script.Train | None = None
     task = script.current_task()
     if task is not None:
-        job = task.attach(job)
+        job, train = task.attach(job), task.train
     else:
         job = process.job_of_script(job)
-        of_script = process.task_of_script("zmqtrain.attach")
-        task = None if of_script is None else of_script.attached(job)
+        if (config := process.task_of_script("zmqtrain.attach")) is not None:
+            train = partial(process.train, config)
     if job.devices:
         raise ConfigError(
             f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "
             "one; leave them out, or use zmqtrain.run"
         )
     meeting = Meeting(job.model)
-    return Session(job.model_copy(update={"model": meeting}), meeting, task)
+    return Session(job.model_copy(update={"model": meeting}), meeting, train)
 
 
 class Session:
@@ -65,13 +67,14 @@ class Session:
     tasks, and in a script that is a task by its variables; the chief's process has the parameters.
     """
 
-    def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
+    def __init__(self, job: Job, meeting: Meeting, train: script.Train | None) -> None:
+        """``train`` runs the task of this process; None: the job trains in this process alone."""
         with generators_kept():
             job.variables()  # before that, the model knows no seed
         self.module = meeting.module
         self.summary: Summary | None = None
         self.steps = 0
-        self._job, self._meeting, self._task = job, meeting, task
+        self._job, self._meeting, self._train = job, meeting, train
         self._batch: int | None = None  # that has to be stepped
         self._lease: Lease | None = None  # of the next batch, once one was stepped
         self._stop = Stop()
@@ -82,7 +85,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._stack.enter_context(generators_kept())
-        if self._task is not None and threading.current_thread() is threading.main_thread():
+        if self._train is not None and threading.current_thread() is threading.main_thread():
             for number in signals.that_end():
                 before = signal.signal(number, self._on_signal)
                 self._stack.callback(signal.signal, number, before)
@@ -155,10 +158,10 @@ class Session:
 
     def _run(self) -> None:
         try:
-            if self._task is not None:
+            if self._train is not None:
                 reach = self._stop.reach
-                self._exit_code = self._task.run(self._job, lambda actor: reach(actor.stop))
-                self.summary = self._task.summary
+                found = self._train(self._job, lambda actor: reach(actor.stop))
+                self._exit_code, self.summary = found
             else:
                 show = ProgressDisplay(with_bar=False)  # the loop may have a bar of its own
                 self.summary = asyncio.run(run_alone(self._job, show, self._stop))

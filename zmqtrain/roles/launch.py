@@ -131,9 +131,9 @@ def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return config.of(task), found
 
 
-def _run_loop(config: TaskConfig, job: Job, on_start: OnStart) -> int:
+def _run_loop(config: TaskConfig, job: Job, on_start: OnStart) -> tuple[int, None]:
     """Run the task of a script that has attached with this job."""
-    return _run(*planned(config, job), on_start)
+    return _run(*planned(config, job), on_start), None
 
 
 def run_task(

@@ -1,6 +1,6 @@
-"""What the process of a script is: the task that its environment names, or none.
+"""The task of a cluster that the process of a script is, by its variables, or none.
 
-``Trainer.fit``, ``zmqtrain.run`` and ``zmqtrain.attach`` ask here, so that all of them obey alike.
+``Trainer.fit``, ``zmqtrain.run`` and ``zmqtrain.attach`` all read the variables here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,41 +53,19 @@ class NotHere(Mapping[str, Any]):
     __getitem__ = __iter__ = __len__ = __bool__ = _refuse
 
 
-@dataclass(frozen=True)
-class TaskOfScript:
-    """A task of a cluster, which this process is; ``source`` is the variable that says so."""
-
-    config: TaskConfig
-    source: str
-
-    def train(
-        self,
-        job: Job,
-        on_start: OnStart,
-        on_progress: OnProgress | None = None,
-    ) -> tuple[int, Summary | None]:
-        """Run the task to its end; return the exit code and the summary that it has or was told."""
-        actors: list[JobActor] = []
-        with signals.restored():  # the script goes on
-            code = launch.run_task(
-                self.config, job, on_start, actors=actors, on_progress=on_progress
-            )
-        return code, _summary_among(actors)
-
-    def attached(self, job: Job) -> script.ScriptTask:
-        """Return this task for a loop of the script's own."""
-
-        def run(job: Job, on_start: OnStart) -> int:
-            code, task.summary = self.train(job, on_start)
-            return code
-
-        task = script.ScriptTask(str(self.config.task), job, {}, run)
-        return task
+def train(
+    config: TaskConfig, job: Job, on_start: OnStart, on_progress: OnProgress | None = None
+) -> tuple[int, Summary | None]:
+    """Run the task of a script to its end; return the exit code and the job's summary, if known."""
+    actors: list[JobActor] = []
+    with signals.restored():  # the script goes on
+        code = launch.run_task(config, job, on_start, actors=actors, on_progress=on_progress)
+    return code, _summary_among(actors)
 
 
 def task_of_script(
     entry: str, *, workers: int | None = None, ps: int | None = None, timing: Timing | None = None
-) -> TaskOfScript | None:
+) -> TaskConfig | None:
     """Return the task that this process is by its variables; None: it trains alone.
 
     ``entry``: what the script has called, with these arguments. What a running task calls, such as
@@ -110,7 +87,7 @@ def task_of_script(
 
 def _task_of_script(
     entry: str, workers: int | None, ps: int | None, timing: Timing | None
-) -> TaskOfScript | None:
+) -> TaskConfig | None:
     role, source = role_of_script()
     if role is None:
         if unused := [name for name in OF_A_CLUSTER if ENVIRON.get(name, "").strip()]:
@@ -131,7 +108,7 @@ def _task_of_script(
             f"a cluster; leave the argument out, or unset {source} to train in this process alone"
         )
     setup_logging(str(config.task), config.log_level, config.log_format)
-    return TaskOfScript(config, source)
+    return config
 
 
 def _contradictions(config: TaskConfig, workers: int | None, ps: int | None) -> Iterator[str]:

@@ -18,19 +18,18 @@ from zmqtrain.user_code import described
 log = logging.getLogger(__name__)
 
 
+Train = Callable[[Job, OnStart], tuple[int, Summary | None]]
+"""Runs a task to its end; returns its exit code, and the job's summary if the task learns it."""
+
+
 @dataclass
 class ScriptTask:
-    """The task that this process is, for the job of its script.
-
-    ``run`` runs the task to its end and returns the exit code. ``summary``: of the job, if the task
-    learns it.
-    """
+    """The task that this process is, while it runs the job's file as a script."""
 
     name: str
     loaded: Job  # from the job's file, with the options of this task
     overrides: Mapping[str, Any]
-    run: Callable[[Job, OnStart], int]
-    summary: Summary | None = None
+    train: Train
     is_attached: bool = False
 
     def attach(self, job: Job) -> Job:
