@@ -120,7 +120,7 @@ def test_paused_task_goes_on_after_its_pause(job: Job) -> None:
     ("act", "host", "reason"),
     [
         (replace(KILL, index=3), None, "kill worker 3 at 0.0 s: the task was absent"),
-        (KILL, "elsewhere", "kill worker 0: it runs on elsewhere"),
+        (KILL, "elsewhere", "kill worker 0 at 0.0 s: it runs on elsewhere"),
     ],
 )
 def test_task_that_cannot_be_reached_is_left_out(
@@ -142,10 +142,8 @@ def test_process_that_can_be_no_task_is_not_killed(
         named = f"{job.host}:{shell.pid if pid == 'the shell' else pid}"
         lying = replace(job.status(), tasks=(task("worker", named),))
         report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
-        assert (
-            report.skipped == [f"kill worker 0: {named} is no Python process of this user"]
-            and not report.done
-        )
+        reason = f"{named} is no Python process of this user"
+        assert (report.skipped, report.done) == ([f"kill worker 0 at 0.0 s: {reason}"], [])
         assert shell.poll() is None
         shell.communicate(b"\n")
 

@@ -1,7 +1,7 @@
 """Kills and pauses of a running job's tasks, on a schedule that depends on a seed.
 
 The schedule is pure. :class:`Chaos` carries it out on the tasks of this host, which it finds in the
-job's status, and records when each of them is back.
+job's status, and records the time until each task is back.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ POLL_S = 0.1
 BACK_S = 60.0
 """Longest time for a task to be back, and for the job to answer."""
 
-MAX_ACTS = 1_000_000
-"""All are planned before the first is carried out."""
+MAX_ACTS = 1_000_000  # all are planned before the first is carried out
 
 JITTER = 0.2  # of an interval, longer or shorter
 ROLES = ("ps", "worker", "chief")
@@ -67,7 +66,7 @@ def schedule(
     two such acts on one of its tasks, plus or minus a fifth.
 
     Raises:
-        ConfigError: there would be more than :data:`MAX_ACTS`.
+        ConfigError: the schedule has more acts than :data:`MAX_ACTS`.
     """
     acts = []
     plans: list[tuple[Kind, Mapping[str, float]]] = [("kill", kill), ("pause", pause)]
@@ -89,7 +88,7 @@ def schedule(
 
 
 @dataclass(slots=True)
-class Done:
+class CarriedOut:
     """An act that was carried out."""
 
     act: Act
@@ -103,14 +102,14 @@ class Report:
     """The result of a schedule."""
 
     seed: int
-    done: list[Done] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)  # why an act could not be carried out
-    steps: int = 0  # that the job made meanwhile
+    done: list[CarriedOut] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # acts that were not carried out, and why
+    steps: int = 0  # made by the job meanwhile
     longest_silence_s: float = 0.0  # longest time for the job to answer
     ended: str = ""  # why the job ended, "" if it goes on
-    silent: str = ""  # that it answers no more, "" if it does
+    silent: str = ""  # the error if the job no longer answers, else ""
 
-    def lost(self) -> list[Done]:
+    def lost(self) -> list[CarriedOut]:
         """Return the acts whose tasks never came back."""
         is_gone = self.ended or self.silent
         return [done for done in self.done if done.back_s is None and not is_gone]
@@ -178,29 +177,17 @@ class Chaos:
 
     def _do(self, act: Act, status: Status, report: Report) -> None:
         task = next((task for task in status.tasks if task.task == act.task), None)
-        if task is None or task.state in _ABSENT:
-            report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: the task was absent")
+        if obstacle := _obstacle(act, task, status):
+            report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: {obstacle}")
             return
-        host, pid = _process_of(task)
-        if host != socket.gethostname():
-            report.skipped.append(f"{act.kind} {act.task}: it runs on {host}")
-            return
-        if not _is_python_of_this_user(pid):
-            told = f"{task.process} is no Python process of this user"
-            report.skipped.append(f"{act.kind} {act.task}: {told}")
-            return
-        if act.kind == "kill" and _runs_others(task, status):
-            report.skipped.append(f"{act.kind} {act.task}: other tasks would end with its process")
-            return
-        try:
+        assert task is not None
+        _, pid = _process_of(task)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(pid, signal.SIGKILL if act.kind == "kill" else signal.SIGSTOP)
-        except (ProcessLookupError, PermissionError) as error:
-            report.skipped.append(f"{act.kind} {act.task}: {error.strerror}")
-            return
         now = time.monotonic()
         if act.kind == "pause":
             self._paused.append((now + act.lasts_s, pid))
-        report.done.append(Done(act, task.process, now))
+        report.done.append(CarriedOut(act, task.process, now))
         self._show(f"{act.at_s:6.1f} s  {act.kind} {act.task} ({task.process})")
 
     def _resume(self, now: float) -> None:
@@ -217,8 +204,22 @@ class Chaos:
                     done.back_s = time.monotonic() - done.at
 
 
+def _obstacle(act: Act, task: TaskStatus | None, status: Status) -> str:
+    """Return the reason why an act is not carried out, "" if there is none."""
+    if task is None or task.state in _ABSENT:
+        return "the task was absent"
+    host, pid = _process_of(task)
+    if host != socket.gethostname():
+        return f"it runs on {host}"
+    if not _is_python_of_this_user(pid):
+        return f"{task.process} is no Python process of this user"
+    if act.kind == "kill" and _runs_others(task, status):
+        return "other tasks would end with its process"
+    return ""
+
+
 def _runs_others(task: TaskStatus, status: Status) -> bool:
-    """Say whether other tasks end with a task's process: `zmqtrain run` hosts the chief itself.
+    """Return whether other tasks end with a task's process: `zmqtrain run` hosts the chief itself.
 
     The ps and the chief that a worker hosts do not count: all are started again.
     """
@@ -236,14 +237,14 @@ def _runs_others(task: TaskStatus, status: Status) -> bool:
 
 
 def _process_of(task: TaskStatus) -> tuple[str, int]:
-    """Return the host and the pid that a task names for itself; pid 0 if it names none."""
+    """Return the host and the pid that a task reports for itself; pid 0 if it reports none."""
     host, _, number = task.process.rpartition(":")
     is_pid = number.isascii() and number.isdigit() and len(number) < 10
     return host, int(number) if is_pid else 0
 
 
 def _is_python_of_this_user(pid: int) -> bool:
-    """Say whether a process may be a task: what a task says of its process may be a lie."""
+    """Return whether a process may be a task: the pid that a task reports may be a lie."""
     try:
         process = psutil.Process(pid)
         is_python = "python" in Path(process.exe()).name
@@ -252,7 +253,7 @@ def _is_python_of_this_user(pid: int) -> bool:
         return False
 
 
-def _is_back(done: Done, task: TaskStatus) -> bool:
+def _is_back(done: CarriedOut, task: TaskStatus) -> bool:
     if task.state in _ABSENT:
         return False
     if done.act.kind == "kill":
@@ -261,7 +262,7 @@ def _is_back(done: Done, task: TaskStatus) -> bool:
 
 
 def figures(report: Report) -> list[dict[str, Any]]:
-    """Return for each role: acts, how many tasks are back, median and worst seconds of a kill."""
+    """Return for each role the counts of acts and returns, and median and worst time of a kill."""
     result = []
     for role in ROLES:
         own = [done for done in report.done if done.act.role == role]
