@@ -1,21 +1,22 @@
-"""What a cluster of any size would do: its waiting, as a discrete event simulation.
+"""A forecast of a cluster of any size: how long its tasks wait, in virtual time.
 
-The decisions are the real ones, of `zmqtrain.coordination` and `zmqtrain.policies`. What is
-modelled is how long everything takes: a worker computes, a message travels, and a ps does one thing
-after another, taking pushes in and updating. All shards but the leader one are alike, so one stands
-for them. Bandwidth is not modelled, nor does anybody die.
+The decisions are the real ones, of `zmqtrain.coordination` and `zmqtrain.policies`. The model is
+how long everything takes: a worker computes, a message travels, and a ps takes in one push after
+another and updates. All ps but the leader are alike, so one stands for them. The model has no
+bandwidth, and no task dies.
 """
 
 from __future__ import annotations
 
-import heapq
+import asyncio
+import contextlib
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from simulation.loop import NothingLeftError, VirtualLoop
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.statistics import Staleness
@@ -112,80 +113,49 @@ class Forecast:
 Happen = Callable[..., None]
 
 
-class _Clock:
-    """What happens next, and when."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Happen, tuple[Any, ...]]] = []
-        self._number = 0
-
-    def at(self, when: float, happen: Happen, *arguments: Any) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (when, self._number, happen, arguments))
-
-    def step(self) -> bool:
-        """Let the next thing happen; False: there is none."""
-        if not self._events:
-            return False
-        self.now, _, happen, arguments = heapq.heappop(self._events)
-        happen(*arguments)
-        return True
-
-
 class _Server:
     """A ps: an event loop that takes one message after another, and does arithmetic.
 
-    Arithmetic that takes long is done beside the loop, other at once. A turn of the loop takes what
-    had come when it began, up to so many messages; ``end_turn`` then sends what it has to say, and
-    returns how long that takes.
+    Arithmetic that takes long is done beside the loop, other at once. A turn of the loop takes the
+    messages that have come when it begins, at most a burst; ``end_turn`` then sends what it has to
+    say, and returns how long that takes.
     """
 
-    def __init__(self, clock: _Clock, end_turn: Callable[[], float]) -> None:
+    def __init__(self, loop: VirtualLoop, end_turn: Callable[[], float]) -> None:
         self.busy_s = 0.0
-        self._clock = clock
-        self._beside = False
+        self._loop = loop
         self._end_turn = end_turn
-        self._left_in_turn = 0
-        self._messages: deque[tuple[float, Happen, tuple[Any, ...]]] = deque()
-        self._is_busy = False
+        self._messages: asyncio.Queue[tuple[float, Happen, tuple[Any, ...]]] = asyncio.Queue()
+        self._is_beside = False
         self._work_done_at = 0.0
 
     def receive(self, seconds: float, then: Happen, *arguments: Any) -> None:
-        """Take in a message, which takes so long, when its turn comes; then do what follows."""
-        self._messages.append((seconds, then, arguments))
-        if not self._is_busy:
-            self._begin_turn()
+        """Take in a message in ``seconds`` when its turn comes, and then call ``then``."""
+        self._messages.put_nowait((seconds, then, arguments))
 
     def work(self, seconds: float) -> float:
         """Do arithmetic, after all that was ordered before; return when it is done."""
         if seconds:
-            self._beside = seconds > LONG_S
+            self._is_beside = seconds > LONG_S
         self.busy_s += seconds
-        self._work_done_at = max(self._work_done_at, self._clock.now) + seconds
+        self._work_done_at = max(self._work_done_at, self._loop.time()) + seconds
         return self._work_done_at
 
-    def _begin_turn(self) -> None:
-        self._left_in_turn = min(BURST, len(self._messages))
-        self._is_busy = bool(self._messages)
-        if self._is_busy:
-            self._next()
+    async def run(self) -> None:
+        while True:
+            turn = [await self._messages.get()]
+            more = min(BURST - 1, self._messages.qsize())
+            turn += (self._messages.get_nowait() for _ in range(more))
+            for seconds, then, arguments in turn:
+                await self._spend(seconds)
+                then(*arguments)
+                if not self._is_beside:
+                    await asyncio.sleep(self._work_done_at - self._loop.time())
+            await self._spend(self._end_turn())
 
-    def _next(self) -> None:
-        if not self._left_in_turn:
-            seconds = self._end_turn()
-            self.busy_s += seconds
-            self._clock.at(self._clock.now + seconds, self._begin_turn)
-            return
-        self._left_in_turn -= 1
-        seconds, then, arguments = self._messages.popleft()
+    async def _spend(self, seconds: float) -> None:
         self.busy_s += seconds
-        self._clock.at(self._clock.now + seconds, self._taken, then, arguments)
-
-    def _taken(self, then: Happen, arguments: tuple[Any, ...]) -> None:
-        then(*arguments)
-        now = self._clock.now
-        self._clock.at(now if self._beside else max(now, self._work_done_at), self._next)
+        await asyncio.sleep(seconds)
 
 
 @dataclass(slots=True)
@@ -195,11 +165,11 @@ class _Worker:
     sequence: int = 0
     version: int = 0  # of the parameters that it computes on
     batches: list[int] = field(default_factory=list)
-    answers: int = 0  # to its push that it waits for
+    answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
 
 class Simulation:
-    """One cluster under one policy. Times are in seconds from the beginning."""
+    """One cluster under one policy, in virtual time: seconds from the beginning."""
 
     def __init__(self, policy: str, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -211,9 +181,9 @@ class Simulation:
         )
         self._update_s = cluster.costs.update_s / cluster.ps
         self._half_s = cluster.costs.round_trip_s / 2
-        self._clock = _Clock()
-        self._leader = _Server(self._clock, self._send_orders)
-        self._other = _Server(self._clock, self._send_reports)
+        self._loop = VirtualLoop(self._random, 0.0)
+        self._leader = _Server(self._loop, self._send_orders)
+        self._other = _Server(self._loop, self._send_reports)
         self._orders: list[Order] = []  # to the others, at the end of this turn
         self._reports: list[int] = []  # workers whose pushes came to the others meanwhile
         self._awaits_orders = self._owes_answer = False  # the others, and the leader to them
@@ -223,23 +193,28 @@ class Simulation:
         self._computed_s = self._decided_s = 0.0
 
     def run(self, gradients: int) -> Forecast:
-        """Foresee what happens until so many gradients have been computed.
+        """Foresee what happens until this number of gradients has been computed.
 
         Raises:
             StuckError: the policy lets nobody go on.
         """
         for worker in range(len(self._workers)):
             self._coordinator.handle(Joined(worker, 1))
-            self._workers[worker].answers = 1
-            self._clock.at(self._half_s, self._leader.receive, 0.0, self._pulled, worker)
+        running = [self._leader.run(), self._other.run()]
+        running += map(self._work, range(len(self._workers)))
+        self._tasks = [self._loop.create_task(each) for each in running]
+        with contextlib.closing(self._loop):
+            return self._measured(gradients)
+
+    def _measured(self, gradients: int) -> Forecast:
         self._run_until(round(WARM_UP * gradients))
-        began_at, began = self._clock.now, self._coordinator.version
+        began_at, began = self._loop.time(), self._coordinator.version
         warm_up = self._gradients
         self._staleness = Staleness()
         self._dropped, self._computed_s, self._decided_s = 0, 0.0, 0.0
         self._leader.busy_s = 0.0
         self._run_until(gradients)
-        seconds = self._clock.now - began_at
+        seconds = self._loop.time() - began_at
         made = self._gradients - warm_up
         return Forecast(
             seconds=seconds,
@@ -253,10 +228,16 @@ class Simulation:
         )
 
     def _run_until(self, gradients: int) -> None:
-        while self._gradients < gradients:
-            if not self._clock.step():
-                held = next(iter(self._coordinator.held()), None)
-                raise StuckError(f"everybody waits: {held.reason if held else 'nobody is let in'}")
+        self._awaited, self._reached = gradients, self._loop.create_future()
+        waited = asyncio.wait([self._reached, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            done, _ = self._loop.run_until_complete(waited)
+        except NothingLeftError:
+            held = next(iter(self._coordinator.held()), None)
+            reason = held.reason if held else "nobody is let in"
+            raise StuckError(f"everybody waits: {reason}") from None
+        for each in done:
+            each.result()  # raises what a task has raised
 
     @property
     def _is_coordinated(self) -> bool:
@@ -264,45 +245,50 @@ class Simulation:
 
     # A worker
 
-    def _answered(self, worker: int) -> None:
-        """One more ps has answered; with the last one, the worker computes, and sends its push."""
-        made = self._workers[worker]
-        made.answers -= 1
-        if made.answers:
-            return
+    async def _work(self, worker: int) -> None:
+        """Pull once; then compute and push again and again, after the answers of all ps."""
+        own = self._workers[worker]
         is_slow = self._cluster.stragglers.is_slow(worker, len(self._workers))
-        seconds = self._cluster.compute_s(self._random, is_slow=is_slow)
-        self._computed_s += seconds
-        self._clock.at(self._clock.now + seconds + self._half_s, self._pushed, worker)
+        await asyncio.sleep(self._half_s)
+        self._leader.receive(0.0, self._pulled, worker)
+        await own.answers.acquire()
+        while True:
+            seconds = self._cluster.compute_s(self._random, is_slow=is_slow)
+            self._computed_s += seconds
+            await asyncio.sleep(seconds + self._half_s)
+            self._push(worker)
+            for _ in range(min(2, self._ps)):  # one stands for all others
+                await own.answers.acquire()
+
+    def _answer_at(self, when: float, worker: int) -> None:
+        """Have an answer leave a ps at this time."""
+        self._loop.call_at(when + self._half_s, self._workers[worker].answers.release)
 
     # The ps
 
     def _pulled(self, worker: int) -> None:
         self._obey(self._coordinator.handle(PullArrived(worker)), is_pull=True)
 
-    def _pushed(self, worker: int) -> None:
-        """A push has reached every ps."""
+    def _push(self, worker: int) -> None:
+        """Have a push reach every ps."""
+        self._workers[worker].sequence += 1
         self._gradients += 1
-        made = self._workers[worker]
-        made.sequence += 1
-        made.answers = 1
+        if self._gradients == self._awaited:
+            self._reached.set_result(None)
         seconds = self._costs.take_s + self._costs.decide_s
         self._leader.receive(seconds, self._taken_by_leader, worker)
-        if self._ps == 1:
-            return
-        made.answers = 2
-        self._other.receive(self._costs.take_s, self._taken_by_others, worker)
+        if self._ps > 1:
+            self._other.receive(self._costs.take_s, self._taken_by_others, worker)
 
     def _taken_by_leader(self, worker: int) -> None:
         made = self._workers[worker]
         self._decide(PushArrived(worker, made.sequence, made.batches.pop(0)))
 
     def _taken_by_others(self, worker: int) -> None:
-        if not self._is_coordinated:
-            done_at = self._other.work(self._update_s)
-            self._clock.at(done_at + self._half_s, self._answered, worker)
-            return
-        self._reports.append(worker)
+        if self._is_coordinated:
+            self._reports.append(worker)
+        else:
+            self._answer_at(self._other.work(self._update_s), worker)
 
     def _send_reports(self) -> float:
         """Have every other ps report what came to it since its last report was answered."""
@@ -311,9 +297,9 @@ class Simulation:
         workers, self._reports = self._reports, []
         self._awaits_orders = True
         report_s = self._message_s(len(workers))
-        arrives_at = self._clock.now + report_s + self._half_s
+        arrives_at = self._loop.time() + report_s + self._half_s
         take_s = (self._ps - 1) * report_s
-        self._clock.at(arrives_at, self._leader.receive, take_s, self._reported, workers)
+        self._loop.call_at(arrives_at, self._leader.receive, take_s, self._reported, workers)
         return report_s
 
     def _message_s(self, items: int) -> float:
@@ -358,8 +344,9 @@ class Simulation:
         orders, self._orders = self._orders, []
         self._owes_answer = False
         send_s = (self._ps - 1) * self._costs.message_s + len(orders) * self._costs.item_s
-        carry_out = (self._message_s(len(orders)), self._ordered, orders)
-        self._clock.at(self._clock.now + send_s + self._half_s, self._other.receive, *carry_out)
+        take_s = self._message_s(len(orders))
+        arrives_at = self._loop.time() + send_s + self._half_s
+        self._loop.call_at(arrives_at, self._other.receive, take_s, self._ordered, orders)
         return send_s
 
     def _ordered(self, orders: list[Order]) -> None:
@@ -371,5 +358,4 @@ class Simulation:
             if isinstance(order, Apply | Reduce | Accumulate):
                 server.work(len(order.workers) * self._update_s)
             elif isinstance(order, Answer):
-                done_at = server.work(0.0)
-                self._clock.at(done_at + self._half_s, self._answered, order.worker)
+                self._answer_at(server.work(0.0), order.worker)

@@ -99,6 +99,10 @@ class Process:
         return self._trace
 
 
+class NothingLeftError(RuntimeError):
+    """All processes wait, and no timer is left."""
+
+
 class Killed(BaseException):
     """Unwinds the callback of a dying process."""
 
@@ -207,7 +211,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run until ``future`` is done.
 
         Raises:
-            RuntimeError: no callback is left.
+            NothingLeftError: no callback is left.
         """
         task = asyncio.ensure_future(future, loop=self)
         asyncio._set_running_loop(self)
@@ -227,7 +231,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         timers, due = self._timers, self._due
         if not due:
             if not timers:
-                raise RuntimeError("nothing is left that could ever run")
+                raise NothingLeftError("nothing is left that could ever run")
             self._now = max(self._now, timers[0][0])
         while timers and timers[0][0] <= self._now:
             _, _, process, timer = heapq.heappop(timers)
