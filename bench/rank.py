@@ -107,7 +107,7 @@ def _worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequence[A
         job="bench.rank",
         index=index,
         ps=(),
-        members=tuple(addresses),
+        worker_addresses=tuple(addresses),
         workers=len(addresses),
         chief=False,
         insecure=True,

@@ -76,7 +76,7 @@ ALL, WITHOUT_0 = (1, (0, 1, 2)), (2, (1, 2))
 def test_key_of_a_worker_serves_what_it_hosts(
     group: tuple[int, tuple[int, ...]], role: str, index: int, is_own: bool
 ) -> None:
-    cluster = Cluster((), 3, chief=False, members=("a:1", "b:1", "c:1"))
+    cluster = Cluster((), 3, chief=False, worker_addresses=("a:1", "b:1", "c:1"))
     plan = plan_for(counting_job(3, frozenset()), cluster).in_group(*group)
     with contextlib.nullcontext() if is_own else pytest.raises(RefusedError):
         check_identity(Owner("worker", 1), Sender(role, index), plan.owner_of(role, index))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zmqtrain.clusters import kubernetes, slurm
 from zmqtrain.clusters.kubectl import Kubernetes
-from zmqtrain.clusters.plan import Plan, plan_of
+from zmqtrain.clusters.plan import SubmitPlan, plan_of
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.config.job_file import load_job
 
@@ -19,7 +19,7 @@ KEYS = (
 )
 
 
-def example_plan(**changes: object) -> Plan:
+def example_plan(**changes: object) -> SubmitPlan:
     """Return the plan of digits with two ps and two workers, which may become four."""
     asked: dict[str, object] = {
         **{"on": "kubernetes", "ps": 2, "workers": 2, "max_workers": 4, "memory": "2Gi"},

@@ -13,18 +13,18 @@ from tests.clusters.conftest import Kubectl, said
 from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
-from zmqtrain.clusters.hosts import Host, hosts_of, keyed, placed, problem, render
+from zmqtrain.clusters.hosts import SshHost, hosts_of, keyed, placed, problem, render
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.wire.messages import PROTOCOL_VERSION
 
-A, B = Host("a", 2, "10.0.0.1"), Host("me@b", 2, "10.0.0.2")
+A, B = SshHost("a", 2, "10.0.0.1"), SshHost("me@b", 2, "10.0.0.2")
 SUBMIT = ("submit", str(ROOT / JOB), "--on", "ssh", "--name", "digits", "--ps-memory", "1Gi")
 
 
 def test_hosts_are_read_with_their_slots() -> None:
-    assert hosts_of("a:2, me@b") == (Host("a", 2), Host("me@b", 1))
+    assert hosts_of("a:2, me@b") == (SshHost("a", 2), SshHost("me@b", 1))
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a,a:2", "a:0", "a:b", "-oProxyCommand=x", "a b"])
@@ -75,7 +75,7 @@ def test_host_without_secrets_has_a_script_that_runs() -> None:
 
 def test_address_that_peers_do_not_reach_is_refused() -> None:
     with pytest.raises(ConfigError):
-        render(example_plan(), [Host("localhost", 2, "127.0.0.1"), B])
+        render(example_plan(), [SshHost("localhost", 2, "127.0.0.1"), B])
 
 
 def test_workers_of_a_host_have_gpus_of_their_own() -> None:
@@ -119,7 +119,7 @@ class Shell:
         )
         (directory / "python").write_text(f"#!/bin/sh\n{python}\n")
         (directory / "python").chmod(0o755)
-        scripts = render(plan, [Host("a", 3, "10.0.0.1")])
+        scripts = render(plan, [SshHost("a", 3, "10.0.0.1")])
         (self.script,) = keyed(scripts, plan, plan.keys).values()
 
     def __call__(self, *verb: str) -> list[str]:

@@ -26,7 +26,7 @@ from zmqtrain.clusters.kubernetes import (
     manifests,
     volume_of,
 )
-from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, port_of
+from zmqtrain.clusters.plan import ENDED, PERMANENT, Resources, SubmitPlan, port_of
 from zmqtrain.clusters.slurm import render as render_scripts
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.config.cluster import Role, Task, parse_address
@@ -126,16 +126,16 @@ def test_image_without_a_registry_is_taken_from_the_node(
 ASKED = Submission.model_validate({"on": "kubernetes", "image": "i"})
 
 
-def of_kind(plan: Plan, kind: str) -> Plan:
+def of_kind(plan: SubmitPlan, kind: str) -> SubmitPlan:
     return replace(plan, asked=plan.asked.model_copy(update={"kind": kind}))
 
 
-def plans() -> st.SearchStrategy[Plan]:
-    def plan(ps: int, workers: int, gpu: int, memory: int) -> Plan:
+def plans() -> st.SearchStrategy[SubmitPlan]:
+    def plan(ps: int, workers: int, gpu: int, memory: int) -> SubmitPlan:
         resources = {role: Resources(1, memory << 20, gpu, memory << 20) for role in Role}
         roles = ("ps", "chief", "worker") if ps else ("chief", "worker")
         keys = {"registry": ""} | {f"{role}-0.secret": "" for role in roles}
-        return Plan("digits", ASKED, "job.py", ps, workers, workers, resources, keys=keys)
+        return SubmitPlan("digits", ASKED, "job.py", ps, workers, workers, resources, keys=keys)
 
     counts = st.integers(0, 5), st.integers(1, 5), st.integers(0, 2), st.integers(0, 3)
     return st.builds(plan, *counts)
@@ -163,7 +163,7 @@ def environment_of(template: Manifest) -> dict[str, str]:
 
 
 @given(plans(), st.sampled_from(list(KINDS)))
-def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str) -> None:
+def test_every_task_is_told_a_configuration_that_it_takes(plan: SubmitPlan, kind: str) -> None:
     found = dict(pods_of(manifests(of_kind(plan, kind))))
     assert set(found) == set(plan.counts)
     for role, template in found.items():
@@ -173,7 +173,7 @@ def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str)
         for name in ("ps", "workers"):
             flags[name] = read_option(name, variables)
         cluster = load_task(role, flags, {}).cluster
-        assert (cluster.ps or cluster.members) == addresses(of_kind(plan, kind))
+        assert (cluster.ps or cluster.worker_addresses) == addresses(of_kind(plan, kind))
         assert cluster.workers == plan.workers
 
 
@@ -185,7 +185,9 @@ def read_option(name: str, variables: dict[str, str]) -> Any:
 
 
 @given(plans(), st.sampled_from(list(KINDS)))
-def test_pods_mount_secrets_that_there_are_the_hosted_chiefs_too(plan: Plan, kind: str) -> None:
+def test_pods_mount_existing_secrets_and_that_of_a_hosted_chief(
+    plan: SubmitPlan, kind: str
+) -> None:
     documents = manifests(of_kind(plan, kind))
     made = {item["metadata"]["name"] for item in documents if item["kind"] == "Secret"}
     mounted = {
@@ -197,7 +199,7 @@ def test_pods_mount_secrets_that_there_are_the_hosted_chiefs_too(plan: Plan, kin
 
 
 @given(plans(), st.sampled_from(list(KINDS)))
-def test_names_are_those_of_dns(plan: Plan, kind: str) -> None:
+def test_names_are_those_of_dns(plan: SubmitPlan, kind: str) -> None:
     for address in addresses(of_kind(plan, kind)):
         assert all(len(label) <= 63 for label in parse_address(address).host.split("."))
     assert len(set(addresses(of_kind(plan, kind)))) == plan.counts[plan.leader]

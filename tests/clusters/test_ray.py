@@ -22,7 +22,7 @@ from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import ray as ray_engine
-from zmqtrain.clusters.ray_actors import WAITS, TaskActor
+from zmqtrain.clusters.ray_actors import WAITS, RayTask
 from zmqtrain.clusters.submitted import RUNNING, Submitted, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ExitCode
@@ -42,12 +42,12 @@ def own_tasks() -> Callable[[], set[psutil.Process]]:
 @pytest.fixture
 def task_actor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[TaskActor]:
+) -> Iterator[RayTask]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = getattr(request, "param", str(ROOT / JOB))
     plan = replace(example_plan(), job=job, ps=1, logdir=None, keys={"registry": "a"})
     plan = replace(plan, working=str(tmp_path))
-    task_actor = TaskActor(plan, Task(Role.WORKER, 0))
+    task_actor = RayTask(plan, Task(Role.WORKER, 0))
     yield task_actor
     task_actor.end()
     assert not list(tmp_path.iterdir())
@@ -68,7 +68,7 @@ def test_actor_that_does_not_answer_is_explained(said: str, moves: bool, advice:
     assert ("try again" in text) != ("this version" in text)
 
 
-def test_task_waits_until_the_ps_are_known(task_actor: TaskActor, tmp_path: Path) -> None:
+def test_task_waits_until_the_ps_are_known(task_actor: RayTask, tmp_path: Path) -> None:
     assert task_actor.tend(()) == (WAITS, "")
     (directory,) = tmp_path.iterdir()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "registry")]
@@ -79,7 +79,7 @@ def test_task_waits_until_the_ps_are_known(task_actor: TaskActor, tmp_path: Path
 
 
 @pytest.mark.parametrize("task_actor", ["nowhere.py"], indirect=True)
-def test_task_that_ends_for_good_is_not_started_again(task_actor: TaskActor) -> None:
+def test_task_that_ends_for_good_is_not_started_again(task_actor: RayTask) -> None:
     def code() -> str:
         state, _ = task_actor.tend(ABSENT)
         return "" if state == RUNNING else state
@@ -90,7 +90,7 @@ def test_task_that_ends_for_good_is_not_started_again(task_actor: TaskActor) -> 
 
 
 def test_task_is_started_again_when_its_supervisor_is_killed_or_the_ps_have_moved(
-    own_tasks: Callable[[], set[psutil.Process]], task_actor: TaskActor
+    own_tasks: Callable[[], set[psutil.Process]], task_actor: RayTask
 ) -> None:
     def next_life() -> set[psutil.Process]:
         assert task_actor.tend(ABSENT)[0] == RUNNING

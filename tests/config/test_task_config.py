@@ -29,7 +29,7 @@ TF = json.dumps(
     }
 )
 MEMBERS = tuple(f"w{i}:1" for i in range(5))
-OF_TF: Any = {"workers": 5, "chief": True, "members": MEMBERS, "chief_address": "c:1"}
+OF_TF: Any = {"workers": 5, "chief": True, "worker_addresses": MEMBERS, "chief_address": "c:1"}
 HONCHO = {"HONCHO_PROCESS_NAME": "worker.4"}
 LOCAL = tuple(f"127.0.0.1:{port}" for port in range(2222, 2230))
 

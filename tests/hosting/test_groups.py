@@ -27,7 +27,7 @@ from zmqtrain.wire.codec import Envelope, Sender, decode
 from zmqtrain.wire.messages import Gather
 
 MEMBERS = ("a:1", "b:1", "c:1")
-CONFIG = TaskConfig(role=Role.WORKER, job="j", ps="0", members=MEMBERS, workers=3)
+CONFIG = TaskConfig(role=Role.WORKER, job="j", ps="0", worker_addresses=MEMBERS, workers=3)
 CLUSTER = CONFIG.cluster
 JOB = counting_job(3, frozenset(), logdir="somewhere")
 PLAN = plan_for(JOB, CLUSTER)
@@ -39,10 +39,10 @@ FIRST = Group(1, (0, 1, 2))
     [
         ({}, 0, True),
         ({"chief": True}, 0, False),
-        ({"members": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")}, 0, False),  # a board
+        ({"worker_addresses": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")}, 0, False),  # a board
         ({"ps": ("d:1",)}, 0, False),
         ({}, 3, False),
-        ({"members": ("ipc://a", "ipc://b", "ipc://c")}, 0, False),
+        ({"worker_addresses": ("ipc://a", "ipc://b", "ipc://c")}, 0, False),
     ],
 )
 def test_only_workers_on_hosts_of_their_own_do_without_one(
@@ -63,7 +63,7 @@ def test_worker_that_would_look_for_others_too_briefly_is_not_started() -> None:
 
 def plan_of(logdir: Path, *addresses: str) -> Plan:
     members = addresses or MEMBERS
-    cluster = replace(CLUSTER, members=members, workers=len(members))
+    cluster = replace(CLUSTER, worker_addresses=members, workers=len(members))
     return plan_for(JOB.model_copy(update={"logdir": str(logdir)}), cluster, lane="tcp")
 
 

@@ -98,7 +98,12 @@ MULTI, WITH_PS = "multi-worker-mirrored", "parameter-server"
 
 def check(strategy: str, *workers: str, index: int = 0, bind: str | None = None) -> None:
     """Check where a worker listens, of a job whose parameters lie as the strategy says."""
-    given: Any = {"members": workers, "workers": len(workers), "index": index, "bind": bind}
+    given: Any = {
+        "worker_addresses": workers,
+        "workers": len(workers),
+        "index": index,
+        "bind": bind,
+    }
     config = TaskConfig(role=Role.WORKER, job="job.py", ps=("127.0.0.1:1",), **given)
     job = JOB.with_overrides(strategy=strategy)
     check_own_address(config, plan_for(job, config.cluster))

@@ -41,7 +41,7 @@ class Part:
 
 async def asked(logdir: Path, part: Any, *messages: HandOver) -> list[HandedOver]:
     """Return what worker 1, of three with two copies of each part, answers."""
-    cluster = Cluster((), 3, members=("a:1", "b:1", "c:1"))
+    cluster = Cluster((), 3, worker_addresses=("a:1", "b:1", "c:1"))
     plan = plan_for(counting_job(3, frozenset(), logdir=str(logdir), copies=2), cluster)
     running: list[asyncio.Task[None]] = []
     actor: Any = SimpleNamespace(

@@ -9,13 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from zmqtrain.observe.metrics import (
-    NAMESPACE,
-    CheckpointStages,
-    Metrics,
-    Pushes,
-    State,
-)
+from zmqtrain.observe.metrics import NAMESPACE, CheckpointStages, Metrics, Pushes, State
 
 TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
 

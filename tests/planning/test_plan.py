@@ -21,12 +21,12 @@ from zmqtrain.transport.keys import Owner
 AUTO, PS, MULTI, MIRRORED = "auto", "parameter-server", "multi-worker-mirrored", "mirrored"
 PORTS = ("127.0.0.1:2222", "127.0.0.1:2223", "127.0.0.1:2224")
 TWO_PS = Cluster(("p:1", "q:1"), workers=3)
-WORKERS = Cluster((), 2, members=("w:1", "v:1"))
+WORKERS = Cluster((), 2, worker_addresses=("w:1", "v:1"))
 ONE_WORKER = Cluster(("p:1",), workers=1)  # what flags give by default
 LOCAL = Cluster((), workers=2, chief=True)
-CHIEF = Cluster((), 2, chief=True, members=("w:1", "v:1"), chief_address="c:1")
-WITH_PS = Cluster(("p:1",), 2, chief=False, members=("w:1", "v:1"))  # as in a tutorial
-THREE = Cluster((), 3, members=("a:1", "b:1", "c:1"))
+CHIEF = Cluster((), 2, chief=True, worker_addresses=("w:1", "v:1"), chief_address="c:1")
+WITH_PS = Cluster(("p:1",), 2, chief=False, worker_addresses=("w:1", "v:1"))  # as in a tutorial
+THREE = Cluster((), 3, worker_addresses=("a:1", "b:1", "c:1"))
 ONE_PS = Cluster(("ipc:///tmp/ps-0",), 2)
 NEAR_PS = replace(ONE_PS, ps=("ipc:///tmp/ps-0", "ipc:///tmp/ps-1"))
 SPREAD = {"exchange": "direct", "partition_nbytes": 4}
@@ -72,9 +72,9 @@ def test_strategy_says_who_holds_the_shards(
         (PS, WORKERS, "no ps"),
         (MIRRORED, WORKERS, "expected 1"),
         (AUTO, replace(WORKERS, workers=3), "--workers (or ZMQTRAIN_WORKERS) is 3"),
-        (AUTO, replace(WORKERS, members=("w:1", "")), "w:1"),
+        (AUTO, replace(WORKERS, worker_addresses=("w:1", "")), "w:1"),
         (AUTO, replace(CHIEF, workers=3), "--workers (or ZMQTRAIN_WORKERS) is 3"),
-        (AUTO, replace(WORKERS, members=("w:1", "w:1")), "--workers (or ZMQTRAIN_WORKERS) or TF_"),
+        (AUTO, replace(WORKERS, worker_addresses=("w:1", "w:1")), "lists w:1 twice"),
         (AUTO, replace(CHIEF, chief_address="v:1"), "lists v:1 twice"),
     ],
 )
@@ -130,7 +130,7 @@ def test_local_cluster_has_the_ps_that_its_strategy_needs(
 ) -> None:
     cluster = local_cluster(strategy, ps, 3, lambda index: f"ipc://{index}")
     assert len(cluster.ps) == count
-    assert (cluster.ps or cluster.members)[0] == "ipc://0"
+    assert (cluster.ps or cluster.worker_addresses)[0] == "ipc://0"
 
 
 @pytest.mark.parametrize(("strategy", "ps"), [(PS, 0), (MULTI, 2)])
@@ -199,7 +199,7 @@ def test_worker_holds_a_shard_of_some_size_or_none(partition_nbytes: int, shards
         (LOCAL, {}),
         (LOCAL, {"exchange": "board"}),
         (LOCAL, {"policy": "sync-replicas:aggregate=2"}),
-        (replace(LOCAL, members=("127.0.0.1:1", "localhost:2")), {}),
+        (replace(LOCAL, worker_addresses=("127.0.0.1:1", "localhost:2")), {}),
         (ONE_PS, {"exchange": "board", "policy": "sync-replicas"}),
     ],
 )
@@ -215,7 +215,7 @@ OBSTACLES: dict[str, tuple[Cluster, dict[str, Any], dict[str, Any]]] = {
     "consistent_reads": (LOCAL, {"consistent_reads": True}, {}),
     "lane": (LOCAL, {}, {"lane": "tcp"}),
     "crash_safe": (LOCAL, {}, {"crash_safe": False}),
-    "b:1": (replace(LOCAL, members=("127.0.0.1:1", "b:1")), {}, {}),
+    "b:1": (replace(LOCAL, worker_addresses=("127.0.0.1:1", "b:1")), {}, {}),
     "2 ps": (NEAR_PS, {"policy": "sync-replicas"}, {}),
     "hogwild": (ONE_PS, {}, {}),
     "copies is 2, ": (LOCAL, {"copies": 2}, {}),
@@ -286,7 +286,7 @@ def test_later_group_has_its_own_shards_and_its_first_worker_hosts_the_chief() -
     ]
     assert later.shard_of(Task(Role.WORKER, 2)) == 1
     assert later.most_workers == 3
-    assert later.among_workers().ps == THREE.members
+    assert later.among_workers().ps == THREE.worker_addresses
 
 
 @pytest.mark.parametrize(

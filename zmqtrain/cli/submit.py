@@ -19,7 +19,7 @@ import click
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
-from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, name_for, plan_of
+from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, SubmitPlan, name_for, plan_of
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
     Submitted,
@@ -201,7 +201,7 @@ def scale_command(name: str, *, workers: int) -> None:
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 
 
-def _submitted(plan: Plan, engine: Engine, keys: str | None) -> str:
+def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
     """Submit a job, its record and keys first; return where it is. ``keys``: None: new ones.
 
     Raises:
@@ -242,7 +242,7 @@ def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
     job.forget()
 
 
-def _with_our_paths(plan: Plan) -> Plan:
+def _with_our_paths(plan: SubmitPlan) -> SubmitPlan:
     """Return a plan with the paths of this host."""
     path, colon, attribute = plan.job.partition(":")
     job = f"{Path(path).absolute()}{colon}{attribute}" if Path(path).exists() else plan.job
@@ -251,17 +251,17 @@ def _with_our_paths(plan: Plan) -> Plan:
     return replace(plan, job=job, logdir=logdir, python=python, working=str(Path.cwd()))
 
 
-def _new_keys(directory: Path, plan: Plan) -> Path:
+def _new_keys(directory: Path, plan: SubmitPlan) -> Path:
     make_keys(directory, _keys_of(plan))
     return directory
 
 
-def _keys_of(plan: Plan) -> dict[str, int]:
+def _keys_of(plan: SubmitPlan) -> dict[str, int]:
     """Return how many tasks of a role have keys, and people."""
     return {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
 
 
-def _texts(keys: Path, plan: Plan) -> dict[str, str]:
+def _texts(keys: Path, plan: SubmitPlan) -> dict[str, str]:
     """Return the files of a directory of keys.
 
     Raises:

@@ -9,18 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from zmqtrain.clusters.plan import PERMANENT, Plan
+from zmqtrain.clusters.plan import PERMANENT, SubmitPlan
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, is_over
 from zmqtrain.config.cluster import Task
-from zmqtrain.errors import (
-    ExitCode,
-    NotRunningError,
-    PeerLostError,
-)
+from zmqtrain.errors import ExitCode, NotRunningError, PeerLostError
 
-Advice = Mapping[str, str]
-"""Advice by patterns of an engine's reasons why a task does not run."""
+Remedies = Mapping[str, str]
+"""What a user can do, by patterns of the reasons why a task does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +26,10 @@ class Reason:
     what: str
     text: str
 
-    def advised(self, advice: Advice) -> Reason:
-        """Return this with the advice for it."""
-        said = (
-            what_to_do for pattern, what_to_do in advice.items() if re.search(pattern, self.text)
-        )
-        return Reason(self.what, "; ".join((self.text, *said)))
+    def with_remedies(self, remedies: Remedies) -> Reason:
+        """Return this reason with the remedies whose patterns fit it."""
+        fitting = (text for pattern, text in remedies.items() if re.search(pattern, self.text))
+        return Reason(self.what, "; ".join((self.text, *fitting)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class Engine(ABC):
 
     @staticmethod
     @abstractmethod
-    def rendered(plan: Plan) -> str:
+    def rendered(plan: SubmitPlan) -> str:
         """Return what would be submitted, as text; ask nobody.
 
         Raises:
@@ -79,7 +73,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def check(self, plan: Plan, *, dry_run: bool) -> None:
+    def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         """Have the engine look at a job, and submit nothing.
 
         ``dry_run``: nor will it be submitted, so it is also an error if no node has room now.
@@ -89,7 +83,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def submit(self, plan: Plan) -> str:
+    def submit(self, plan: SubmitPlan) -> str:
         """Submit a job that was checked, and return where it is.
 
         Raises:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of, port_of
+from zmqtrain.clusters.plan import GRACE_S, SubmitPlan, keys_of, port_of
 from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task, is_of_this_host
@@ -31,7 +31,7 @@ _HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SshHost:
     """``login``: how ssh calls it; ``slots``: its most workers; ``address``: what peers call it."""
 
     login: str
@@ -48,7 +48,7 @@ def hosts_of(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
-    hosts = tuple(Host(part[1], int(part[2] or 1)) for part in found if part)
+    hosts = tuple(SshHost(part[1], int(part[2] or 1)) for part in found if part)
     if len({host.login for host in hosts}) < len(found):
         raise ValueError(
             "expected different hosts, each with its most workers, such as a:2,me@b:4; for another "
@@ -60,7 +60,7 @@ def hosts_of(text: Any) -> Any:
 class SshOptions(BaseModel):
     """Options of a submission to hosts with a shell."""
 
-    hosts: Annotated[tuple[Host, ...], BeforeValidator(hosts_of)] = Field(
+    hosts: Annotated[tuple[SshHost, ...], BeforeValidator(hosts_of)] = Field(
         (),
         description="ssh: the hosts, each with its most workers, such as a:2,me@b:4; there are as "
         "many workers, unless --workers says otherwise",
@@ -72,7 +72,7 @@ class SshOptions(BaseModel):
     )
 
 
-def placed(hosts: Sequence[Host], ps: int, workers: int) -> dict[Task, Host]:
+def placed(hosts: Sequence[SshHost], ps: int, workers: int) -> dict[Task, SshHost]:
     """Return the host of each task: ps take turns, workers fill the slots in order.
 
     Raises:
@@ -89,12 +89,12 @@ def placed(hosts: Sequence[Host], ps: int, workers: int) -> dict[Task, Host]:
     return found | {Task(Role.WORKER, i): slots[i] for i in range(workers)}
 
 
-def address_of(name: str, host: Host, index: int) -> str:
+def address_of(name: str, host: SshHost, index: int) -> str:
     """Return where ps ``index`` of a job listens, or the worker that hosts it."""
     return f"{host.address}:{port_of(zlib.crc32(name.encode())) + index}"
 
 
-def render(plan: Plan, hosts: Sequence[Host]) -> dict[Host, str]:
+def render(plan: SubmitPlan, hosts: Sequence[SshHost]) -> dict[SshHost, str]:
     """Return the script of each host.
 
     Raises:
@@ -115,12 +115,12 @@ def render(plan: Plan, hosts: Sequence[Host]) -> dict[Host, str]:
 
 
 def keyed(
-    scripts: Mapping[Host, str], job: Plan | Submitted, keys: Mapping[str, str]
-) -> dict[Host, str]:
+    scripts: Mapping[SshHost, str], job: SubmitPlan | Submitted, keys: Mapping[str, str]
+) -> dict[SshHost, str]:
     """Return scripts that can write the keys of their hosts' tasks; ``keys``: all files of keys."""
     where = placed(list(scripts), job.ps, job.max_workers)
 
-    def of_tasks(host: Host) -> str:
+    def of_tasks(host: SshHost) -> str:
         files = keys_of(keys, *(task for task in where if where[task] == host))
         lines = {
             name: f'  printf %s {shlex.quote(text)} >"$own/new" || return\n'
@@ -176,7 +176,7 @@ def problem(facts: str, digest: str, cpu: int = 1) -> str:
     return ""
 
 
-def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str]) -> str:
+def _script(plan: SubmitPlan, host: SshHost, tasks: list[Task], listening: list[str]) -> str:
     workers = (str(task.index) for task in tasks if task.role is Role.WORKER)
     return filled(
         "host.sh",
@@ -191,7 +191,7 @@ def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str]) -> 
     )
 
 
-def _launches(plan: Plan, role: Role, tasks: Sequence[Task], listening: Sequence[str]) -> str:
+def _launches(plan: SubmitPlan, role: Role, tasks: Sequence[Task], listening: Sequence[str]) -> str:
     """Return lines that start the tasks of a role, with their variables."""
     own = [task for task in tasks if task.role is role]
     if not own:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from zmqtrain.clusters.engine import (
-    Advice,
     Engine,
     Reason,
+    Remedies,
     log_of,
     not_running,
     not_scaled,
@@ -29,7 +29,7 @@ from zmqtrain.clusters.kubernetes import (
     secrets,
     volume_of,
 )
-from zmqtrain.clusters.plan import Plan
+from zmqtrain.clusters.plan import SubmitPlan
 from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
@@ -98,7 +98,7 @@ _RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
 EVENTS = ("FailedCreate", "FailedMount")
 """Reasons of warnings about pods that are not created or do not start."""
 
-ADVICE: Advice = {
+REMEDIES: Remedies = {
     r"ImagePull|ErrImage|InvalidImage": "submit it with another --image, or let the nodes pull it",
     r"exceeded quota": "wait for other jobs, or submit it with less",
     r"nodes are available": "wait for other jobs, or submit it with less --cpu, --memory or --gpu",
@@ -117,17 +117,17 @@ class Kubernetes(Engine):
         return cls(*_current(asked.context, asked.namespace))
 
     @staticmethod
-    def rendered(plan: Plan) -> str:
+    def rendered(plan: SubmitPlan) -> str:
         return as_yaml(manifests(plan))
 
-    def check(self, plan: Plan, *, dry_run: bool) -> None:
+    def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         objects = manifests(plan)
         self._check_volume(plan)
         # A TrainJob, the last one, is refused as long as its runtime is not there.
         checked = objects[:-1] if plan.asked.kind == "trainjob" else objects
         self._make(checked, "create", "--dry-run=server")
 
-    def submit(self, plan: Plan) -> str:
+    def submit(self, plan: SubmitPlan) -> str:
         made = self._make(manifests(plan), "apply", "--server-side")
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
@@ -230,7 +230,7 @@ class Kubernetes(Engine):
                     raise
                 time.sleep(1)
 
-    def _check_volume(self, plan: Plan) -> None:
+    def _check_volume(self, plan: SubmitPlan) -> None:
         if not plan.logdir:
             return
         claim, _ = volume_of(plan.logdir)
@@ -347,7 +347,7 @@ def reasons_of(
             # Each try of a controller has a pod with another random end of its name.
             text = _RANDOM_END.sub(r'"\1"', str(event["message"]))
             found.append(Reason(f"{about['kind']} {about['name']}", text))
-    return [reason.advised(ADVICE) for reason in dict.fromkeys(found)]
+    return [reason.with_remedies(REMEDIES) for reason in dict.fromkeys(found)]
 
 
 def _held(pod: Mapping[str, Any]) -> Iterator[str]:

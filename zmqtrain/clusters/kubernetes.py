@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, Field
 
-from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, Plan
+from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, SubmitPlan
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
@@ -104,7 +104,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def manifests(plan: Plan) -> list[Manifest]:
+def manifests(plan: SubmitPlan) -> list[Manifest]:
     """Return the objects of a job, those that others need first.
 
     Raises:
@@ -120,7 +120,7 @@ def manifests(plan: Plan) -> list[Manifest]:
     return [*secrets(plan.name, plan.keys), *service, *tasks[plan.asked.kind](plan)]
 
 
-def addresses(plan: Plan) -> tuple[str, ...]:
+def addresses(plan: SubmitPlan) -> tuple[str, ...]:
     """Return where the tasks that listen are: all ps, or, without ps, all workers."""
     return tuple(f"{host_of(plan.name, task, plan.asked.kind)}:{PORT}" for task in plan.leaders)
 
@@ -149,11 +149,11 @@ def volume_of(logdir: str) -> tuple[str, str]:
     return claim, str(PurePosixPath(LOGDIR, path))
 
 
-def _jobset(plan: Plan) -> list[Manifest]:
+def _jobset(plan: SubmitPlan) -> list[Manifest]:
     return [_object(plan, JOBSET_API, "JobSet", _jobset_spec(plan, "zmqtrain"))]
 
 
-def _jobset_spec(plan: Plan, container: str) -> Manifest:
+def _jobset_spec(plan: SubmitPlan, container: str) -> Manifest:
     jobs = [
         {
             "name": role,
@@ -168,7 +168,7 @@ def _jobset_spec(plan: Plan, container: str) -> Manifest:
     return _filled("jobset.yaml", name=plan.name, concluding=plan.concluding, jobs=jobs)
 
 
-def _jobs(plan: Plan) -> list[Manifest]:
+def _jobs(plan: SubmitPlan) -> list[Manifest]:
     result = []
     for role in plan.counts:
         spec = _job_spec(plan, role, "zmqtrain")
@@ -177,7 +177,7 @@ def _jobs(plan: Plan) -> list[Manifest]:
     return result
 
 
-def _trainjob(plan: Plan) -> list[Manifest]:
+def _trainjob(plan: SubmitPlan) -> list[Manifest]:
     """Return a runtime that holds the JobSet, and the TrainJob, whose size is the workers'."""
     jobset = _jobset_spec(plan, "node")
     workers = next(job for job in jobset["replicatedJobs"] if job["name"] == Role.WORKER)
@@ -192,7 +192,7 @@ def _trainjob(plan: Plan) -> list[Manifest]:
     ]
 
 
-def _tfjob(plan: Plan) -> list[Manifest]:
+def _tfjob(plan: SubmitPlan) -> list[Manifest]:
     """Return a TFJob; its Services publish ready pods only, so no pod has a readiness probe."""
     names = {Role.PS: "PS", Role.CHIEF: "Chief", Role.WORKER: "Worker"}
     replicas = {
@@ -212,7 +212,7 @@ def _tfjob(plan: Plan) -> list[Manifest]:
     return [_object(plan, "kubeflow.org/v1", "TFJob", spec)]
 
 
-def _job_spec(plan: Plan, role: Role, container: str) -> Manifest:
+def _job_spec(plan: SubmitPlan, role: Role, container: str) -> Manifest:
     """Return an indexed Job: task i of the role is the pod of index i."""
     is_replaceable = role is Role.WORKER and plan.ps > 0
     template = _pod(plan, role, container, "zmq")
@@ -228,7 +228,7 @@ def _job_spec(plan: Plan, role: Role, container: str) -> Manifest:
     )
 
 
-def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
+def _pod(plan: SubmitPlan, role: Role, container: str, port: str) -> Manifest:
     """Return the template of a role's pods, without a restart policy."""
     shared_nbytes, in_place = plan.resources[role].shared_nbytes, plan.asked.in_place
     size = {"medium": "Memory", "sizeLimit": f"{shared_nbytes // MIB}Mi"}
@@ -283,7 +283,7 @@ def _pruned(value: Any) -> Any:
     return value
 
 
-def _requests(plan: Plan, role: Role) -> Manifest:
+def _requests(plan: SubmitPlan, role: Role) -> Manifest:
     """Return requests and limits; CPUs have no limit, for one would only stop a task at times."""
     wanted = plan.resources[role]
     memory = {"memory": f"{-(-wanted.memory_nbytes // MIB)}Mi"} if wanted.memory_nbytes else {}
@@ -294,7 +294,7 @@ def _requests(plan: Plan, role: Role) -> Manifest:
     return {"requests": {"cpu": cpu} | memory | gpus} | limits
 
 
-def _pull_policy(plan: Plan) -> str | None:
+def _pull_policy(plan: SubmitPlan) -> str | None:
     """Return when nodes pull the image; an image without a registry is only on the nodes.
 
     Of a tag latest, or none, Kubernetes pulls each time otherwise.
@@ -332,7 +332,7 @@ def _service(name: str) -> Manifest:
     }
 
 
-def _object(plan: Plan, api: str, kind: str, spec: Manifest, suffix: str = "") -> Manifest:
+def _object(plan: SubmitPlan, api: str, kind: str, spec: Manifest, suffix: str = "") -> Manifest:
     """Return an object that holds tasks, which Kueue admits if there is a queue."""
     labels = labels_of(plan.name)
     if plan.asked.queue and kind != "TrainingRuntime":

@@ -1,6 +1,6 @@
 """The tasks of a submitted job and their resources, for any engine. Pure.
 
-A Submission is what the user asks for; a :class:`Plan` adds what follows from the job.
+A Submission is what the user asks for; a :class:`SubmitPlan` adds what follows from the job.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SubmitPlan:
     """The tasks of a job and what they need.
 
     ``asked``: the submission, for the options of its engine. ``job``: as the tasks are told it.
@@ -182,7 +182,7 @@ def plan_of(
     name: str,
     overrides: Mapping[str, object],
     **more: Any,
-) -> Plan:
+) -> SubmitPlan:
     """Return the plan of a submission.
 
     ``reference``: the job as its tasks are told it. ``job``: the same, loaded; None: the
@@ -215,7 +215,7 @@ def plan_of(
         planned = plan_for(job, spread_cluster(ps, most))
         shared = shared or _largest_segment(planned, most)
         copies = max(copies_nbytes(layout, planned.job) for layout in planned.layouts)
-    return Plan(
+    return SubmitPlan(
         name=name,
         asked=asked,
         job=reference,

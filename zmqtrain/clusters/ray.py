@@ -12,15 +12,9 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from zmqtrain.clusters.engine import (
-    Engine,
-    Reason,
-    ended,
-    not_running,
-    summary,
-)
-from zmqtrain.clusters.plan import GRACE_S, Plan
-from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
+from zmqtrain.clusters.engine import Engine, Reason, ended, not_running, summary
+from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
+from zmqtrain.clusters.ray_actors import PENDING, WAITS, RayJob, actor
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted
 from zmqtrain.config.cluster import Task, parse_address
@@ -58,7 +52,7 @@ class Ray(Engine):
         return cls(str(named._connected().get_runtime_context().gcs_address))
 
     @staticmethod
-    def rendered(plan: Plan) -> str:
+    def rendered(plan: SubmitPlan) -> str:
         tasks = {
             str(role): {
                 "count": count,
@@ -72,13 +66,13 @@ class Ray(Engine):
         text: str = yaml.safe_dump({"name": plan.name, "actors": tasks}, sort_keys=False)
         return text
 
-    def check(self, plan: Plan, *, dry_run: bool) -> None:
+    def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         if self._actor(plan.name) is not None:
             raise ConfigError(f"Ray has an actor {plan.name}: {TAKEN}")
 
-    def submit(self, plan: Plan) -> str:
+    def submit(self, plan: SubmitPlan) -> str:
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
-        job_actor = actor(self._connected(), JobActor, options).remote(plan)
+        job_actor = actor(self._connected(), RayJob, options).remote(plan)
         self._answer_of(job_actor.states.remote())
         return f"Ray at {self.context}"
 

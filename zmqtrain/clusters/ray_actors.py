@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of
+from zmqtrain.clusters.plan import GRACE_S, SubmitPlan, keys_of
 from zmqtrain.clusters.submitted import RUNNING
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import ENVIRON
@@ -49,10 +49,10 @@ class RayOptions(BaseModel):
     )
 
 
-class TaskActor:
+class RayTask:
     """Runs one task, under its supervisor, where Ray has placed this actor."""
 
-    def __init__(self, plan: Plan, task: Task) -> None:
+    def __init__(self, plan: SubmitPlan, task: Task) -> None:
         """``plan`` has no other keys than this task's."""
         self._plan, self._task = plan, task
         self._held = contextlib.ExitStack()  # zmqtrain clean removes what nobody holds
@@ -129,10 +129,10 @@ class TaskActor:
             self._process = None
 
 
-class JobActor:
+class RayJob:
     """Has an actor for each task of a job; runs on a node of Ray, and outlives the submission."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SubmitPlan) -> None:
         import ray
 
         self._ray, self._plan = ray, plan
@@ -230,7 +230,7 @@ class JobActor:
             "get_if_exists": True,
         }
         own = replace(plan, keys=keys_of(plan.keys, task))
-        return actor(self._ray, TaskActor, options).remote(own, task)
+        return actor(self._ray, RayTask, options).remote(own, task)
 
     def _conclude(self) -> None:
         """Keep the logs of a job that is done, and give its resources back."""

@@ -8,25 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from zmqtrain.clusters.engine import (
-    Advice,
-    Engine,
-    Reason,
-    not_running,
-    not_scaled,
-    tally,
-)
-from zmqtrain.clusters.plan import Plan, port_of
+from zmqtrain.clusters.engine import Engine, Reason, Remedies, not_running, not_scaled, tally
+from zmqtrain.clusters.plan import SubmitPlan, port_of
 from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import (
-    ENDED,
-    TAKEN,
-    Submitted,
-    directory_of,
-    write,
-)
+from zmqtrain.clusters.submitted import ENDED, TAKEN, Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 
@@ -64,7 +51,7 @@ PROGRAMS = Programs(
     }
 )
 
-ADVICE: Advice = {
+REMEDIES: Remedies = {
     r": Resources": "no node has free what it asks for",
     r": Priority": "jobs of higher priority go first",
     r": Dependency$": "it waits for the ps to start",
@@ -82,7 +69,7 @@ LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchJob:
     """A batch job, or an element of an array: its number, the task that it runs (a ps for ps and
     chief), and its state, with the reason why it does not run, and its nodes."""
 
@@ -103,17 +90,17 @@ class Slurm(Engine):
         return cls(str(Path.cwd()))
 
     @staticmethod
-    def rendered(plan: Plan) -> str:
+    def rendered(plan: SubmitPlan) -> str:
         return "".join(render(plan).values())
 
-    def check(self, plan: Plan, *, dry_run: bool) -> None:
+    def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         scripts = render(plan)
         if _parts(plan.name):
             raise ConfigError(f"squeue lists jobs of {plan.name}: {TAKEN}")
         for text in scripts.values() if dry_run else ():
             PROGRAMS.call(["sbatch", "--test-only", *options_in(text)], stdin=text)
 
-    def submit(self, plan: Plan) -> str:
+    def submit(self, plan: SubmitPlan) -> str:
         scripts, directory, numbers = render(plan), directory_of(plan.name), list[str]()
         write(directory, scripts)
         for name in scripts:
@@ -129,7 +116,7 @@ class Slurm(Engine):
 
     def reasons(self, job: Submitted) -> list[Reason]:
         return [
-            Reason(str(part.task), f"{part.state.lower()}: {part.reason}").advised(ADVICE)
+            Reason(str(part.task), f"{part.state.lower()}: {part.reason}").with_remedies(REMEDIES)
             for part in (*_parts(job.name), *_parts(job.name, f"--states={LOST}"))
             if part.state != "RUNNING"
         ]
@@ -165,7 +152,7 @@ class Slurm(Engine):
         _cancel(*(part.number for part in _parts(job.name)))
 
 
-def parts_of(listing: str, name: str) -> list[Part]:
+def parts_of(listing: str, name: str) -> list[BatchJob]:
     """Return the parts of a job in what squeue lists, with :data:`FORMAT`."""
     found = []
     for line in listing.splitlines():
@@ -173,21 +160,21 @@ def parts_of(listing: str, name: str) -> list[Part]:
         role = Role.WORKER if title == f"{name}-worker" else Role.PS
         number = f"{array}_{index}" if index != "N/A" else array
         task = Task(role, int(index) if index.isdecimal() else 0)
-        found.append(Part(number, task, state, reason, nodes))
+        found.append(BatchJob(number, task, state, reason, nodes))
     return found
 
 
 FORMAT = "%F|%K|%j|%T|%r|%N"
 
 
-def _parts(name: str, *options: str) -> list[Part]:
+def _parts(name: str, *options: str) -> list[BatchJob]:
     """Return the parts of a job that run or wait, or those that the options ask for."""
     names = f"{name}-ps,{name}-worker"
     words = ["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT, *options]
     return parts_of(PROGRAMS.call(words), name)
 
 
-def _workers_of(name: str) -> dict[int, Part]:
+def _workers_of(name: str) -> dict[int, BatchJob]:
     """Return the workers that run or wait, by their index."""
     parts = [part for part in _parts(name) if part.state != "COMPLETING"]
     return {part.task.index: part for part in parts if part.task.role is Role.WORKER}

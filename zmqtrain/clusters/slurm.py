@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, Plan
+from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, SubmitPlan
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, variable_of
@@ -60,7 +60,7 @@ class SlurmOptions(BaseModel):
     )
 
 
-def render(plan: Plan) -> dict[str, str]:
+def render(plan: SubmitPlan) -> dict[str, str]:
     """Return the batch scripts by their file names, in the order in which they are submitted.
 
     Raises:
@@ -82,7 +82,7 @@ def log_file(name: str, role: Role, index: int | str = 0) -> str:
     return f"{name}-{role}-{index}.out"
 
 
-def _joint_script(plan: Plan) -> str:
+def _joint_script(plan: SubmitPlan) -> str:
     """Return the script of the tasks that listen, all ps or all workers, and of the chief."""
     role, count = plan.leader, plan.counts[plan.leader]
     options = [
@@ -104,7 +104,7 @@ def _joint_script(plan: Plan) -> str:
     )
 
 
-def _worker_script(plan: Plan) -> str:
+def _worker_script(plan: SubmitPlan) -> str:
     """Return the script of workers that find the ps, and of which there may be more later."""
     options = [
         f"--output={log_file(plan.name, Role.WORKER, '%a')}",
@@ -124,11 +124,11 @@ def _worker_script(plan: Plan) -> str:
     )
 
 
-def _task(plan: Plan, role: Role, *, supervised: bool = True) -> str:
+def _task(plan: SubmitPlan, role: Role, *, supervised: bool = True) -> str:
     return shlex.join(plan.command(role, supervised=supervised))
 
 
-def _head(plan: Plan, role: Role, options: list[str]) -> str:
+def _head(plan: SubmitPlan, role: Role, options: list[str]) -> str:
     """Return the lines before a script's work: what it asks for, and the tasks' variables."""
     asked, wanted = plan.asked, plan.resources[role]
     partition = asked.worker_partition if role is Role.WORKER else None
@@ -160,12 +160,12 @@ def _head(plan: Plan, role: Role, options: list[str]) -> str:
     )
 
 
-def _listening(plan: Plan) -> str:
+def _listening(plan: SubmitPlan) -> str:
     """Return the variable with the addresses where tasks listen."""
     return variable_of("ps" if plan.ps else "workers")
 
 
-def _where(plan: Plan, job: str, nodes: str) -> str:
+def _where(plan: SubmitPlan, job: str, nodes: str) -> str:
     """Return lines that set ``hosts``, and the variable with the addresses of listening tasks."""
     return filled(
         "where.sbatch",

@@ -12,15 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from zmqtrain.clusters.engine import (
-    Engine,
-    Reason,
-    ended,
-    not_scaled,
-    summary,
-)
-from zmqtrain.clusters.hosts import Host, address_of, hosts_of, keyed, placed, problem, render
-from zmqtrain.clusters.plan import GRACE_S, Plan
+from zmqtrain.clusters.engine import Engine, Reason, ended, not_scaled, summary
+from zmqtrain.clusters.hosts import SshHost, address_of, hosts_of, keyed, placed, problem, render
+from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
 from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
@@ -78,13 +72,13 @@ class Ssh(Engine):
         return cls(",".join(f"{host.login}:{host.slots}" for host in asked.hosts))
 
     @staticmethod
-    def rendered(plan: Plan) -> str:
+    def rendered(plan: SubmitPlan) -> str:
         return "".join(
             f"{shlex.join(_words(host, 'start', str(plan.workers)))} <<'END'\n{script}END\n"
             for host, script in keyed(_scripts(plan), plan, plan.keys).items()
         )
 
-    def check(self, plan: Plan, *, dry_run: bool) -> None:
+    def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         scripts = _scripts(plan)
         path = Path(plan.job.partition(":")[0])
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
@@ -93,7 +87,7 @@ class Ssh(Engine):
             if wrong := problem(facts, digest, cpu):
                 raise ConfigError(f"{host.login}: {wrong}")
 
-    def submit(self, plan: Plan) -> str:
+    def submit(self, plan: SubmitPlan) -> str:
         scripts = _scripts(plan)
         write(directory_of(plan.name), {f"{host.login}.sh": scripts[host] for host in scripts})
         _done(keyed(scripts, plan, plan.keys), "start", str(plan.workers))
@@ -154,13 +148,13 @@ class Ssh(Engine):
     def remove(self, job: Submitted) -> None:
         _done(self._scripts(job), "end")
 
-    def _placed(self, job: Submitted) -> dict[Task, Host]:
+    def _placed(self, job: Submitted) -> dict[Task, SshHost]:
         return placed(hosts_of(self.context), job.ps, job.max_workers)
 
-    def _scripts(self, job: Submitted) -> dict[Host, str]:
+    def _scripts(self, job: Submitted) -> dict[SshHost, str]:
         return {host: _kept(job, host) for host in hosts_of(self.context)}
 
-    def _states(self, job: Submitted) -> tuple[dict[Task, str], dict[Host, ZmqTrainError]]:
+    def _states(self, job: Submitted) -> tuple[dict[Task, str], dict[SshHost, ZmqTrainError]]:
         """Return how each task is that should run, and why hosts cannot be asked."""
         answers = _answers(self._scripts(job), "state")
         errors = {host: said for host, said in answers.items() if isinstance(said, ZmqTrainError)}
@@ -176,7 +170,7 @@ class Ssh(Engine):
         }, errors
 
 
-def _scripts(plan: Plan) -> dict[Host, str]:
+def _scripts(plan: SubmitPlan) -> dict[SshHost, str]:
     if not plan.asked.hosts:
         raise ConfigError(
             f"{names_of('hosts')} is not given; expected hosts that you log in to by ssh, each "
@@ -185,14 +179,14 @@ def _scripts(plan: Plan) -> dict[Host, str]:
     return render(plan, [_addressed(host) for host in plan.asked.hosts])
 
 
-def _addressed(host: Host) -> Host:
+def _addressed(host: SshHost) -> SshHost:
     """Return a host with its address, which the user's configuration of ssh knows."""
     lines = PROGRAMS.call([SSH, "-G", "--", host.login]).splitlines()
     told = dict(line.partition(" ")[::2] for line in lines)
     return replace(host, address=told["hostname"])
 
 
-def _kept(job: Submitted, host: Host) -> str:
+def _kept(job: Submitted, host: SshHost) -> str:
     """Return a host's script, as it was when the job was submitted."""
     path = job.directory / f"{host.login}.sh"
     try:
@@ -203,15 +197,15 @@ def _kept(job: Submitted, host: Host) -> str:
         ) from None
 
 
-def _words(host: Host, *verb: str, options: tuple[str, ...] = ()) -> list[str]:
+def _words(host: SshHost, *verb: str, options: tuple[str, ...] = ()) -> list[str]:
     set_ = [word for option in OPTIONS for word in ("-o", option)]
     return [SSH, *set_, *options, "--", host.login, shlex.join(["sh", "-s", "--", *verb])]
 
 
-def _answers(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str | ZmqTrainError]:
+def _answers(scripts: Mapping[SshHost, str], *verb: str) -> dict[SshHost, str | ZmqTrainError]:
     """Have all hosts do something at once; return what each says, or why it does not."""
 
-    def answer(host: Host) -> str | ZmqTrainError:
+    def answer(host: SshHost) -> str | ZmqTrainError:
         try:
             return PROGRAMS.call(_words(host, *verb), stdin=scripts[host], timeout_s=TIMEOUT_S)
         except ZmqTrainError as error:
@@ -221,7 +215,7 @@ def _answers(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str | ZmqTra
         return dict(zip(scripts, threads.map(answer, scripts), strict=True))
 
 
-def _done(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str]:
+def _done(scripts: Mapping[SshHost, str], *verb: str) -> dict[SshHost, str]:
     """Have all hosts do something; raise the first error when all have been asked."""
     answers = _answers(scripts, *verb)
     for said in answers.values():
@@ -230,5 +224,5 @@ def _done(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str]:
     return {host: str(said) for host, said in answers.items()}
 
 
-def _at(host: Host, error: ZmqTrainError) -> ZmqTrainError:
+def _at(host: SshHost, error: ZmqTrainError) -> ZmqTrainError:
     return type(error)(f"{host.login}: {error}")

@@ -52,18 +52,18 @@ class Cluster:
     """The tasks of a job and their addresses, as options or TF_CONFIG give them.
 
     ``ps``: address of ps i at position i.
-    ``workers``: how many workers the job expects; a worker may know a smaller number.
-    ``chief``: whether the chief is a separate task, or worker 0 hosts it; None: nothing says so.
-    ``members``: where the workers can listen, if it is known; "" for one without an address.
-    ``chief_address``: where the chief can listen, if TF_CONFIG says so.
-    ``max_workers``: how many there may be later; 0: as many as ``workers``.
+    ``workers``: number of workers that the job expects; a worker may know a smaller number.
+    ``chief``: whether the chief is a separate task (True) or hosted by worker 0; None: not given.
+    ``worker_addresses``: where workers can listen, as far as known; "" for one without an address.
+    ``chief_address``: where the chief can listen, if TF_CONFIG has it.
+    ``max_workers``: largest number of workers later; 0: the same as ``workers``.
     ``base_port``: port of the first worker on this host, if workers listen and have no addresses.
     """
 
     ps: tuple[str, ...]
     workers: int
     chief: bool | None = None
-    members: tuple[str, ...] = ()
+    worker_addresses: tuple[str, ...] = ()
     chief_address: str = ""
     max_workers: int = 0
     base_port: int = 2222

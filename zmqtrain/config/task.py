@@ -48,7 +48,7 @@ RESOLVERS = (tf_config.resolve, honcho.resolve, engine.resolve)
 """Sources of the cluster around this process; each adds what those before it did not find.
 
 A resolver gets the role, the options known so far and the variables. It returns what it finds of
-index, ps, workers, members, chief and its address.
+index, ps, workers, worker_addresses, chief and its address.
 """
 
 LEAVING_S = 25.0
@@ -111,7 +111,7 @@ class TaskConfig(SharedConfig):
         "the base port on; 0: each worker hosts one (default: from TF_CONFIG or honcho, else 1)",
     )
     workers: int = Field(1, ge=1, le=MAX_TASKS)
-    members: Annotated[tuple[str, ...], BeforeValidator(parse_workers)] = Field(
+    worker_addresses: Annotated[tuple[str, ...], BeforeValidator(parse_workers)] = Field(
         (),
         title="workers",
         description="how many workers the job expects, or, without ps, the addresses where they "
@@ -356,7 +356,8 @@ def load_task(
         values = {"grace_s": LEAVING_S} | values
     values = {"role": role, "ps": "1"} | values
     if isinstance(addresses := values.get("workers"), tuple):
-        values |= {"workers": len(addresses)} | ({"members": addresses} if any(addresses) else {})
+        values |= {"workers": len(addresses)}
+        values |= {"worker_addresses": addresses} if any(addresses) else {}
     try:
         return TaskConfig(**values)
     except ValidationError as error:

@@ -188,14 +188,14 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     """
     strategy.check(job.strategy, cluster)
     on_workers = strategy.is_on_workers(job.strategy, cluster)
-    listed = strategy.worker_addresses(cluster) if on_workers else cluster.members
+    listed = strategy.worker_addresses(cluster) if on_workers else cluster.worker_addresses
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
     site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
     _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
-    may_do_without_ps = bool(cluster.members) and not on_workers
+    may_do_without_ps = bool(cluster.worker_addresses) and not on_workers
     return Plan(
         job,
         ps=site.addresses[:shards],

@@ -52,20 +52,21 @@ def worker_addresses(cluster: Cluster) -> tuple[str, ...]:
     A chief that has an address computes, as in TensorFlow: it is worker 0. Workers whose addresses
     nobody gives are on this host.
     """
-    given = (cluster.chief_address, *cluster.members) if cluster.chief_address else cluster.members
+    chief = (cluster.chief_address,) if cluster.chief_address else ()
+    given = chief + cluster.worker_addresses
     if any(given):
         return given
     return tuple(f"127.0.0.1:{cluster.base_port + index}" for index in range(cluster.workers))
 
 
 def _check_addresses(cluster: Cluster) -> None:
-    members = cluster.members or ("",) * cluster.workers
-    if len(members) != cluster.workers:
+    given = cluster.worker_addresses or ("",) * cluster.workers
+    if len(given) != cluster.workers:
         raise ConfigError(
-            f"{names_of('workers')} is {cluster.workers}, but TF_CONFIG lists {len(members)} "
+            f"{names_of('workers')} is {cluster.workers}, but TF_CONFIG lists {len(given)} "
             f"workers; expected {cluster.workers}; correct one of them"
         )
-    listed = worker_addresses(replace(cluster, members=members))
+    listed = worker_addresses(replace(cluster, worker_addresses=given))
     if not all(listed):
         raise ConfigError(
             f"TF_CONFIG lists {', '.join(filter(None, listed))}, but not all workers; expected an "
@@ -110,7 +111,7 @@ def is_mirrored(job: Job, *, alone: bool) -> bool:
 def spread_cluster(ps: int, workers: int) -> Cluster:
     """Return a cluster whose tasks are on different hosts; ps 0: workers hold the shards."""
     hosts = tuple(f"host-{index}:2222" for index in range(ps or workers))
-    return Cluster(hosts if ps else (), workers, members=() if ps else hosts)
+    return Cluster(hosts if ps else (), workers, worker_addresses=() if ps else hosts)
 
 
 def local_cluster(

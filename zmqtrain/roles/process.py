@@ -20,13 +20,7 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
-from zmqtrain.config.task import (
-    ENVIRON,
-    OF_A_CLUSTER,
-    TaskConfig,
-    load_task,
-    role_of_script,
-)
+from zmqtrain.config.task import ENVIRON, OF_A_CLUSTER, TaskConfig, load_task, role_of_script
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError
 from zmqtrain.hosting import signals

@@ -23,6 +23,7 @@ def host(name: str) -> str:
 
 
 CLUSTER = {"ps": ["p:1"], "worker": ["w:1", "v:1"]}
+ITS_OPTIONS = {"ps": ("p:1",), "workers": 2, "worker_addresses": ("w:1", "v:1"), "chief": False}
 
 FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
     "lists with a chief": (
@@ -36,7 +37,7 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "index": 2,
             "ps": ("p:1", "q:1"),
             "workers": 3,
-            "members": ("w:1", "v:1", "u:1"),
+            "worker_addresses": ("w:1", "v:1", "u:1"),
             "chief": True,
             "chief_address": "c:1",
         },
@@ -51,7 +52,7 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "index": 0,
             "ps": ("p:1",),
             "workers": 1,
-            "members": ("w:1",),
+            "worker_addresses": ("w:1",),
             "chief": True,
             "chief_address": "m:1",
         },
@@ -59,7 +60,7 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
     "evaluator is no worker": (
         {"cluster": {"evaluator": ["e:1"], **CLUSTER}, "task": WORKER_0},
         Role.WORKER,
-        {"index": 0, "ps": ("p:1",), "workers": 2, "members": ("w:1", "v:1"), "chief": False},
+        ITS_OPTIONS | {"index": 0},
     ),
     "maps by index, index as a string": (
         {
@@ -71,14 +72,14 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "index": 1,
             "ps": ("p:1", "q:1"),
             "workers": 4,
-            "members": ("w:1", "", "", "v:1"),
+            "worker_addresses": ("w:1", "", "", "v:1"),
             "chief": False,
         },
     ),
     "no task": (
         {"cluster": CLUSTER},
         Role.PS,
-        {"ps": ("p:1",), "workers": 2, "members": ("w:1", "v:1"), "chief": False},
+        ITS_OPTIONS,
     ),
     "workers alone, as Kubeflow writes it": (
         {
@@ -91,7 +92,7 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "index": 1,
             "ps": (),
             "workers": 2,
-            "members": (host("worker-0"), host("worker-1")),
+            "worker_addresses": (host("worker-0"), host("worker-1")),
             "chief": False,
         },
     ),
@@ -105,7 +106,7 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "index": 0,
             "ps": (),
             "workers": 1,
-            "members": ("w:1",),
+            "worker_addresses": ("w:1",),
             "chief": True,
             "chief_address": "c:1",
         },

@@ -49,7 +49,7 @@ class TfConfig:
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what TF_CONFIG says of index, ps, workers, members, chief and its address.
+    """Return what TF_CONFIG says of index, ps, workers, worker_addresses, chief and its address.
 
     ``known``: options from flags and variables; TF_CONFIG may omit these.
 
@@ -89,7 +89,7 @@ def _of_whole(config: TfConfig) -> dict[str, Any]:
     return of_chief | {
         "ps": config.addresses_of(Role.PS),
         "workers": count,
-        "members": tuple(workers.get(index, "") for index in range(count)),
+        "worker_addresses": tuple(workers.get(index, "") for index in range(count)),
         "chief": bool(chief),
     }
 
