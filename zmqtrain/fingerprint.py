@@ -1,4 +1,4 @@
-"""What must be equal on all tasks of a job, as texts that people can read, and how it differs."""
+"""Fingerprints of a job: texts that must be equal on all of its tasks, and their differences."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def canonical(text: str) -> str:
-    """Return a repr as each process has it: of equal values, equal texts.
+    """Return a repr that is the same in each process for equal values.
 
-    Addresses and modules of objects without a repr are left out, and what stands in braces, a set
-    or a dict, is sorted. Other brackets keep their order.
+    Addresses and modules of objects without a repr are left out, and the items of a set or a dict,
+    in braces, are sorted. Other brackets keep their order.
     """
     text = _MODULE.sub(r"\1", ADDRESS.sub("", text))
     opened: list[tuple[str, list[str]]] = [("", [""])]  # brackets, with their parts so far
@@ -61,7 +61,7 @@ def canonical(text: str) -> str:
 
 
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say what differs in a job that resumes a checkpoint; "" if nothing does.
+    """Return the differences of a job that resumes a checkpoint; "" if there are none.
 
     Steps, epochs, placement and workers may differ. Older checkpoints lack some entries.
     """
@@ -79,7 +79,7 @@ def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 def fingerprint_difference(
     theirs: Mapping[str, str], ours: Mapping[str, str], there: str = "there", here: str = "here"
 ) -> str:
-    """Say in which entries two fingerprints differ; "" if they are equal.
+    """Return the differences between two fingerprints; "" if they are equal.
 
     :data:`SOURCE` and :data:`DATA` are compared only if both sides have them.
     """
@@ -90,7 +90,7 @@ def fingerprint_difference(
 
 
 def _differing(theirs: str, ours: str, there: str, here: str) -> str:
-    """Say how two texts differ; of calls with the same arguments, show those of other values."""
+    """Return how two texts differ; for calls with the same arguments, those with other values."""
     parts = [re.split(r"[][(){},]", text) for text in (theirs, ours)]
     pairs = [(a.strip(), b.strip()) for a, b in zip(*parts, strict=False) if a != b]
     is_named = all(_NAMED.match(part) for pair in pairs for part in pair)
@@ -100,7 +100,7 @@ def _differing(theirs: str, ours: str, there: str, here: str) -> str:
 
 
 def remedy_of_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """Say what to do about two tasks whose fingerprints differ."""
+    """Return the remedy for two tasks whose fingerprints differ."""
     if set(_that_differ(theirs, ours)) <= {"parameters", "state", "frozen"}:
         return (
             "One job has built two models: let its seed alone decide their shapes and values, and "

@@ -1,8 +1,8 @@
 """A job: model + data + optimizer + policy + steps, written once in a Python file.
 
 Every task of the cluster loads the same file. The job's fingerprint is compared when a task joins,
-and a task with another job is refused. Another job may resume a checkpoint; the log then says what
-has changed.
+and a task with another job is refused. Another job may resume a checkpoint; the log then lists
+the changes.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ _ADAPTERS = {  # a model of Keras may be a module of PyTorch, too, so it is firs
 
 @contextmanager
 def _as_mistake() -> Iterator[None]:
-    """Have pydantic tell an error of the block together with those of other fields."""
+    """Have pydantic report an error of the block together with those of other fields."""
     try:
         yield
     except (ConfigError, DataError, TypeError) as error:
         raise ValueError(str(error)) from None
 
 
-def _policy_spec(spec: str, info: ValidationInfo) -> str:
+def _check_policy(spec: str, info: ValidationInfo) -> str:
     # The module of one's own may be beside the job file, which is not loaded yet.
     if info.context != "option" or not policies.is_own(spec):
         with _as_mistake():
@@ -84,7 +84,7 @@ def _policy_spec(spec: str, info: ValidationInfo) -> str:
     return spec
 
 
-def _compression_spec(spec: str) -> str:
+def _check_compression(spec: str) -> str:
     with _as_mistake():
         compression.make_compression(spec)
     return spec
@@ -96,7 +96,7 @@ _NO_EXCHANGES = {
 """Exchanges that other systems have, and what to use instead."""
 
 
-def _exchange_name(name: Any) -> Any:
+def _check_exchange(name: Any) -> Any:
     if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
         raise ValueError(
             f"expected auto, board, direct, to-one, one-shot or nccl; no {name} is here: {reason}"
@@ -112,7 +112,7 @@ def _names_of_devices(value: Any) -> Any:
 _DEVICE = re.compile(r"(cpu|gpu):(0|[1-9][0-9]{0,2})")
 
 
-def _are_devices(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_device_names(names: tuple[str, ...]) -> tuple[str, ...]:
     if wrong := [name for name in names if not _DEVICE.fullmatch(name)]:
         raise ValueError(f"{wrong[0]!r} is no device; expected names such as gpu:0 or cpu:1")
     if twice := [name for name in names if names.count(name) > 1]:
@@ -130,12 +130,12 @@ _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 
 Exchange = Annotated[
     Literal["auto", "board", "direct", "to-one", "one-shot", "nccl"],
-    BeforeValidator(_exchange_name),
+    BeforeValidator(_check_exchange),
 ]
-PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
-CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
+PolicySpec = Annotated[str, AfterValidator(_check_policy)]
+CompressionSpec = Annotated[str, AfterValidator(_check_compression)]
 Devices = Annotated[
-    tuple[str, ...], BeforeValidator(_names_of_devices), AfterValidator(_are_devices)
+    tuple[str, ...], BeforeValidator(_names_of_devices), AfterValidator(_check_device_names)
 ]
 
 
@@ -172,7 +172,7 @@ class Job(BaseModel):
         "auto",
         description="how gradients become parameters: over a board in the shared memory of one "
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
-        "those who hold a part of the parameters, ps or workers; to-one: the same with one that "
+        "the tasks that hold the parameters, ps or workers; to-one: the same with one that "
         "holds all; one-shot: the same where each worker holds all; auto: board without ps on one "
         "host, if the job allows it, else direct; nccl: auto between workers, and NCCL between the "
         "GPUs of each",
@@ -186,7 +186,7 @@ class Job(BaseModel):
         (),
         validate_default=True,
         description="on which devices a worker computes at the same time, such as gpu:0,gpu:1; "
-        "cpu:0,cpu:1 share the CPU; every worker needs as many",
+        "cpu:0,cpu:1 share the CPU; every worker needs the same number",
     )
     batch_size: Count = Field(
         100, ge=1, description="examples in one worker's batch; with devices, in that of each"
@@ -306,7 +306,7 @@ class Job(BaseModel):
 
     @field_validator("groups")
     @classmethod
-    def _are_options(cls, value: Any, info: Any) -> Any:
+    def _check_groups(cls, value: Any, info: Any) -> Any:
         if "optimizer" in info.data and "l2" in info.data:
             with _as_mistake():
                 Update(info.data["optimizer"], info.data["l2"], groups=value)
@@ -314,12 +314,12 @@ class Job(BaseModel):
 
     @field_validator("steps")
     @classmethod
-    def _epochs_end_it(cls, value: int, info: Any) -> int:
+    def _end_after_epochs(cls, value: int, info: Any) -> int:
         return ENDLESS if info.data.get("epochs") else value
 
     @field_validator("device")
     @classmethod
-    def _is_the_only_one(cls, value: str, info: Any) -> str:
+    def _check_device(cls, value: str, info: Any) -> str:
         if devices := info.data.get("devices"):
             raise ValueError(
                 f"the job has devices={','.join(devices)}, too, which say where workers compute; "
@@ -329,7 +329,7 @@ class Job(BaseModel):
 
     @field_validator("metrics")
     @classmethod
-    def _are_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
+    def _checked_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
         # What the model raises here is about the model, not about the metrics.
         of_model = () if value else as_model(info.data.get("model")).summed_metrics
         with _as_mistake():
@@ -337,14 +337,14 @@ class Job(BaseModel):
 
     @field_validator("callbacks")
     @classmethod
-    def _need_epochs(cls, value: Any, info: Any) -> tuple[Any, ...]:
+    def _check_callbacks(cls, value: Any, info: Any) -> tuple[Any, ...]:
         if value and not info.data.get("epochs"):
             raise ValueError("callbacks are called between epochs; give the job epochs")
         return tuple(value)
 
     @field_validator("model", "data", "optimizer")
     @classmethod
-    def _has_methods(cls, value: Any, info: Any) -> Any:
+    def _check_methods(cls, value: Any, info: Any) -> Any:
         expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
         if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax", "keras"):
             raise ValueError(
@@ -373,13 +373,13 @@ class Job(BaseModel):
 
     @field_validator("initial", mode="before")
     @classmethod
-    def _is_named(cls, value: Any, info: Any) -> Any:
+    def _named_initial(cls, value: Any, info: Any) -> Any:
         with _as_mistake():
             return named_arrays(value, info.data.get("model"))
 
     @field_validator("overlap")
     @classmethod
-    def _can_send_early(cls, value: bool, info: Any) -> bool:
+    def _check_overlap(cls, value: bool, info: Any) -> bool:
         job = info.data
         needs = {
             "clip_norm": job.get("clip_norm") is not None,
@@ -396,7 +396,7 @@ class Job(BaseModel):
 
     @field_validator("devices")
     @classmethod
-    def _are_there(cls, value: Any, info: Any) -> Any:
+    def _check_devices(cls, value: Any, info: Any) -> Any:
         if not value and info.data.get("strategy") == "mirrored":
             raise ValueError(
                 "strategy is mirrored, which is one worker with several devices; expected devices "
@@ -412,7 +412,7 @@ class Job(BaseModel):
 
     @field_validator("evaluate_average")
     @classmethod
-    def _has_an_average(cls, value: bool, info: Any) -> bool:
+    def _check_average(cls, value: bool, info: Any) -> bool:
         if value and info.data.get("moving_average", 0.0) is None:
             raise ValueError(
                 "the job keeps no moving average; expected a decay, such as --moving-average 0.99; "
@@ -422,7 +422,7 @@ class Job(BaseModel):
 
     @field_validator("optimizer")
     @classmethod
-    def _has_one_text(cls, value: Any) -> Any:
+    def _check_repr(cls, value: Any) -> Any:
         if ADDRESS.search(repr(value)):
             raise ValueError(
                 "its repr differs from process to process, but tells the tasks whether they run "
@@ -533,9 +533,9 @@ class Job(BaseModel):
         return self._constants
 
     def frozen(self) -> dict[str, Any]:
-        """Return the model's variables that nobody changes, read-only; {} if it has none.
+        """Return the model's frozen variables, read-only; {} if it has none.
 
-        A job that resumes has those of its checkpoint, whatever the model and ``initial`` say.
+        A resumed job has those of its checkpoint, not those of the model or of ``initial``.
 
         Raises:
             ConfigError: they are not named NumPy arrays of a supported dtype, or the model raises.
@@ -596,7 +596,7 @@ class Job(BaseModel):
             )
 
     def plan(self, examples: int) -> BatchPlan:
-        """Return the batches of a training set of so many examples."""
+        """Return the batches of a training set with this number of examples."""
         return BatchPlan(examples, self.worker_batch_size, self.seed, exact=self.epochs > 0)
 
     def plan_of(self, training: Dataset) -> BatchPlan | StreamPlan:
@@ -637,7 +637,7 @@ class Job(BaseModel):
         return None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be equal on every task, as texts that people can read."""
+        """Return the texts that must be equal on every task."""
         trained = [v for v in self.variables() if v.kind == "trained"]
         state = [v for v in self.variables() if v.kind == "state"]
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
@@ -671,5 +671,7 @@ def _sentence(mistake: ErrorDetails) -> str:
         return f"{name} is missing; expected {Job.model_fields[name].description}"
     value = " ".join(repr(mistake["input"]).split())
     if not isinstance(mistake["input"], str) and (len(value) > 80 or ADDRESS.search(value)):
-        value = f"of type {type(mistake['input']).__name__}"  # of arrays and modules it says more
+        value = (
+            f"of type {type(mistake['input']).__name__}"  # which is clearer for arrays and modules
+        )
     return f"{name} is {value:.80}; {expectation(mistake)}"

@@ -319,13 +319,13 @@ def test_script_is_the_task_that_its_variables_name(
     ("environ", "told"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
-        (tf_config(TWO), "TF_CONFIG lists a cluster, but nothing says which task"),
-        (tf_config(TWO, type="worker", index=1), "says that this task is worker 1, but its clus"),
+        (tf_config(TWO), "TF_CONFIG lists a cluster, but this process has no role"),
+        (tf_config(TWO, type="worker", index=1), "makes this task worker 1, but its clus"),
         (tf_config(TWO, type="evaluator", index=0), "zmqtrain has none, its chief evaluates"),
         (tf_config(TWO, type="Worker", index=0), 'the task type "Worker"; expected ps, worker'),
         ({ROLE: "Boss"}, "ZMQTRAIN_ROLE is 'Boss'; expected ps, worker or chief"),
         ({ROLE: "evaluator"}, "ZMQTRAIN_ROLE is 'evaluator'; zmqtrain has none, its chief"),
-        ({"ZMQTRAIN_INDEX": "1"}, "ZMQTRAIN_INDEX is '1', but nothing says which task"),
+        ({"ZMQTRAIN_INDEX": "1"}, "ZMQTRAIN_INDEX is '1', but this process has no role"),
     ],
 )
 def test_variables_that_do_not_say_which_task_a_script_is_are_refused(

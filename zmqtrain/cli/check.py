@@ -66,7 +66,7 @@ EXAMPLES = 4096
 @options_of(TaskConfig, optional=True)
 @options_of(Job, optional=True)
 def check_command(file: str | None, role: str | None, reach: bool, **flags: Any) -> int:
-    """Say what is wrong with a task before it is started.
+    """Find mistakes in a task before it is started.
 
     Give the options of the task: flags, variables, TF_CONFIG. The command looks up the addresses
     and tries the ports. With JOB it loads the job, makes one step, and compares the gradient with
@@ -120,7 +120,7 @@ def check_command(file: str | None, role: str | None, reach: bool, **flags: Any)
 
 
 def _any_job(strategy: str) -> Job:
-    """Return a job of which every worker can hold a shard: addresses need no other one."""
+    """Return a job with a shard for every worker, to check addresses without the user's job."""
     rows = np.zeros((1, 1), np.float32)
     data = Arrays((rows, rows))
     return Job(
@@ -161,7 +161,7 @@ def _role_of_environment() -> tuple[Role, str]:
 
 
 def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
-    """Return which source of the index counts, "" if none gives one.
+    """Return the source of the index, "" if there is none.
 
     Warn if two sources give different indices: two tasks could get the same one.
     """
@@ -178,7 +178,7 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
         known[variable] = ENVIRON[variable].strip()
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
-        texts = ", ".join(f"{source} says {index}" for source, index in known.items())
+        texts = ", ".join(f"{source} gives {index}" for source, index in known.items())
         problems.warnings.append(f"the index is given twice: {texts}; {first} counts")
     return next(iter(known), "")
 
@@ -225,8 +225,8 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
 def _mistakes_of_measures(
     job: Job, values: Parameters, name: str, data: Dataset | None, metrics: Sequence[Metric]
 ) -> list[str]:
-    """Return a text for each measure of a data set that is not finite; NaN is a metric's that has
-    no value.
+    """Return a text for each measure of a data set that is not finite; a metric may be NaN, which
+    means that it has no value.
 
     Raises:
         ConfigError, DataError: the model, a metric or the data set raises or does not fit.

@@ -70,7 +70,7 @@ def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """Return what is known of a checkpoint; ``error`` says what is damaged."""
+    """Return a checkpoint for a script; ``error`` describes its damage."""
     manifest, error = None, ""
     try:
         manifest = read_manifest(path)

@@ -103,10 +103,10 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     supervisors nor engines restart them. Prints how the job ended. The job ends even if this
     command stops waiting.
 
-    A submitted job is also removed from its engine, with its keys. Of one that does not run, has
-    not begun, or has ended, nothing else is left to do. One that cannot end, as when its chief is
-    pending, is removed with --force; nothing is saved then. If its engine does not answer either,
-    as when it is gone for good, the job is only forgotten here.
+    A submitted job is also removed from its engine, with its keys; a job that does not run, has not
+    begun, or has ended is only removed. Use --force for a job that cannot end, for example because
+    its chief is pending: nothing is saved then. If its engine does not answer either, only the
+    record of the job here is removed.
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def _chief_state(status: Status) -> str:
 
 
 def late(what: str, waited_s: float, status: Status, then: str) -> PeerLostError:
-    """Return the error of a command that has waited in vain, with what holds the job up."""
+    """Return the error of a command that waited too long, with the tasks that delay the job."""
     names = ", ".join(task.task for task in status.tasks if task.state == "computing")
     computing = f"still computing: {names}; " if names else ""
     state = _chief_state(status)

@@ -53,7 +53,7 @@ class JobView:
 
     @property
     def _trained(self) -> str:
-        """ "18 s"; or "18 s since step 400" if the ps that tells it has begun at that step."""
+        """The text "18 s", or "18 s since step 400" if ps 0 was started at that step."""
         status = self.status
         began = status.step - round(status.steps_per_second * status.seconds)
         since = f" since step {began}" if status.seconds and began > 1 else ""
@@ -81,7 +81,7 @@ class JobView:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the last step is long ago, compared with the usual time of a step."""
+        """Whether the last step took place long ago, compared with the usual time of a step."""
         speed = self.status.steps_per_second
         return self.status.idle_s > max(STALL_S, STALL_STEPS / speed if speed else 0.0)
 

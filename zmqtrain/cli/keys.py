@@ -158,10 +158,11 @@ def rotate_command(*, name: str) -> None:
     zmqtrain jobs --json). Tasks with new keys are started again by their supervisors within
     seconds; nothing is lost.
 
-    The former keys are valid until all tasks have the new ones, on Kubernetes for two minutes. A
-    rotation that was interrupted leaves both valid: repeat the command, and it goes on.
+    The former keys stay valid until all tasks have the new ones, on Kubernetes for two minutes. An
+    interrupted rotation leaves both valid: repeat the command to complete it.
 
-    The ps keep their keys, by which all know them; so do all tasks on Ray, or without ps.
+    The ps keep their keys, by which the other tasks recognise them. On Ray, and without ps, all
+    tasks keep theirs.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ COMMANDS = {
     "supervise": "zmqtrain.cli.supervise:supervise_command",
     "chaos": "zmqtrain.cli.chaos:chaos_command",
 }
-"""Where each command is, in the order of the help."""
+"""The functions of the commands, in the order of the help."""
 
 
 class _Lazy(click.Group):

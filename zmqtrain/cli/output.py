@@ -34,7 +34,7 @@ def show(view: RenderableType) -> None:
 
 
 def say(text: str) -> None:
-    """Write a text to stdout, in which a peer may have its say."""
+    """Write a text to stdout; control characters, which a peer may have put in, are escaped."""
     click.echo(printable_lines(text))
 
 
@@ -57,7 +57,7 @@ def table(
     right: Sequence[str] = (),
     folded: Sequence[str] = (),
 ) -> Table:
-    """Return a table with these rows, cut to the headings; what is no view is shown as its text.
+    """Return a table with these rows, cut to the headings; other values than Text become text.
 
     The columns named in ``right`` are aligned right; those in ``folded`` wrap if the terminal is
     too narrow.
@@ -116,7 +116,7 @@ def narrowing_line(parts: Sequence[str], fewest: int = 1) -> FirstThatFits:
 
 
 def cell(value: object, style: str = "") -> Text:
-    """Return a value as a cell; its text is neither read as markup nor obeyed by a terminal."""
+    """Return a value as a cell; markup and control characters in its text have no effect."""
     return Text(printable(str(value), MOST_IN_A_CELL), style=style)
 
 

@@ -57,9 +57,9 @@ Reply = TypeVar("Reply", bound=Message)
 class RemoteJob:
     """A running job, reached by the address of its ps 0.
 
-    ``name`` is the job file as on the tasks' command line, "" unless chief or ps 0 is on this host;
-    that of a submitted job is its name. ``submitted``: the job on its engine. ``unreachable``: why
-    its ps 0 cannot be asked. ``outcome``: how the job ended, if its engine says so.
+    ``name``: of a submitted job its name; else the job file as on the tasks' command line, if chief
+    or ps 0 is on this host. ``submitted``: the job on its engine. ``unreachable``: the error if it
+    cannot be reached. ``outcome``: how it ended, if its engine knows.
     """
 
     address: str
@@ -90,7 +90,7 @@ class RemoteJob:
         if self.outcome:
             raise PeerLostError(self.outcome)
         if self.unreachable is not None:
-            raise type(self.unreachable)(f"{self.unreachable}; zmqtrain why {self.name} says more")
+            raise type(self.unreachable)(f"{self.unreachable}; see zmqtrain why {self.name}")
         try:
             reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
         except PeerLostError as error:
@@ -117,7 +117,7 @@ class RemoteJob:
         return next(found, "")
 
     def has_ended(self) -> bool:
-        """Return whether the engine says so, or the chief and ps 0 on this host have ended."""
+        """Return whether the job is over: on its engine, or its chief and ps 0 on this host."""
         if self.submitted is not None:
             return bool(engine_of(self.submitted).outcome(self.submitted))
         return self.name != "" and not _name_of(self.address)
@@ -159,8 +159,8 @@ def find_job(
 def _leading(jobs: Sequence[RemoteJob]) -> RemoteJob:
     """Return the first that leads its job: without ps that is the lowest worker that is left.
 
-    All but the first are asked side by side, so that many that are lost cost no more time than one.
-    If none leads, the first is returned, since its answer says why.
+    The others are asked in parallel, so that many lost workers take no more time than one. If none
+    leads, the first is returned: its answer has the reason.
     """
     first, *others = jobs
     if _leads(first):
@@ -240,9 +240,9 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_client(security: Security) -> Security:
-    """Return the security for connections to ps 0: with the first key of a client in the directory.
+    """Return the security for connections to ps 0, with the first client's key in the directory.
 
-    Where there is none, as on the host of a task, any task's key may ask for the status.
+    If there is none, as on the host of a task, the key of a task can still ask for the status.
     """
     held = [] if security.directory is None else secrets_in(security.directory)
     clients = [owner for owner in held if owner.role == CLIENT.role]

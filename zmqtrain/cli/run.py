@@ -66,7 +66,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
     """
     refuse_task("zmqtrain run")
-    forget_tf_config()  # it describes no cluster, and the tasks are told theirs
+    forget_tf_config()  # the tasks get their cluster by flags
     level, log_format = "info" if verbose else "warning", flags["log_format"] or "text"
     setup_logging(str(Task(Role.CHIEF, 0)), level, log_format)
     for text in mistyped(ENVIRON, TaskConfig, Job):

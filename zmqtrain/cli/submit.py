@@ -173,7 +173,7 @@ def logs_command(name: str, task: str, *, follow: bool) -> None:
 def scale_command(name: str, *, workers: int) -> None:
     """Change the number of workers of a submitted job.
 
-    Those that are too many finish their steps and leave; nothing is lost.
+    Surplus workers finish their steps and leave; nothing is lost.
 
     \b
     Examples:
@@ -206,7 +206,7 @@ def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
 
     Raises:
         ConfigError: a job of this name was submitted already.
-        PeerLostError: a part of it is there, and so is its record.
+        PeerLostError: a part of the job was submitted; its record stays.
         ZmqTrainError: the engine refuses it; nothing is left.
     """
     counts = plan.ps, plan.workers, plan.max_workers
@@ -231,12 +231,12 @@ def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
 
 
 def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
-    """Remove what there may be of a job that could not be submitted as a whole."""
+    """Remove the parts of a job that could not be submitted as a whole."""
     try:
         engine.remove(job)
     except ZmqTrainError as left:
         raise PeerLostError(
-            f"{error or type(error).__name__}; what was made of {job.name} could not be removed: "
+            f"{error or type(error).__name__}; parts of {job.name} could not be removed: "
             f"{left}; remove it with zmqtrain stop {job.name}"
         ) from None
     job.forget()
@@ -257,7 +257,7 @@ def _new_keys(directory: Path, plan: SubmitPlan) -> Path:
 
 
 def _keys_of(plan: SubmitPlan) -> dict[str, int]:
-    """Return how many tasks of a role have keys, and people."""
+    """Return the number of keys for each role, and for clients."""
     return {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
 
 

@@ -54,11 +54,11 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     if unreachable is not None and not (reasons or waits or job.outcome):
         raise unreachable
     if as_json:
-        told: dict[str, object] = {"waits": [*map(asdict, waits)]}
-        told |= {} if view is None else view.why_json()
-        told |= {"unreachable": str(unreachable), "outcome": job.outcome} if unreachable else {}
-        told |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
-        show_json(told)
+        result: dict[str, object] = {"waits": [*map(asdict, waits)]}
+        result |= {} if view is None else view.why_json()
+        result |= {"unreachable": str(unreachable), "outcome": job.outcome} if unreachable else {}
+        result |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
+        show_json(result)
         return
     for text, whats in _grouped(reasons).items():
         show(cell(f"{_list_of(whats)}: {text}"))

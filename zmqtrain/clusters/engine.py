@@ -36,7 +36,7 @@ class Reason:
 class Engine(ABC):
     """An engine that starts the tasks of jobs.
 
-    ``context``, ``namespace``: where on it, as the record of a job says.
+    ``context``, ``namespace``: the place of jobs on it, as their records have it.
     """
 
     context: str
@@ -74,9 +74,9 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
-        """Have the engine look at a job, and submit nothing.
+        """Have the engine check a job, without submitting it.
 
-        ``dry_run``: nor will it be submitted, so it is also an error if no node has room now.
+        ``dry_run``: it will not be submitted either, so a lack of free nodes is an error, too.
 
         Raises:
             ZmqTrainError: the engine refuses it, or its name is taken.
@@ -92,16 +92,16 @@ class Engine(ABC):
 
     @abstractmethod
     def state(self, job: Submitted) -> str:
-        """Return in a word or two what the engine does with the job."""
+        """Return the state of the job on the engine, in a word or two."""
 
     def outcome(self, job: Submitted) -> str:
-        """Return how the job ended, and where to read more; "" if something of it runs."""
+        """Return how the job ended, and the command for its log; "" while a part of it runs."""
         state = self.state(job)
         if not (is_over(state) or state == FAILED):
             return ""
         return (
-            f"{job.name} is over, its state is {state}; {log_of(job.name, job.concluding)} says "
-            f"how it ended, if its log is still there; zmqtrain stop {job.name} removes it"
+            f"{job.name} is over, its state is {state}; {log_of(job.name, job.concluding)} shows "
+            f"how it ended, if its log still exists; zmqtrain stop {job.name} removes it"
         )
 
     @abstractmethod
@@ -119,11 +119,11 @@ class Engine(ABC):
 
     @abstractmethod
     def scale(self, job: Submitted, workers: int) -> None:
-        """Change the number of workers, and look whether the engine has done so.
+        """Change the number of workers, and check that the engine has changed it.
 
         Raises:
             ConfigError: this job's number cannot change.
-            PeerLostError: the engine has accepted it, and not done so.
+            PeerLostError: the engine accepted the number, but did not change it.
         """
 
     def send_keys(self, job: Submitted) -> None:  # noqa: B027
@@ -143,7 +143,7 @@ class Engine(ABC):
 
 
 def summary(job: Submitted, states: Mapping[Task, str]) -> str:
-    """Return how a job is, given how each of its tasks is: in a word, or its exit code."""
+    """Return the state of a job from those of its tasks, each a word or an exit code."""
     end = states.get(job.concluding, "")
     if end.isdecimal() and int(end) in (0, *PERMANENT):
         return FAILED if int(end) else COMPLETED
@@ -152,12 +152,12 @@ def summary(job: Submitted, states: Mapping[Task, str]) -> str:
 
 
 def tally(states: Sequence[str]) -> str:
-    """Return how many are in each state, such as ``1 pending, 3 running``."""
+    """Return the number of each state, such as ``1 pending, 3 running``."""
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
 
 
 def not_scaled(what: str, job: Submitted, workers: int) -> PeerLostError:
-    """Return the error of an engine that has accepted another number of workers in vain."""
+    """Return the error of an engine that accepted a number of workers without changing it."""
     return PeerLostError(
         f"the engine accepted {workers} workers, but {what}; expected {workers}; repeat zmqtrain "
         f"scale {job.name} --workers {workers}, or stop the job and submit it again: it goes on "
@@ -166,12 +166,12 @@ def not_scaled(what: str, job: Submitted, workers: int) -> PeerLostError:
 
 
 def not_running(task: Task, name: str) -> NotRunningError:
-    """Return the error of a task of a job that has to run, but does not."""
+    """Return the error that a task of a job does not run."""
     return NotRunningError(f"{task} of {name} does not run")
 
 
 def ended(job: Submitted, task: Task, code: str) -> Reason:
-    """Return why a task does not run that has ended with this exit code."""
+    """Return the reason of a task that ended with this exit code."""
     known = {each.value: f" ({each.name})" for each in ExitCode}
     text = f"ended with exit code {code}{known.get(int(code), '')}; see {log_of(job.name, task)}"
     return Reason(str(task), text)

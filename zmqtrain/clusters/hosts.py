@@ -1,10 +1,10 @@
 """The scripts of a job on hosts with a shell. Pure.
 
-Each host gets one script. By its first word it says what the host has (check), starts the tasks
-that do not run (start WORKERS), says which do (state), shows a log, or ends all (end). Each task
-runs under a supervisor, in a session of its own that outlives the login, and holds a lock as long
-as it runs. Before a script that starts tasks come their keys (:func:`keyed`), so it is read from
-stdin: a command line would show them.
+Each host gets one script. Its first argument selects what it does: report facts about the host
+(check), start the tasks that do not run (start WORKERS), report their states (state), show a log,
+or end all tasks (end). Each task runs under a supervisor, in a session of its own that outlives the
+login, and holds a lock as long as it runs. A script that starts tasks begins with their keys
+(:func:`keyed`), so it is read from stdin: other users can see a command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """``login``: how ssh calls it; ``slots``: its most workers; ``address``: what peers call it."""
+    """``login``: its name for ssh; ``slots``: most workers; ``address``: its name for peers."""
 
     login: str
     slots: int = 1
@@ -51,8 +51,8 @@ def hosts_of(text: Any) -> Any:
     hosts = tuple(SshHost(part[1], int(part[2] or 1)) for part in found if part)
     if len({host.login for host in hosts}) < len(found):
         raise ValueError(
-            "expected different hosts, each with its most workers, such as a:2,me@b:4; for another "
-            "port or key of ssh, give the host a name in your ssh configuration"
+            "expected different hosts, each with a number of workers, such as a:2,me@b:4; for "
+            "another port or key of ssh, give the host a name in your ssh configuration"
         )
     return hosts
 
@@ -62,8 +62,8 @@ class SshOptions(BaseModel):
 
     hosts: Annotated[tuple[SshHost, ...], BeforeValidator(hosts_of)] = Field(
         (),
-        description="ssh: the hosts, each with its most workers, such as a:2,me@b:4; there are as "
-        "many workers, unless --workers says otherwise",
+        description="ssh: the hosts, each with its largest number of workers, such as a:2,me@b:4; "
+        "their sum is the default of --workers",
     )
     python: str | None = Field(
         None,
@@ -82,7 +82,7 @@ def placed(hosts: Sequence[SshHost], ps: int, workers: int) -> dict[Task, SshHos
     if workers > len(slots):
         raise ConfigError(
             f"{names_of('hosts')} has room for {len(slots)} workers; expected {workers}, as "
-            f"{flag_of('workers')} or {flag_of('max_workers')} says; correct one of them"
+            f"{flag_of('workers')} or {flag_of('max_workers')} asks for; correct one of them"
         )
     found = {Task(Role.PS, i): hosts[i % len(hosts)] for i in range(ps)}
     found |= {Task(Role.CHIEF, 0): hosts[0]} if ps else {}
@@ -140,35 +140,35 @@ def problem(facts: str, digest: str, cpu: int = 1) -> str:
     ``digest``: of the job's file, "" if there is none. ``cpu``: what one task asks for.
     """
     lines = facts.splitlines()
-    told = dict(line.partition(" ")[::2] for line in lines)
-    if "taken" in told:
+    found = dict(line.partition(" ")[::2] for line in lines)
+    if "taken" in found:
         return (
-            f"{told['taken']} is there: a host is named twice, or {TAKEN}; remove the directory if "
-            "no task runs there"
+            f"{found['taken']} is there: a host is named twice, or {TAKEN}; remove the directory "
+            "if no task runs there"
         )
-    if "tools" in told:
+    if "tools" in found:
         return "flock or setsid is not installed; expected Linux with util-linux"
-    if "directory" in told:
+    if "directory" in found:
         return (
-            f"there is no directory {told['directory']}; expected the job, and what it reads, at "
+            f"there is no directory {found['directory']}; expected the job, and what it reads, at "
             "the same paths as here; copy them, or share a file system"
         )
-    if "protocol" not in told:
+    if "protocol" not in found:
         return (
-            f"{lines[-1] if lines else 'nothing was said'}; expected zmqtrain there; install this "
-            f"version of it, or name its Python with {names_of('python')}"
+            f"{lines[-1] if lines else 'there was no output'}; expected zmqtrain there; install "
+            f"this version, or name its Python with {names_of('python')}"
         )
-    if told["protocol"] != str(PROTOCOL_VERSION):
+    if found["protocol"] != str(PROTOCOL_VERSION):
         return (
-            f"zmqtrain speaks version {told['protocol']} of the protocol there; expected "
+            f"zmqtrain speaks version {found['protocol']} of the protocol there; expected "
             f"{PROTOCOL_VERSION}, as here; install this version"
         )
-    if int(told.get("cpus", cpu)) < cpu:
+    if int(found.get("cpus", cpu)) < cpu:
         return (
-            f"a task asks for {cpu} CPUs; expected at most the {told['cpus']} that it has; give "
+            f"a task asks for {cpu} CPUs; expected at most the {found['cpus']} that it has; give "
             f"less {names_of('cpu')} or {names_of('ps_cpu')}"
         )
-    if told.get("job", "") != digest:
+    if found.get("job", "") != digest:
         return (
             "the job's file is missing or another one there; expected the same at the same path; "
             "copy it"

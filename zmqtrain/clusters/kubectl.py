@@ -1,4 +1,4 @@
-"""A submitted job on Kubernetes, by kubectl: the user has it, and is logged in."""
+"""A submitted job on Kubernetes, by the user's kubectl, which must be logged in."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def reasons_of(
     pods: Sequence[Mapping[str, Any]],
     events: Mapping[str, Any],
 ) -> list[Reason]:
-    """Return why tasks do not run: failed or waiting objects, pods, and what the cluster warns of.
+    """Return why tasks do not run: failed or waiting objects and pods, and the cluster's warnings.
 
     ``events``: those of the namespace.
     """

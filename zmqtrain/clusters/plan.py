@@ -33,7 +33,7 @@ MAX_NAME = 40
 
 SUFFIX_LENGTH = 4
 LETTERS = "bcdfghjkmnpqrstvwxz23456789"
-"""Of a name's random part: it spells no word, and nothing in it looks like something else."""
+"""Letters of a name's random part: they spell no word, and no two of them look alike."""
 
 MIB = 1 << 20
 PROCESS_NBYTES = 1 << 30
@@ -46,7 +46,7 @@ CHIEF_CPU = 0.1
 """CPUs of the chief, which mostly waits."""
 
 GRACE_S = 60
-"""From SIGTERM to SIGKILL; a ps has a snapshot taken meanwhile."""
+"""Seconds from SIGTERM to SIGKILL, in which a ps has a checkpoint saved."""
 
 JOIN_TIMEOUT_S = 3600
 """The time that a task waits for another one to start, which may be pending or pulling its image.
@@ -56,8 +56,8 @@ PERMANENT = tuple(int(code) for code in ExitCode if advice(code) is Advice.NO)
 """Exit codes after which an engine does not start a task again."""
 
 ENDED = tuple(int(code) for code in ExitCode if advice(code) is not Advice.YES)
-"""The same, and those of a task that is done or was told to leave; after others it is restarted
-where it was."""
+"""The same, and those of a task that is done or was stopped; after other codes a task is restarted
+in place."""
 
 FIRST_PORT, PORTS, JOBS = 20000, 32, 375
 """Each job on a host has its own range of ports, below those that Linux assigns."""
@@ -82,7 +82,7 @@ class Resources:
 class SubmitPlan:
     """The tasks of a job and what they need.
 
-    ``asked``: the submission, for the options of its engine. ``job``: as the tasks are told it.
+    ``asked``: the submission, for the options of its engine. ``job``: its reference for the tasks.
     ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine
     reads in its own way. ``keys``: text of each file of the directory of keys, by name;
     ``keys_directory``: that directory on this host. ``variables``: further variables of every task.
@@ -127,7 +127,7 @@ class SubmitPlan:
         """Return the variables of the tasks of a role.
 
         ``listening``: addresses of all ps, or, without ps, of all workers; empty if the engine's
-        own variables or scripts say them. ``keys``, ``logdir``: where a task finds them.
+        own variables or scripts set them. ``keys``, ``logdir``: where a task finds them.
         """
         addresses = {"ps" if self.ps else "workers": ",".join(listening)} if listening else {}
         values: dict[str, object] = {
@@ -153,13 +153,13 @@ class SubmitPlan:
         return [Task(self.leader, index) for index in range(self.counts[self.leader])]
 
     def command(self, role: Role, *, supervised: bool = True) -> list[str]:
-        """Return the command of a task, whose index the engine's variables say."""
+        """Return the command of a task; the engine's variables give its index."""
         task = [self.python, "-m", "zmqtrain.roles.task", "--role", str(role)]
         return [self.python, "-m", "zmqtrain.cli.supervise", "--", *task] if supervised else task
 
 
 def keys_of(keys: Mapping[str, str], *tasks: Task) -> dict[str, str]:
-    """Return those of the files of keys that these tasks need; a revoked key has no secret.
+    """Return the files of keys that these tasks need; a revoked key has no secret.
 
     Without ps worker 0 hosts the chief, which has a key of its own.
     """
@@ -185,8 +185,8 @@ def plan_of(
 ) -> SubmitPlan:
     """Return the plan of a submission.
 
-    ``reference``: the job as its tasks are told it. ``job``: the same, loaded; None: the
-    submission says the ps's memory. ``more``: further fields of the plan.
+    ``reference``: the job's reference for its tasks. ``job``: the loaded job; None if the
+    submission gives the memory of a ps. ``more``: further fields of the plan.
 
     Raises:
         ConfigError: values do not fit together.
@@ -233,7 +233,7 @@ def _resources(
 ) -> dict[Role, Resources]:
     """Return the resources by role.
 
-    ``shared``: bytes of the largest shard's segment. ``copies``: of copies of it, 0 if not known.
+    ``shared``: bytes of the largest shard's segment. ``copies``: bytes of its copies, 0 if unknown.
     """
     memory = asked.memory or 0
     process = PROCESS_NBYTES + workers * MESSAGES_NBYTES + copies

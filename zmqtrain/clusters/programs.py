@@ -23,8 +23,8 @@ POLL_S = 0.05
 class Programs:
     """The programs by which an engine is asked.
 
-    ``mistakes``: patterns of what programs say, by the error that it means, with what to do; \\1
-    is the first group of the pattern.
+    ``mistakes``: for each kind of error, remedies by patterns of a program's output; \\1 is the
+    first group of the pattern.
     """
 
     mistakes: Mapping[type[ZmqTrainError], Mapping[str, str]]
@@ -35,7 +35,7 @@ class Programs:
         Raises:
             ConfigError: the program is missing.
             PeerLostError: it does not end in time.
-            ZmqTrainError: it failed; ``mistakes`` says as which error, and the text quotes it.
+            ZmqTrainError: it failed; ``mistakes`` has the kind, and the text quotes its output.
         """
         limit_s = timeout_s or TIMEOUT_S
         try:
@@ -86,7 +86,7 @@ class Programs:
             PeerLostError: it does not write the pattern in time.
             ZmqTrainError: it failed, see :meth:`call`.
         """
-        # Files, for nobody reads on: a pipe would be full in the end, and the program wait.
+        # Files, since nobody reads the output to its end: a full pipe would block the program.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(

@@ -166,11 +166,11 @@ class Ray(Engine):
                 socket.create_connection((at.host, at.port), CONNECT_S).close()
             ray.init(self.context, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
         except (OSError, RuntimeError, ValueError) as error:
-            said = " ".join(str(error).split())[:400]
+            message = " ".join(str(error).split())[:400]
             raise PeerLostError(
                 f"there is no Ray cluster at {self.context}, or one of another version of Ray or "
                 "Python; expected the address that ray start has printed; give "
-                f"{names_of('address')}, or set RAY_ADDRESS (ray: {said})"
+                f"{names_of('address')}, or set RAY_ADDRESS (ray: {message})"
             ) from None
         Ray.joined = self.context
         return ray
@@ -194,20 +194,20 @@ class Ray(Engine):
             raise actor_error(" ".join(str(failure).split())[-400:], moves=moves) from None
 
 
-def actor_error(said: str, *, moves: bool) -> PeerLostError:
-    """Return the error of the job's actor, by what Ray says of it.
+def actor_error(message: str, *, moves: bool) -> PeerLostError:
+    """Return the error of the job's actor for a message of Ray.
 
     ``moves``: Ray has lost the actor. Unless it failed as it was made, Ray starts it elsewhere.
     """
-    if moves and "creation task" not in said:
+    if moves and "creation task" not in message:
         advice = "Ray starts it again, as after the loss of its node; try again in a minute"
     else:
         advice = "expected this version of zmqtrain on every node"
-    return PeerLostError(f"the job's actor does not answer; {advice} (ray: {said})")
+    return PeerLostError(f"the job's actor does not answer; {advice} (ray: {message})")
 
 
 def _gone(name: str) -> str:
     return (
-        f"Ray has nothing of {name}: its cluster was restarted, or the job removed; stop it, and "
+        f"Ray has no actor of {name}: its cluster was restarted, or the job removed; stop it, and "
         "submit it again: it goes on from its checkpoint"
     )

@@ -1,9 +1,9 @@
 """The actors of a job on a Ray cluster: one for each task, and one for the whole job.
 
-Ray places the actors, and starts them again elsewhere when a node is lost. A task may then have
-another address, so the job's actor asks those of the tasks again and again, and tells all of them
-where the ps are; an actor with other addresses starts its task anew. Both are plain classes, made
-actors by :func:`actor`.
+Ray places the actors, and restarts them elsewhere when a node is lost. A task may then have another
+address, so the job's actor polls those of the tasks, and sends the addresses of the ps to all of
+them; an actor restarts its task when these change. Both are plain classes that :func:`actor` makes
+actors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zmqtrain.local.supervisor import dying_with
 
 TEND_S = 0.5
 ANSWER_S = 2.0
-"""The time that the job's actor waits for that of a task, which answers at once if it runs."""
+"""Seconds that the job's actor waits for that of a task, which answers at once if it runs."""
 
 LOG_NBYTES = 1 << 20
 """The size of a log that is kept after the end of its job, and of the largest answer."""
@@ -99,7 +99,7 @@ class RayTask:
             return file.read(LOG_NBYTES)
 
     def end(self) -> None:
-        """Have the task leave in order; leave nothing of it here."""
+        """Stop the task gracefully, and remove its directory."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -148,11 +148,11 @@ class RayJob:
         threading.Thread(target=self._run, daemon=True).start()
 
     def states(self) -> dict[Task, str]:
-        """Return how each task is, or its exit code."""
+        """Return the state of each task, or its exit code."""
         return {task: self._states.get(task, PENDING) for task in self._tasks()}
 
     def wanted(self) -> dict[Role, str]:
-        """Return what a task of each role asks Ray for."""
+        """Return the resources that a task of each role asks Ray for."""
         return {
             role: f"{each.cpu:g} CPU, {each.gpu} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
             for role, each in self._plan.resources.items()
@@ -197,7 +197,7 @@ class RayJob:
             time.sleep(TEND_S)
 
     def _tend(self) -> None:
-        """Ask every actor how its task is, and tell it where the ps are."""
+        """Poll the state of every task, and send its actor the addresses of the ps."""
         known = [self._addresses.get(leader, "") for leader in self._plan.leaders]
         addresses = tuple(known) if all(known) else ()
         for task in self._tasks():
@@ -243,7 +243,7 @@ class RayJob:
         self._logs = logs
 
     def _end(self, tasks: Sequence[Task]) -> None:
-        """Have tasks leave in order, those that run, and remove their actors."""
+        """Stop those of these tasks that run gracefully, and remove their actors."""
         there = [task for task in tasks if self._states.get(task, PENDING) != PENDING]
         ends = [self._actors[task].end.remote() for task in there]
         self._ray.wait(ends, num_returns=len(ends), timeout=GRACE_S) if ends else None

@@ -52,7 +52,7 @@ PROGRAMS = Programs(
 )
 
 REMEDIES: Remedies = {
-    r": Resources": "no node has free what it asks for",
+    r": Resources": "no node has enough free resources",
     r": Priority": "jobs of higher priority go first",
     r": Dependency$": "it waits for the ps to start",
     r": BeginTime": "it was requeued, and starts again soon",
@@ -61,11 +61,11 @@ REMEDIES: Remedies = {
     r": (QOS|Assoc)": "your quota is used up; wait for other jobs, or submit it with less",
     r"out_of_memory": "submit it with more --memory, or, if it is a ps, --ps-memory",
     r"timeout": "submit it again: it goes on from its checkpoint",
-    r"NonZeroExitCode": "its log says why",
+    r"NonZeroExitCode": "see its log",
 }
 
 LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
-"""States of what Slurm does not run again; it forgets them after some minutes."""
+"""States of jobs that Slurm does not run again, and forgets after some minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Slurm(Engine):
                 return
         if parts:
             raise not_running(job.leader, job.name)
-        raise NotRunningError(f"{job.name} has ended: Slurm has no job of it; its log says how")
+        raise NotRunningError(f"{job.name} has ended: Slurm no longer lists it; see its log")
 
     def scale(self, job: Submitted, workers: int) -> None:
         held = _workers_of(job.name)
@@ -181,7 +181,7 @@ def _workers_of(name: str) -> dict[int, BatchJob]:
 
 
 def options_in(script: str) -> list[str]:
-    """Return a script's options: those of a command line count more than SBATCH_ variables."""
+    """Return the options in a script; on a command line they override SBATCH_ variables."""
     lines = script.splitlines()
     return [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
 

@@ -19,18 +19,17 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, variable_of
 from zmqtrain.errors import ConfigError, ExitCode
 
-PREFIX = "#SBATCH "
-"""Of an option in a script."""
+PREFIX = "#SBATCH "  # of an option in a script
 
 LIMITS = ("account", "qos", "time")
 """Options of a submission that sbatch has under the same names."""
 
 MOST_REQUEUES = 100
-"""For any reason: Slurm counts preemptions, too."""
+"""Requeues for any reason: Slurm counts preemptions, too."""
 
 
 TOGETHER = (ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-"""Exit codes with which all tasks of a job end, or are told to leave."""
+"""Exit codes of tasks that end with their whole job, or were stopped."""
 
 
 def _valid_word(text: str) -> str:
@@ -182,11 +181,11 @@ def _where(plan: SubmitPlan, job: str, nodes: str) -> str:
 def _end(number: str) -> str:
     """Return lines that end a script by the code of its task, or have Slurm run it again.
 
-    ``number``: how Slurm calls the script's job. The number in ``SLURM_JOB_ID`` is that of the
-    whole array in one of its elements.
+    ``number``: Slurm's number of the script's job. In an element of an array ``SLURM_JOB_ID`` is
+    the number of the whole array.
 
-    A task that was told to leave while its job goes on was preempted: a job that ends by itself
-    in its grace time would not be run again. A cancelled job is no longer running.
+    A task that was stopped while its job goes on was preempted, so the script requeues its job:
+    Slurm does not if a job ends by itself in its grace time. A cancelled job is no longer running.
     """
     told = int(ExitCode.TERMINATED)
     ended = "|".join(str(code) for code in ENDED if code != told)

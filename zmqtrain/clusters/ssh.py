@@ -1,4 +1,4 @@
-"""A submitted job on hosts of the user's, by ssh: he has it, and logs in without a password."""
+"""A submitted job on hosts of the user, by ssh, which must log in without a password."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = (
     "LogLevel=ERROR",
 )
 TIMEOUT_S = GRACE_S + 30.0
-"""A task may take its grace to leave."""
+"""A task may use its grace time to end."""
 
 PROGRAMS = Programs(
     {
@@ -155,17 +155,17 @@ class Ssh(Engine):
         return {host: _kept(job, host) for host in hosts_of(self.context)}
 
     def _states(self, job: Submitted) -> tuple[dict[Task, str], dict[SshHost, ZmqTrainError]]:
-        """Return how each task is that should run, and why hosts cannot be asked."""
+        """Return the state of each task that should run, and the errors of unreachable hosts."""
         answers = _answers(self._scripts(job), "state")
-        errors = {host: said for host, said in answers.items() if isinstance(said, ZmqTrainError)}
-        told = {
-            host: dict(line.partition(" ")[::2] for line in said.splitlines())
-            for host, said in answers.items()
-            if isinstance(said, str)
+        errors = {host: each for host, each in answers.items() if isinstance(each, ZmqTrainError)}
+        found = {
+            host: dict(line.partition(" ")[::2] for line in output.splitlines())
+            for host, output in answers.items()
+            if isinstance(output, str)
         }
         where = placed(hosts_of(self.context), job.ps, job.workers)
         return {
-            task: told[host].get(task.hyphenated, LOST) if host in told else UNREACHABLE
+            task: found[host].get(task.hyphenated, LOST) if host in found else UNREACHABLE
             for task, host in where.items()
         }, errors
 
@@ -182,8 +182,8 @@ def _scripts(plan: SubmitPlan) -> dict[SshHost, str]:
 def _addressed(host: SshHost) -> SshHost:
     """Return a host with its address, which the user's configuration of ssh knows."""
     lines = PROGRAMS.call([SSH, "-G", "--", host.login]).splitlines()
-    told = dict(line.partition(" ")[::2] for line in lines)
-    return replace(host, address=told["hostname"])
+    options = dict(line.partition(" ")[::2] for line in lines)
+    return replace(host, address=options["hostname"])
 
 
 def _kept(job: Submitted, host: SshHost) -> str:
@@ -203,7 +203,7 @@ def _words(host: SshHost, *verb: str, options: tuple[str, ...] = ()) -> list[str
 
 
 def _answers(scripts: Mapping[SshHost, str], *verb: str) -> dict[SshHost, str | ZmqTrainError]:
-    """Have all hosts do something at once; return what each says, or why it does not."""
+    """Run the scripts on all hosts in parallel; return the output or the error of each."""
 
     def answer(host: SshHost) -> str | ZmqTrainError:
         try:
@@ -216,12 +216,12 @@ def _answers(scripts: Mapping[SshHost, str], *verb: str) -> dict[SshHost, str | 
 
 
 def _done(scripts: Mapping[SshHost, str], *verb: str) -> dict[SshHost, str]:
-    """Have all hosts do something; raise the first error when all have been asked."""
+    """Run the scripts on all hosts; raise the first error once all have ended."""
     answers = _answers(scripts, *verb)
-    for said in answers.values():
-        if isinstance(said, ZmqTrainError):
-            raise said
-    return {host: str(said) for host, said in answers.items()}
+    for answer in answers.values():
+        if isinstance(answer, ZmqTrainError):
+            raise answer
+    return {host: str(answer) for host, answer in answers.items()}
 
 
 def _at(host: SshHost, error: ZmqTrainError) -> ZmqTrainError:

@@ -92,7 +92,7 @@ class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
         ge=1,
         le=MAX_TASKS,
         description="how many workers zmqtrain scale may start; keys and memory are made for these "
-        "(default: as many as workers)",
+        "(default: the same as --workers)",
     )
     cpu: Cpus = Field(
         1.0,
@@ -116,13 +116,13 @@ class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
     gpu: int = Field(0, ge=0, le=64, description="GPUs of each worker")
 
     @model_validator(mode="after")
-    def _workers_fill_the_hosts(self) -> Submission:
+    def _fill_hosts(self) -> Submission:
         if self.hosts and "workers" not in self.model_fields_set:
             self.workers = sum(host.slots for host in self.hosts)
         return self
 
     def refuse_options_of_other_engines(self) -> None:
-        """Refuse what would have no effect.
+        """Refuse options that would have no effect.
 
         Raises:
             ConfigError: an option was given that another engine has.

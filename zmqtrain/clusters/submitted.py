@@ -1,4 +1,4 @@
-"""Which jobs this user has submitted, and where they are.
+"""The records of the jobs that this user has submitted.
 
 Each has a directory with its record, its keys, and, on Slurm, its scripts. They lie in the home
 directory, which a login node shares with its cluster, and which outlives a restart of the machine.
@@ -157,8 +157,8 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
 
 def _unwritable(directory: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{directory} cannot be written: {error.strerror}; expected a directory for what is "
-        "known of submitted jobs; set XDG_STATE_HOME to one"
+        f"{directory} cannot be written: {error.strerror}; expected a directory for the "
+        "records of submitted jobs; set XDG_STATE_HOME to one"
     )
 
 

@@ -117,7 +117,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_of_this_host(address: str) -> bool:
-    """Say whether only tasks of this host can reach an address: "", a path, or loopback."""
+    """Return whether only tasks of this host can reach an address: "", a path, or loopback."""
     return not address or address.startswith((IPC, UNIX)) or parse_address(address).is_loopback
 
 

@@ -28,7 +28,7 @@ PACKAGES = ("site-packages", "dist-packages")
 """Names of the directories on Python's path that hold installed packages."""
 
 EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
-"""Which extras of zmqtrain bring the frameworks that jobs import."""
+"""The extras of zmqtrain that install the frameworks which jobs import."""
 
 
 def load_job(reference: str, **overrides: Any) -> Job:
@@ -39,7 +39,7 @@ def load_job(reference: str, **overrides: Any) -> Job:
 
     Raises:
         ConfigError: there is no such file, it cannot be imported, it has no such job, a value is
-            wrong, or the file has a loop of its own of which the job does not say so.
+            wrong, or the file calls zmqtrain.attach and the job lacks own_loop.
     """
     try:
         Path.cwd()
@@ -59,7 +59,7 @@ def load_job(reference: str, **overrides: Any) -> Job:
     file = source if source.endswith(".py") else sys.modules[source].__file__
     if "own_loop" not in job.model_fields_set and _attaches(file):
         raise ConfigError(
-            f"{source} calls zmqtrain.attach, but its job does not say own_loop: its workers would "
+            f"{source} calls zmqtrain.attach, but its job lacks own_loop: its workers would "
             "train by the model's own loss, without that loop; write own_loop=True in the Job, or "
             "own_loop=False if this is meant"
         )
@@ -234,7 +234,7 @@ def _importing(what: str, path: Path | None = None) -> Iterator[None]:
 
 
 def _as_module(path: Path) -> str:
-    """Say how to give a job file that imports relatively: as a module of its package."""
+    """Return the remedy for a job file with relative imports: to give it as a module."""
     names, directory = [path.stem], path.absolute().parent
     while (directory / "__init__.py").is_file() or len(names) == 1:
         names, directory = [directory.name, *names], directory.parent

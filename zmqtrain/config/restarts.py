@@ -17,14 +17,14 @@ SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
 MAX_FAULTS = 3
-"""A process that compiled code has crashed so often, within the limits' time, is given up."""
+"""Crashes of compiled code, within the limits' time, after which a process is given up."""
 
 HEALTHY_S = 5.0
 """A process that ran for this long was healthy: the delays start again from the first."""
 
 
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-"""Signals by which compiled code crashes: the same step does so again."""
+"""Signals of a crash in compiled code: the same step would crash again."""
 
 
 def supervised_since(environ: Mapping[str, str]) -> float:
@@ -51,12 +51,12 @@ class Advice(StrEnum):
 
     DONE = ""  # it ended as wanted
     NO = "no"  # the next life would end in the same way
-    ELSEWHERE = "by an engine"  # it was stopped: whoever stopped it knows
+    ELSEWHERE = "by an engine"  # it was stopped; an engine may start it elsewhere
     YES = "yes"
 
 
 def advice(exit_code: int) -> Advice:
-    """Return what to do with a task that ended so; a signal n that killed it is 128 + n.
+    """Return what to do with a task that ended with this code; 128 + n is a kill by signal n.
 
     Other codes than those of :class:`ExitCode` are crashes, after which a restart may help.
     """

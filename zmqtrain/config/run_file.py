@@ -22,7 +22,7 @@ from zmqtrain.files import read_file
 from zmqtrain.transport.own_directory import for_small_files
 
 NOTE_S = 3600.0
-"""A task that is started again so long after the end of its job waits in vain."""
+"""Age of a note of a job's end that no task reads any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ def forget_end(ps: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def life(ps: tuple[str, ...], task: Task) -> Iterator[float | None]:
-    """Record that this process is a task; yield since when it has been, as a Unix time.
+    """Record that this process is a task; yield the Unix time at which the task's first life began.
 
-    None: no life before this one was killed or has lost its peers. A life that ends otherwise
-    removes the record, so the next one is the first of another job.
+    None: no earlier life was killed or lost its peers. A life that ends otherwise removes the
+    record, so the next one is the first of another job.
     """
     path = for_small_files() / f"{_name(ps)}-{task.hyphenated}.life"
     before = _read_life(path)

@@ -52,7 +52,7 @@ index, ps, workers, worker_addresses, chief and its address.
 """
 
 LEAVING_S = 25.0
-"""The default of grace_s of who leaves: what most engines give, with some room."""
+"""The default of grace_s with --on-term leave: the time that most engines give, less some."""
 
 MAX_THREADS = 1024
 METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
@@ -121,8 +121,8 @@ class TaskConfig(SharedConfig):
         0,
         ge=0,
         le=MAX_TASKS,
-        description="how many workers the job may come to have while it runs; indices may go up to "
-        "there (default: as many as --workers)",
+        description="largest number of workers while the job runs, which limits their indices "
+        "(default: the same as --workers)",
     )
     chief: bool = Field(
         True,
@@ -188,7 +188,9 @@ class TaskConfig(SharedConfig):
 
     @field_validator("ps")
     @classmethod
-    def _place_local_ones(cls, addresses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _placed_on_this_host(
+        cls, addresses: tuple[str, ...], info: ValidationInfo
+    ) -> tuple[str, ...]:
         first = info.data.get("base_port", 1)
         placed = tuple(
             canonical_address(address or f"127.0.0.1:{first + index}")
@@ -201,7 +203,7 @@ class TaskConfig(SharedConfig):
         return placed
 
     @model_validator(mode="after")
-    def _index_fits_cluster(self) -> TaskConfig:
+    def _check_index(self) -> TaskConfig:
         if self.role is Role.CHIEF and not self.chief:
             raise ConfigError(
                 f"this task was started as a chief, but by {names_of('chief')}, TF_CONFIG or "
@@ -230,7 +232,7 @@ class TaskConfig(SharedConfig):
         return self
 
     @model_validator(mode="after")
-    def _certificate_has_its_key(self) -> TaskConfig:
+    def _check_certificate(self) -> TaskConfig:
         if (self.metrics_cert is None) != (self.metrics_key is None):
             given, missing = ("metrics_cert", "metrics_key")[:: 1 if self.metrics_cert else -1]
             raise ConfigError(
@@ -278,7 +280,7 @@ ROLE = "ZMQTRAIN_ROLE"
 """Variable with the role of a process, for roles.task and scripts."""
 
 OF_A_CLUSTER = tuple(map(variable_of, ("ps", "workers", "max_workers")))
-"""Variables that describe a cluster; they do not say which of its tasks a process is."""
+"""Variables that describe a cluster, but not the task of this process."""
 
 
 def role_of_process(environ: Mapping[str, str] = ENVIRON) -> tuple[Role | None, str]:
@@ -306,7 +308,7 @@ def role_of_script(environ: Mapping[str, str] = ENVIRON) -> tuple[Role | None, s
 
     Raises:
         ConfigError: see :func:`role_of_process`, or variables describe a cluster or give an index,
-            but say not which task this process is.
+            but do not give this process a role.
     """
     role, source = role_of_process(environ)
     config = tf_config.read_tf_config(environ.get(TF_CONFIG, ""))
@@ -318,7 +320,7 @@ def role_of_script(environ: Mapping[str, str] = ENVIRON) -> tuple[Role | None, s
     if role is None and (is_cluster or environ.get(index, "").strip()):
         what = f"{TF_CONFIG} lists a cluster" if is_cluster else f"{index} is {environ[index]!r}"
         raise ConfigError(
-            f"{what}, but nothing says which task of it this process is; give {TF_CONFIG} a task "
+            f"{what}, but this process has no role; give {TF_CONFIG} a task "
             f'such as {{"type": "worker", "index": 0}}, or set {ROLE}; or unset it, to train in '
             "this process alone"
         )

@@ -31,7 +31,7 @@ class Timing(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _lease_outlasts_heartbeats(self) -> Timing:
+    def _check_lease(self) -> Timing:
         if self.lease_s < 2 * self.heartbeat_s:
             raise ConfigError(
                 f"{names_of('lease_s')} is {self.lease_s:g} and {names_of('heartbeat_s')} is "

@@ -1,9 +1,9 @@
 """Going on without a worker that is lost for good, where workers on several hosts host the ps.
 
 Each worker's process runs its actors for one group of workers after another. A group is over when a
-part of the parameters is lost, with the worker that hosted it. Then the workers that are left agree
-on the next one (`coordination/group.py`), parts are cut anew, and the chief, hosted by the lowest
-of them, begins a new generation from the newest checkpoint. So only the logdir outlives a group.
+part of the parameters is lost, with the worker that hosted it. The remaining workers then agree on
+the next group (`coordination/group.py`), the parameters are cut anew, and the chief, on the lowest
+worker, begins a new generation from the newest checkpoint. So only the logdir outlives a group.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Serve = Callable[[Plan, list[JobActor]], Awaitable[int]]
 
 
 def may_regroup(config: TaskConfig, plan: Plan) -> bool:
-    """Say whether a job goes on without a worker that is lost: its hosts share only the logdir.
+    """Return whether a job can go on without a lost worker: its hosts share only the logdir.
 
     Raises:
-        ConfigError: it would end before it goes on.
+        ConfigError: a timeout would end the job before it goes on.
     """
     may = (
         plan.is_on_workers
@@ -70,14 +70,14 @@ def may_regroup(config: TaskConfig, plan: Plan) -> bool:
         raise ConfigError(
             f"{names_of('join_timeout_s')} is {config.join_timeout_s:g} and "
             f"{names_of('peer_timeout_s')} is {config.peer_timeout_s:g}; expected the first to be "
-            "at least as long: a worker that looks for others, to go on without a lost one, needs "
-            "that much time until all of them have given that one up; raise it"
+            "at least as long: to go on without a lost worker, each of the others has to give it "
+            "up first; raise it"
         )
     return may
 
 
 class Gatherer(JobActor):
-    """A worker that has given its group up, and looks for the next one, or makes it with others.
+    """A worker that has given its group up, and joins the next group, or makes it with others.
 
     ``found`` is that group, once :meth:`main` has returned without a signal.
     """
@@ -91,14 +91,14 @@ class Gatherer(JobActor):
         server: ParameterServer | None = None,
         fingerprint: Mapping[str, str] | None = None,
     ) -> None:
-        """``server``: which it hosted in that group; ``fingerprint``: of the job, there."""
+        """``server``, ``fingerprint``: the ps that it hosted in that group, and the job's there."""
         super().__init__(config, plan.among_workers(), transport)
         self.found: Group | None = None
         remains = server.orphan if server is not None else None
         lost = plan.in_group(group.number, group.members)
         self._succession = Succession(self, lost, remains, fingerprint or lost.fingerprint())
         self._saving: asyncio.Future[None] | None = None
-        self._saved_with: tuple[int, ...] = ()  # the workers that were asked for what they hold
+        self._saved_with: tuple[int, ...] = ()  # the workers of the last attempt to save
         self._config, self._logdir = config, self.job.logdir or ""
         self._give_up(group, server.heard_at if server is not None else {})
         self._has_news = asyncio.Event()
@@ -168,7 +168,7 @@ class Gatherer(JobActor):
 
     def _give_up(self, group: Group, heard_at: Mapping[int, float]) -> None:
         self._known = group
-        self._going_on: set[int] = set()  # who says of its part that it goes on in this group
+        self._going_on: set[int] = set()  # workers whose parts go on in this group
         self._gathering = Gathering(
             self._config.index, group, self.timing.lease_s, time.monotonic(), heard_at
         )
@@ -188,7 +188,7 @@ class Gatherer(JobActor):
         self._answer(request, request.envelope.message)
 
     def _answer(self, request: Request, message: Message) -> None:
-        """Who talks to a part that was here learns that its group is over; a person learns why."""
+        """Answer a task that its group is over, and a client with the reason."""
         if request.sender.role == "client":
             request.refuse(
                 PeerLostError(f"{self.task} looks for workers to go on with: {self._lack()}")
@@ -217,9 +217,9 @@ class Gatherer(JobActor):
                 self._answer(request, message)
 
     def _all_go_on(self, sender: Sender) -> bool:
-        """Say whether all parts have said that they go on, now that the sender does.
+        """Note that the sender's part goes on, and return whether all parts do.
 
-        One alone may not know yet that another one is lost.
+        A single part may not know yet that another one is lost.
         """
         hosts = self.plan.in_group(self._known.number, self._known.members).hosts
         if sender.role == Role.PS and sender.index < len(hosts):
@@ -271,7 +271,7 @@ async def serve_groups(
             if any(actor.stopping.is_set() for actor in actors):
                 raise  # a signal, or the end of the job, came first
             log.warning("%s; looking for the workers that are left", lost)
-            fingerprint = actors[-1].fingerprint  # of the worker, who knows the data
+            fingerprint = actors[-1].fingerprint  # of the worker, which knows the data
             reach = transport(plan.among_workers())
             gatherer = Gatherer(config, plan, reach, group, _server_among(actors), fingerprint)
             try:
@@ -292,9 +292,9 @@ def _server_among(actors: Iterable[JobActor]) -> ParameterServer | None:
 
 
 def _newest(logdir: str, addresses: Sequence[str]) -> Group:
-    """Return the group that carries the job, as the logdir says.
+    """Return the group that carries the job, by the logdir.
 
-    All workers begin anew if it says nothing, or names an address that is none of theirs.
+    All workers begin anew if it names no group, or an address that is none of theirs.
     """
     number, found = newest_group(logdir)
     if found and set(found) <= set(addresses):
@@ -343,7 +343,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
 
 
 async def _until_later_group(chief: JobActor) -> None:
-    """Wait for a later group than the chief's, of which it may hear nothing but in the logdir.
+    """Wait until the logdir names a later group than the chief's, which may send it no message.
 
     Raises:
         GroupOverError: there is one, whose chief waits for this one's claim.
@@ -354,4 +354,6 @@ async def _until_later_group(chief: JobActor) -> None:
         with contextlib.suppress(CheckpointError):  # it may pass
             number, _ = await asyncio.to_thread(newest_group, logdir)
             if number > chief.plan.group:
-                raise GroupOverError(f"group {number} of workers carries the job, as {logdir} says")
+                raise GroupOverError(
+                    f"group {number} of workers carries the job, according to {logdir}"
+                )

@@ -1,4 +1,4 @@
-"""Which signals ask a process to end, and how none of them is lost while it starts."""
+"""The signals that end a process, and how none is lost while the process starts."""
 
 from __future__ import annotations
 

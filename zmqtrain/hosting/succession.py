@@ -1,8 +1,8 @@
-"""How the workers that are left of a group save what it has learned, where parts have copies.
+"""How the remaining workers of a group save its state, if its parts have copies.
 
-The lowest of them has every one carry out the last orders that any of them knows, and write a part
-of a checkpoint. So the next group loses no step. Where that cannot be, it goes on from the
-checkpoint before.
+The lowest worker has each of them carry out the last orders that any of them knows, and write a
+part of a checkpoint. The next group then loses no step; if this fails, it goes on from the previous
+checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Reply = Callable[[HandedOver], None]
 
 
 class Succession:
-    """One worker's part in it. ``remains``: of the ps that it hosted, None if nothing is left."""
+    """One worker's side of it. ``remains``: the shard that it hosted, None if nothing is left."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Succession:
         remains: OrphanedShard | None,
         fingerprint: Mapping[str, str],
     ) -> None:
-        """``actor``: speaks with the others. ``plan``: that of the lost group."""
+        """``actor``: has the links to the others. ``plan``: that of the lost group."""
         self._actor, self._plan, self._remains = actor, plan, remains
         self._hosts = plan.hosts
         self._fingerprint = fingerprint
@@ -62,12 +62,12 @@ class Succession:
         return self._remains.last if self._remains is not None else None
 
     def note(self, worker: int, last: LastOrders | None) -> None:
-        """Another worker has said what the last orders are that it knows."""
+        """Note the last orders that a worker knows."""
         if last is not None:
             self._known[worker] = last
 
     async def save(self, workers: Collection[int]) -> None:
-        """Save what these workers hold together. If they cannot, say why not, and do nothing."""
+        """Save what these workers hold together; if they cannot, log the reason."""
         actor = self._actor
         if self._plan.copies == 1:
             return
@@ -129,7 +129,7 @@ class Succession:
         self._hand_over(message, request.send)
 
     def _hand_over(self, message: HandOver, reply: Reply) -> None:
-        """Write what falls to this worker, and answer; who asks again is answered again."""
+        """Write this worker's part once, and answer; a repeated request is answered again."""
         if message.directory != self._asked:
             self._asked, self._answer = message.directory, None
             self._actor.spawn(self._write(message, reply))
@@ -149,8 +149,8 @@ class Succession:
         reply(answer)
 
     def _written(self, message: HandOver) -> ShardFile:
-        who, layouts = self._actor.task.index, left_of(self._layouts, message.shards)
-        own = self._hosts.index(who) if who in self._hosts else -1
+        worker, layouts = self._actor.task.index, left_of(self._layouts, message.shards)
+        own = self._hosts.index(worker) if worker in self._hosts else -1
         if self._remains is None or layouts is None or own not in layouts:
             raise CheckpointError("nothing is left of its part")
         # The name alone is the peer's: the rest of the path is that of this worker's logdir.

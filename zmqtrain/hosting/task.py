@@ -70,13 +70,13 @@ def _note_end(actors: Sequence[JobActor], plan: Plan) -> None:
 
 @contextlib.contextmanager
 def _key_of_one_life(config: TaskConfig, plan: Plan) -> Iterator[None]:
-    """Say that a task that was refused may be started again if it has another key meanwhile."""
+    """Let a task that was refused be restarted if it has another key by now."""
     security = plan.security(config)
     secret = security.secret() if security.directory else b""
     try:
         yield
     except RefusedError:
-        with contextlib.suppress(ConfigError):  # it was revoked, and there is no other one
+        with contextlib.suppress(ConfigError):  # it was revoked, without another one
             if secret and security.secret() != secret:
                 text = f"{config.task} has a new key, which counts from its next start"
                 raise PeerLostError(text) from None
@@ -85,9 +85,10 @@ def _key_of_one_life(config: TaskConfig, plan: Plan) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _life(config: TaskConfig, plan: Plan) -> Iterator[float | None]:
-    """Yield since when this process is its task, if a life of it was killed or lost its peers.
+    """Yield when the first life of this task began, if it was killed or lost its peers.
 
-    What begins a job, and was not there before, makes the end of another one at its addresses void.
+    The first life of a task that begins a job removes the note that another one at its addresses
+    has ended.
     """
     if plan.is_of_one_run:  # no task of it starts later
         yield None
@@ -101,7 +102,7 @@ def _life(config: TaskConfig, plan: Plan) -> Iterator[float | None]:
 
 
 def _is_done(job: Job) -> bool:
-    """Say whether there is a checkpoint of the job's last step."""
+    """Return whether there is a checkpoint of the job's last step."""
     if job.logdir is None:
         return False
     with contextlib.suppress(CheckpointError):
@@ -112,11 +113,12 @@ def _is_done(job: Job) -> bool:
 async def _leave_with_the_job(
     actors: Sequence[JobActor], config: TaskConfig, plan: Plan, since: float | None
 ) -> None:
-    """Stop a task that meets no other, and what it hosts, if its job has ended: if that was noted
-    on this host after ``since``, or a worker finds the last checkpoint in the logdir.
+    """Stop a task that meets no other, with the actors that it hosts, if its job has ended.
 
-    A life that was killed may also be followed by another job at the same addresses, which is
-    given some time to begin. Of lives under a supervisor it is known which belong together.
+    Then this host has a note of that after ``since``, or a worker finds the last checkpoint.
+
+    After a killed life, another job may begin at the same addresses, and gets some time to do so.
+    Under a supervisor it is known which lives belong to one job.
     """
     last, until = actors[-1], time.monotonic() + NEW_JOB_SHARE * config.join_timeout_s
     if math.isfinite(supervised := supervised_since(ENVIRON)):
@@ -213,9 +215,9 @@ async def _serve_group(
             forget_groups(logdir)
     chief = actors[0]
     if isinstance(chief, Chief) and chief.summary is not None:
-        told = ["", *chief.summary.lines()]
+        lines = ["", *chief.summary.lines()]
         if config.log_format == "json":  # a collector of logs reads both streams
-            told = [chief.summary.json()]
-        sys.stdout.write("\n".join([*told, ""]))
+            lines = [chief.summary.json()]
+        sys.stdout.write("\n".join([*lines, ""]))
         sys.stdout.flush()
     return results[0]

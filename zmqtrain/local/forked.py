@@ -1,4 +1,4 @@
-"""Tasks that are forked before a job is loaded: what all of them import is imported once.
+"""Tasks that are forked before a job is loaded, so that common modules are imported once.
 
 Only zmqtrain's own modules and NumPy are loaded by then, and no thread runs. A framework that the
 job imports starts its threads in the task itself.
@@ -55,7 +55,7 @@ class ForkedProcess:
 
     def begin(self, role: Role, flags: Sequence[str], output: int) -> None:
         """Let it be this task, with ``output`` (a descriptor) as its stdout and stderr."""
-        with contextlib.suppress(ConnectionError):  # it was killed, as `wait` tells
+        with contextlib.suppress(ConnectionError):  # it was killed; `wait` returns the signal
             socket.send_fds(self._link, [json.dumps([role, *flags]).encode()], [output])
         self._link.close()
 
@@ -85,7 +85,7 @@ class ForkedProcess:
 
 @contextmanager
 def forked(count: int) -> Iterator[list[ForkedProcess]]:
-    """Yield so many processes that wait for a task, or none where this process cannot fork safely.
+    """Yield ``count`` processes that wait for a task, or none if this process cannot fork safely.
 
     Those that still wait at the end are killed.
     """

@@ -27,18 +27,18 @@ from zmqtrain.roles import process, script
 from zmqtrain.training.own_loop import Lease, LoopEndedError, Meeting
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
-"""How a run ends whose loop is not at fault: orphaned if the loop ended before the job."""
+"""Exit codes of a run whose loop made no mistake; orphaned if the loop ended before the job."""
 
 
 def attach(job: Job) -> Session:
     """Return a session that gives a training loop its batches, for a ``with`` statement.
 
-    If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it is
-    that task. A ps and a chief that does not compute get no batches: their loop ends when the job
+    If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
+    task. A ps and a chief that does not compute get no batches: their loop ends when the job
     does.
 
     Raises:
-        SystemExit: a variable has a mistake; the log says which.
+        SystemExit: a variable has a mistake; see the log.
         ConfigError: a job file is being loaded, the job's model has no adapter, or the job has
             devices.
     """
@@ -61,9 +61,9 @@ def attach(job: Job) -> Session:
 
 
 class Session:
-    """The batches of a job for one loop; each of them is stepped once.
+    """The batches of a job for one loop, which has to step each batch once.
 
-    ``module`` is what is trained, None in JAX. ``summary`` is there after a run without other
+    ``module`` is the trained module, None in JAX. ``summary`` is set after a run without other
     tasks, and in a script that is a task by its variables; the chief's process has the parameters.
     """
 
@@ -109,7 +109,7 @@ class Session:
         Raises:
             ConfigError: the last batch was not stepped, or this is outside of ``with``.
             ZmqTrainError: the job cannot go on, or has failed.
-            SystemExit: this task was stopped; the code says why.
+            SystemExit: this task was stopped; the code gives the reason.
         """
         if self._thread.ident is None:
             raise ConfigError(

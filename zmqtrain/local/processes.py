@@ -76,7 +76,7 @@ class LocalCluster(SharedConfig):
     )
 
     @model_validator(mode="after")
-    def _lane_joins_processes(self) -> LocalCluster:
+    def _check_lane(self) -> LocalCluster:
         if self.lane == "memory":
             raise ConfigError(
                 f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; "
@@ -86,7 +86,7 @@ class LocalCluster(SharedConfig):
         return self
 
     def shared(self) -> dict[str, Any]:
-        """Return what all tasks are told."""
+        """Return the options that all tasks share."""
         return {name: getattr(self, name) for name in SharedConfig.model_fields}
 
 
@@ -100,7 +100,7 @@ class Child:
     def __init__(
         self, task: Task, flags: Sequence[str], on_output: OnOutput, forked: ForkedProcess | None
     ) -> None:
-        """``forked``: a process that waits to be its first life."""
+        """``forked``: a waiting process that becomes its first life."""
         self.task = task
         self.process: Process | None = None  # the current or last one
         self._flags = flags

@@ -52,10 +52,10 @@ def ps_address(directory: Path, index: int) -> str:
 
 
 def remove_dead_runs(segments: Path | None) -> None:
-    """Remove what killed runs of this user left: their directories, and the memory of their ps.
+    """Remove the directories of killed runs of this user, and the memory of their ps.
 
-    No ps of theirs can come back, as its address was in that directory. A directory stays as long
-    as a process still has a part of that memory. ``segments``: where that is; None: nowhere.
+    Their ps cannot come back, since their addresses were in the directory. A directory stays while
+    a process still maps that memory. ``segments``: the directory of the memory, if there is one.
     """
     left = list(segment_files(segments)) if segments is not None else []
     for run in run_directories(Path(tempfile.gettempdir())):
@@ -73,7 +73,7 @@ def _is_of(segment: SegmentFile, directory: Path) -> bool:
 
 
 def run_directories(temporary: Path) -> Iterator[RunDirectory]:
-    """Yield those of this user; skip any that vanish meanwhile."""
+    """Yield the run directories of this user; skip any that vanish meanwhile."""
     for path in sorted(temporary.glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError):
             found = path.lstat()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """What is used of an `asyncio.subprocess.Process`."""
+    """The part of an `asyncio.subprocess.Process` that is used here."""
 
     @property
     def pid(self) -> int: ...

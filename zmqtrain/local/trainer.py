@@ -51,11 +51,11 @@ _NOT_TAKEN = {
     "return_dict": "the measures are a dict",
     "verbose": "it shows no progress",
 }
-"""Arguments of Keras's methods, and what does the same here."""
+"""Arguments of Keras's methods, and their equivalents here."""
 
 
 class Trainer:
-    """A model, what trains it, and its weights.
+    """A model with its optimizer and its weights.
 
     ``history`` and ``summary`` are those of the last :meth:`fit`.
     """
@@ -80,7 +80,7 @@ class Trainer:
         ``policy``, ``seed``, ``clip_norm``.
 
         Raises:
-            ConfigError: something is wrong; the text says what.
+            ConfigError: an argument is wrong.
         """
         self.model = model
         own = as_model(model)
@@ -123,29 +123,29 @@ class Trainer:
         fast_dev_run: bool = False,
         **unknown: Any,
     ) -> History:
-        """Train for so many passes over ``train``; return what was measured after each.
+        """Train for ``epochs`` passes over ``train``; return the measures after each.
 
         ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
         whose evaluation set is the validation data unless that is given; or two arrays,
         ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
         arrays, or arrays by name. ``validation_split``: fraction of the examples, chosen by the
         job's seed, that is held out as validation data. ``epochs`` counts from the
-        begin of the logdir's job. Without a logdir a second call goes on from the weights, with the
-        optimizer's slots new. ``class_weight``: how much examples of a class weigh in the loss, 1
-        unless given. ``sample_weight``: how much each example of a tuple of arrays does; it may be
-        the tuple's third array, too. ``verbose``: show progress. ``fast_dev_run``: one epoch of a
-        few batches, nothing saved, without callbacks that write files, to see whether everything
-        works. ``unknown``: other arguments of Keras are refused, with what does the same here.
+        start of the logdir's job. Without a logdir a second call goes on from the weights, with new
+        optimizer slots. ``class_weight``: weights of classes in the loss, 1 by default.
+        ``sample_weight``: weights of the examples in a tuple of arrays; the tuple may also have
+        them as its third array. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
+        batches, without saving or callbacks that write files, to try everything out. ``unknown``:
+        other arguments of Keras are refused, with their equivalents here.
 
-        If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it
-        is that task until the training ends. Every task returns the same measures, arrays left out;
+        If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
+        task until the training ends. Every task returns the same measures, arrays left out;
         the weights are where the chief is, and in the logdir.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.
             SystemExit: this process is a task that ended badly, or its variables have a mistake;
-                the code and the log say why.
-            RunFailedError: the training failed; ``exit_code`` and the text say why.
+                see the code and the log.
+            RunFailedError: the training failed; it has the ``exit_code`` and the reason.
             ZmqTrainError: it could not begin.
         """
         _check_call(self.fit, train, unknown, epochs=epochs)
@@ -359,7 +359,7 @@ def _quick(data: Data, directory: str | None, examples: int) -> Data:
 
 
 def _examples(examples: Any) -> Dataset:
-    """Return what to measure: of a Data its evaluation set."""
+    """Return the examples to measure: of a Data its evaluation set."""
     if isinstance(examples, Data):
         train, validation = examples.load(None)
         return Typed(train if validation is None else validation)

@@ -3,7 +3,7 @@
 ``/sd`` of ps 0 and of the chief is what Prometheus's HTTP discovery asks for: where all tasks
 serve theirs. ``/waits`` lists the waits of the task: `zmqtrain why` asks for it while ps 0, which
 knows all waits, does not answer.
-``/readyz`` says whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
+``/readyz`` shows whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
 
 It runs in a daemon thread, so it answers even while the event loop is blocked.
 """

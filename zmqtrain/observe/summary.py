@@ -32,7 +32,7 @@ class Summary:
     ``ps`` leaves those out that workers host.
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is the mean
     of the workers' last ones. ``staleness`` counts the updates by all workers between a gradient's
-    pull and its push. ``ended`` says why the run ended. ``evaluations`` are all of this process:
+    pull and its push. ``ended``: why the run ended. ``evaluations`` are all of this process:
     ``step`` and the measures. ``exit_code`` is 0, or how the run failed: 76 if it diverged; the
     others are in ``zmqtrain.errors.ExitCode``. A summary with another code than 0 comes with an
     error, see :meth:`checked`. ``parameters``: the variables by name, or their moving averages if
@@ -114,7 +114,7 @@ class Summary:
         return as_json(values | {"loss": self.loss, "accuracy": self.accuracy})
 
     def told(self) -> str:
-        """Return what the chief tells the other tasks, as JSON: all but parameters and arrays."""
+        """Return the JSON that the chief sends to other tasks, without parameters and arrays."""
         names = [field.name for field in fields(self) if field.repr]
         return json.dumps(
             {name: getattr(self, name) for name in names}

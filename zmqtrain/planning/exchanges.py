@@ -1,7 +1,7 @@
 """The registry of exchanges: how gradients become parameters.
 
-A row says what stands in the way of an exchange, how many workers hold shards if there are no ps,
-how many tasks hold each slice, and which class is a worker's side of it.
+A row has the obstacles to an exchange, the number of workers that hold shards if there are no ps,
+the number of tasks that hold each slice, and the class of a worker's side.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExchangeKind:
 
     ``made_by``: "module:Class" of a worker's side. ``obstacles``: what keeps a site from this
     exchange, as clauses of a sentence. ``shards``: how many workers hold shards at a site without
-    ps. ``copies``: how many tasks hold each slice, of so many shards.
+    ps. ``copies``: how many tasks hold each slice, by the number of shards.
     """
 
     name: str

@@ -29,7 +29,7 @@ MIRRORED_POLICY = "sync-replicas"
 
 @dataclass(frozen=True)
 class Plan:
-    """What the tasks of a job have to agree on.
+    """The plan that all tasks of a job agree on.
 
     ``job``: with the policy and the placement that count.
     ``ps``: address of the task that holds shard 0, 1, ...
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Into how many shards the parameters are cut."""
+        """The number of shards of the parameters."""
         return len(self.ps)
 
     @property
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def strategy(self) -> str:
-        """By which strategy the job is trained; never "auto"."""
+        """The strategy that trains the job; never "auto"."""
         if not self.is_on_workers:
             return strategy.PARAMETER_SERVER
         is_mirrored = self.job.devices and self.workers == 1
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What names the job on its hosts: the addresses of its ps, or of all workers."""
+        """The addresses that identify the job on its hosts: of its ps, or of all workers."""
         return self.worker_addresses if self.is_on_workers else self.ps
 
     @property
@@ -108,7 +108,7 @@ class Plan:
         return with_copies(slices, self.copies)
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be equal on every task, as texts that people can read.
+        """Return the texts that must be equal on every task.
 
         A task that loads the data adds an entry :data:`~zmqtrain.fingerprint.DATA`.
         """
@@ -126,7 +126,7 @@ class Plan:
         return self.hosts.index(task.index) if is_host else None
 
     def hosts_chief(self, task: Task) -> bool:
-        """Say whether the chief runs in the process of this task."""
+        """Return whether the chief runs in the process of this task."""
         if self.has_chief:
             return task.role is Role.CHIEF
         return task == Task(Role.WORKER, self.members[0] if self.members else 0)
@@ -137,14 +137,14 @@ class Plan:
         return known[task.index] if task.index < len(known) else ""
 
     def owner_of(self, role: str, index: int) -> Owner:
-        """Return whose key a task has: what a worker hosts has that worker's."""
+        """Return the owner of a task's key: a ps or chief that a worker hosts has that worker's."""
         hosted: dict[str, int] = {Role.PS: len(self.members), Role.CHIEF: int(not self.has_chief)}
         if self.members and 0 <= index < hosted.get(role, 0):
             return Owner(Role.WORKER.value, self.members[index])
         return Owner(role, index)
 
     def security(self, config: TaskConfig) -> Security:
-        """Return the key of a task, and the keys that it expects of those that hold shards."""
+        """Return the key of a task, and the keys that it expects at the addresses of shards."""
         return config.security(
             self.owner_of(config.role, config.index),
             {
@@ -229,7 +229,7 @@ WITHOUT_PS = (
     "; start it or, if the workers shall hold the parameters themselves, give all tasks "
     f"--strategy {strategy.MULTI_WORKER_MIRRORED}"
 )
-"""What to do if a ps is missing: a tutorial's TF_CONFIG may list one beside workers in vain."""
+"""What to do if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
 
 
 def plan_alone(job: Job) -> Plan:

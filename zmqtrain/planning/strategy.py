@@ -42,7 +42,7 @@ def check(strategy: str, cluster: Cluster) -> None:
 
 
 def is_on_workers(strategy: str, cluster: Cluster) -> bool:
-    """Say whether the parameters live on workers."""
+    """Return whether the parameters live on workers."""
     return strategy in (MIRRORED, MULTI_WORKER_MIRRORED) or not cluster.ps
 
 
@@ -104,7 +104,7 @@ def task_under(strategy: str, task: Task, cluster: Cluster) -> Task:
 
 
 def is_mirrored(job: Job, *, alone: bool) -> bool:
-    """Say whether one worker trains the job on its devices; ``alone``: no cluster is given."""
+    """Return whether one worker trains the job on its devices; ``alone``: no cluster is given."""
     return job.strategy == MIRRORED or (job.strategy == "auto" and bool(job.devices) and alone)
 
 

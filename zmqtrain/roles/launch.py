@@ -36,7 +36,7 @@ from zmqtrain.roles import script
 log = logging.getLogger(__name__)
 
 _HELP = {
-    None: """Do what --role, ZMQTRAIN_ROLE, TF_CONFIG or honcho says.
+    None: """Run the task that --role, ZMQTRAIN_ROLE, TF_CONFIG or honcho names.
 
     The index may come from an engine: JOB_COMPLETION_INDEX, or Slurm's variables.
 

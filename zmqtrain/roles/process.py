@@ -66,7 +66,7 @@ def task_of_script(
     a callback, trains inside of that task.
 
     Raises:
-        SystemExit: a variable has a mistake, or contradicts the arguments; the log says which.
+        SystemExit: a variable has a mistake, or contradicts the arguments; see the log.
         ConfigError: this is the script of a worker, which has to attach.
     """
     if IN_A_TASK.get():
@@ -113,10 +113,10 @@ def _contradictions(config: TaskConfig, workers: int | None, ps: int | None) -> 
 
 
 def refuse_task(command: str) -> None:
-    """Refuse to start a whole cluster in a process that is to be one task of another one.
+    """Refuse to start a whole cluster in a process that is a task of another one.
 
     Raises:
-        ConfigError: a variable says so, or has a mistake.
+        ConfigError: it is, or a variable has a mistake.
     """
     role, source = role_of_script()
     if role is not None and source != PROCESS_NAME:  # the name of a Procfile's line is anything
@@ -128,7 +128,7 @@ def refuse_task(command: str) -> None:
 
 
 def job_of_script(job: Job) -> Job:
-    """Return the job of a script with what the variables of this process say of its fields.
+    """Return the job of a script with the options in the variables of this process.
 
     Raises:
         ConfigError: a variable has a mistake.
@@ -158,13 +158,13 @@ def _variables(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
-    """Return the summary of a job that has ended: the chief's, or what the others were told."""
+    """Return the summary of a job that has ended: the chief's, or the one that it has sent."""
     for actor in actors:
         if isinstance(actor, Chief):
             return actor.summary
         end = getattr(actor, "end", None)
         if isinstance(end, Shutdown) and end.summary:
-            told = json.loads(end.summary)
-            history = History.of(told["history"])
-            return Summary(**told | {"history": history, "parameters": NotHere()})
+            fields = json.loads(end.summary)
+            history = History.of(fields["history"])
+            return Summary(**fields | {"history": history, "parameters": NotHere()})
     return None

@@ -1,4 +1,4 @@
-"""The begin of a process that is one task: what it needs is imported only here."""
+"""The start of a process that is one task; it imports the task's modules only then."""
 
 from __future__ import annotations
 

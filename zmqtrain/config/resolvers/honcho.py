@@ -23,7 +23,7 @@ PROCESS_NAME = "HONCHO_PROCESS_NAME"
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what honcho says of index, ps, workers and chief; {} if it did not start us.
+    """Return the options that honcho gives: index, ps, workers, chief; {} if it did not start us.
 
     ``known``: options from other sources; only the others are looked up.
 

@@ -24,7 +24,7 @@ EXAMPLE = '{"cluster": {"ps": ["host:2222"]}, "task": {"type": "ps", "index": 0}
 
 @dataclass(frozen=True, slots=True)
 class TfConfig:
-    """What a TF_CONFIG says.
+    """The content of a TF_CONFIG.
 
     ``task``: the task of this process, None without a task section.
     ``addresses``: addresses by task, None without a cluster section.
@@ -49,7 +49,7 @@ class TfConfig:
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what TF_CONFIG says of index, ps, workers, worker_addresses, chief and its address.
+    """Return the options in TF_CONFIG: index, ps, workers, chief, and the addresses of both.
 
     ``known``: options from flags and variables; TF_CONFIG may omit these.
 
@@ -59,7 +59,7 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
     config = read_tf_config(environ.get(TF_CONFIG, ""))
     if config.task is not None and config.task.role is not role:
         raise ConfigError(
-            f"TF_CONFIG says that this task is {config.task}, but it was started as a {role}; "
+            f"TF_CONFIG makes this task {config.task}, but it was started as a {role}; "
             f"start it with python -m zmqtrain.roles.{config.task.role}, or correct TF_CONFIG's "
             "task"
         )
@@ -118,7 +118,7 @@ def _of_part(config: TfConfig, role: Role, known: Mapping[str, Any]) -> dict[str
 
 
 def read_tf_config(text: str) -> TfConfig:
-    """Read a TF_CONFIG; an empty text says nothing.
+    """Read a TF_CONFIG; an empty text is one without content.
 
     Raises:
         ConfigError: it has a mistake; the text names the first one.
@@ -184,7 +184,7 @@ def _task(section: Any) -> Task | None:
 
 
 def role_called(name: Any, source: str) -> Role:
-    """Return the role with TensorFlow's ``name``; ``source`` says where the name stands.
+    """Return the role with TensorFlow's ``name``; an error's text begins with ``source``.
 
     Raises:
         ConfigError: there is no such role.
@@ -255,7 +255,7 @@ def _check(config: TfConfig) -> None:
     if addresses and task is not None and task not in addresses and not is_hidden:
         listed = ", ".join(map(str, sorted(addresses)))
         raise ConfigError(
-            f"TF_CONFIG says that this task is {task}, but its cluster lists {listed}; correct the "
+            f"TF_CONFIG makes this task {task}, but its cluster lists {listed}; correct the "
             "task, or add it to the cluster"
         )
 
