@@ -294,7 +294,7 @@ def test_shapes_and_names_of_parameters_are_part_of_the_fingerprint() -> None:
         assert fingerprint_difference(there, other).startswith("parameters: 1 variables, 6 elem")
 
 
-def test_long_texts_are_cut_but_still_tell_jobs_apart() -> None:
+def test_long_texts_are_cut_but_still_distinguish_jobs() -> None:
     @dataclass(frozen=True)
     class Wordy(Handmade):
         text: str
@@ -307,7 +307,7 @@ def test_long_texts_are_cut_but_still_tell_jobs_apart() -> None:
     assert there["model"] != here["model"]
 
 
-def test_mistake_of_a_model_is_not_told_as_one_of_its_metrics() -> None:
+def test_mistake_of_a_model_is_not_reported_as_one_of_its_metrics() -> None:
     class Unbuilt(MLP):
         @property
         def summed_metrics(self) -> object:
@@ -330,7 +330,7 @@ def test_one_option_ends_a_job_and_an_override_takes_the_place_of_the_other_one(
         by_steps.with_overrides(epochs=3, steps=5)
 
 
-def test_one_option_says_where_workers_compute() -> None:
+def test_one_option_decides_where_workers_compute() -> None:
     with pytest.raises(ConfigError, match=r"device is 'gpu'.*devices=cpu:0,cpu:1"):
         job(device="gpu", devices=("cpu:0", "cpu:1"))
     assert job(devices="cpu:0,cpu:1").with_overrides(device="gpu").devices == ()
@@ -338,7 +338,9 @@ def test_one_option_says_where_workers_compute() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"evaluate_every": 5}, {"metrics": [MeanAbsoluteError()]}])
-def test_what_needs_an_evaluation_set_is_refused_without_one(fields: dict[str, Any]) -> None:
+def test_options_that_need_an_evaluation_set_are_refused_without_one(
+    fields: dict[str, Any],
+) -> None:
     x = np.ones((200, 1), np.float32)
     with pytest.raises(ConfigError, match="no evaluation set, so nothing would be measured"):
         job(data=Arrays((x, x)), **fields).load_data()
@@ -347,6 +349,6 @@ def test_what_needs_an_evaluation_set_is_refused_without_one(fields: dict[str, A
     assert job(data=Arrays((x, x)), **measures_training).load_data()[1] is None
 
 
-def test_variable_whose_name_has_no_form_in_utf8_is_refused_at_the_start() -> None:
+def test_variable_name_that_utf8_cannot_encode_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="expected whole characters"):
         job(model=Handmade({"half \ud800": np.zeros(1, np.float32)})).variables()

@@ -177,7 +177,7 @@ def test_labels_of_any_layout_count_once_unless_they_are_ignored_or_masked(
     assert sums.tolist() == [right.sum(), counts.sum()]
 
 
-def test_axis_of_the_classes_is_told_by_the_labels_if_their_shape_can() -> None:
+def test_axis_of_the_classes_follows_from_the_shape_of_the_labels() -> None:
     images, labels = RANDOM.random((5, 3, 4, 6)), RANDOM.integers(0, 3, (5, 4, 6))
     sums = Accuracy().update(images, (images, labels))
     assert sums[0] == np.count_nonzero(images.argmax(axis=1) == labels) and sums[1] == labels.size
@@ -205,7 +205,7 @@ BOUGHT = (np.arange(4), np.arange(4) + 100, np.array([1.0, 2.0, 3.0, 4.0], np.fl
 
 
 @pytest.mark.parametrize("more", [(), (np.ones(4, np.float32),)])
-def test_labels_are_where_the_model_says(more: Any) -> None:
+def test_labels_are_where_the_model_has_them(more: Any) -> None:
     totals = Totals([MeanAbsoluteError()])
     totals.add(BOUGHT[2] + 0.5, (*BOUGHT, *more), Rating())
     assert totals.results() == {"mean_absolute_error": 0.5}
@@ -275,7 +275,7 @@ def test_list_of_metrics_with_a_mistake_is_refused(metrics: Any) -> None:
         checked(metrics)
 
 
-def test_two_metrics_of_a_kind_are_told_apart_by_their_names() -> None:
+def test_two_metrics_of_a_kind_have_different_names() -> None:
     metrics = checked([TopK(2), TopK(3), Accuracy(), Accuracy(0.3, name="generous")])
     totals = Totals(metrics)
     totals.add(SCORES, (SCORES, CLASS))

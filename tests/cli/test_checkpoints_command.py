@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return logdir, summary
 
 
-def test_frozen_array_that_lies_otherwise_in_memory_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_frozen_array_keeps_its_layout_in_memory(tmp_path: Path) -> None:
     turned = np.arange(6.0).reshape(2, 3).T
 
     class Turned(Normalised):
@@ -46,7 +46,7 @@ def test_frozen_array_that_lies_otherwise_in_memory_is_kept_as_it_is(tmp_path: P
     np.testing.assert_array_equal(zmqtrain.load(tmp_path)["turned"], turned)
 
 
-def test_initial_values_beside_what_is_no_array_leave_the_error_to_the_model() -> None:
+def test_initial_values_beside_a_parameter_that_is_no_array_report_the_model() -> None:
     class Listed(Normalised):
         def state(self, seed: int) -> dict[str, Any]:
             return {"mean": [0.0, 0.0, 0.0]}

@@ -21,7 +21,7 @@ from zmqtrain.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["file", "none", "file/below", "closed", "closed/below"])
-def test_place_that_cannot_be_looked_into_is_refused(name: str, tmp_path: Path) -> None:
+def test_unreadable_directory_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "closed").mkdir(mode=0o000)
     place = tmp_path / name
@@ -66,7 +66,7 @@ def test_record_of_a_task_is_removed_once_it_is_old_and_its_process_is_dead(
     assert sorted(path.stem for path in directory.glob("*.life")) == ["alive", "new"]
 
 
-def test_what_is_used_what_is_left_and_what_was_removed_is_counted() -> None:
+def test_segments_in_use_left_over_and_removed_are_counted() -> None:
     lives = [("alive", False), ("dead, workers wait", False), ("dead", False), ("dead", True)]
     found = [Found("segment", Path("a"), 1000, 1.0, *each) for each in lives]
     assert text_of(clean_view(found)).splitlines()[-1] == (

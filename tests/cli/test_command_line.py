@@ -38,7 +38,7 @@ def test_help_lists_the_commands_in_their_order_and_in_full() -> None:
     assert all(words[-1].endswith(".") and not words[-1].endswith("..") for words in listed)
 
 
-def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == ExitCode.OK
     assert capsys.readouterr().out == f"zmqtrain {__version__}\n"
 
@@ -62,7 +62,7 @@ def test_command_imports_no_engine_before_it_asks_one() -> None:
         (["placement", "job.py", "--ps", "-1"], "-1 is not in the range x>=0"),
     ],
 )
-def test_wrong_usage_is_told_and_exits_with_2(
+def test_wrong_usage_is_reported_and_exits_with_2(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == ExitCode.USAGE

@@ -98,7 +98,7 @@ def test_request_is_answered_as_its_transcript_shows(
 
 
 @pytest.mark.parametrize("spec", ["hogwlid", "bounded-staleness:-1", "sync-replicas:tokens=2"])
-def test_wrong_spec_is_refused_before_anyone_is_asked(
+def test_wrong_spec_is_refused_before_any_request(
     spec: str, ps: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "= 2" in performed(capsys, f"policy {spec}")

@@ -58,9 +58,7 @@ VIEWS: dict[str, Callable[[Status], RenderableType]] = {
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_hostile_texts_are_shown_as_they_are_written(
-    training: Status, view: str, terminal: bool
-) -> None:
+def test_hostile_texts_are_shown_escaped(training: Status, view: str, terminal: bool) -> None:
     drawn = VIEWS[view](hostile(training))
     written = text_of(drawn, width=5000)
     if terminal:

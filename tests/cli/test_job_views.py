@@ -136,7 +136,7 @@ def test_top_shows_a_job(situation: str, training: Status, snapshot: Snapshot) -
 
 
 @pytest.mark.parametrize("width", [40, 120])
-def test_top_leaves_out_what_a_terminal_has_no_room_for(
+def test_top_fits_the_columns_of_a_terminal(
     width: int, training: Status, snapshot: Snapshot
 ) -> None:
     shown = top(watched(training, later(training)), width)
@@ -144,7 +144,7 @@ def test_top_leaves_out_what_a_terminal_has_no_room_for(
     snapshot(shown, "top")
 
 
-def test_low_terminal_shows_the_tasks_that_others_may_wait_for(
+def test_low_terminal_shows_the_tasks_that_delay_others(
     training: Status, snapshot: Snapshot
 ) -> None:
     gone = with_tasks(training, worker_2={"state": "left", "step": 7})
@@ -180,7 +180,9 @@ def test_lanes_are_listed_only_if_they_differ(training: Status, lanes: str, show
         ({"worker_2": {}}, ["worker 2 joined"]),
     ],
 )
-def test_news_are_what_differs(changes: dict[str, Any], news: list[str], training: Status) -> None:
+def test_news_are_differences_of_two_statuses(
+    changes: dict[str, Any], news: list[str], training: Status
+) -> None:
     tasks = {name: values for name, values in changes.items() if name[-2:-1] == "_"}
     others = {name: value for name, value in changes.items() if name not in tasks}
     after = replace(with_tasks(training, **tasks), **others)

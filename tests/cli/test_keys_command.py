@@ -84,7 +84,7 @@ def test_keys_are_added_listed_and_revoked(
     assert not (tmp_path / "keys" / "chief-0.secret").exists()
 
 
-def test_wrong_usage_is_told_and_changes_nothing(
+def test_wrong_usage_is_reported_and_changes_nothing(
     directory: str,
     monkeypatch: pytest.MonkeyPatch,
     snapshot: Snapshot,
@@ -104,7 +104,7 @@ def test_wrong_usage_is_told_and_changes_nothing(
     assert owners(directory) == ["ps 0"]
 
 
-def test_question_is_asked_with_the_key_of_the_first_client(
+def test_request_uses_the_key_of_the_first_client(
     directory: str, ps: Any, training: Status, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ps.replies[GetStatus] = [training]

@@ -58,7 +58,7 @@ def test_table_is_aligned_and_has_no_blanks_at_its_line_ends() -> None:
 
 
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S")), min_size=1))
-def test_what_a_peer_wrote_is_shown_as_it_is(text: str) -> None:
+def test_text_of_a_peer_is_shown_unchanged(text: str) -> None:
     assert text_of(cell(text), width=10_000) == f"{text}\n"
 
 

@@ -60,7 +60,7 @@ def test_flag_comes_before_tf_config_before_this_host(
         ([], Owner("client")),
     ],
 )
-def test_job_is_asked_with_a_clients_key_else_with_that_of_a_task(
+def test_request_uses_a_clients_key_or_else_that_of_a_task(
     held: list[Owner], asks: Owner, tmp_path: Path, jobs: list[RunningJob]
 ) -> None:
     pairs = {owner: make_pair() for owner in held}
@@ -82,7 +82,7 @@ SILENT, REFUSING = PeerLostError("no answer"), ProtocolError("ps 1 takes no GetS
         ({"a": SILENT, "b": REFUSING, "c": SILENT}, "abc", "a:1"),
     ],
 )
-def test_first_worker_that_tells_the_status_is_asked_of_a_job_without_ps(
+def test_first_worker_that_answers_leads_a_job_without_ps(
     errors: dict[str, ZmqTrainError],
     asked: str,
     address: str,
@@ -117,7 +117,7 @@ def test_first_worker_that_tells_the_status_is_asked_of_a_job_without_ps(
 
 
 @pytest.mark.parametrize("running", [[], [DIGITS, LINE]], ids=["no job", "two jobs"])
-def test_job_that_is_not_clear_is_asked_for(
+def test_ambiguous_job_is_refused_with_the_candidates(
     running: list[RunningJob],
     jobs: list[RunningJob],
     snapshot: Snapshot,
@@ -128,14 +128,14 @@ def test_job_that_is_not_clear_is_asked_for(
 
 
 @pytest.mark.parametrize("command", ["status", "top", "why", "policy hogwild", "save"])
-def test_dead_address_is_told_by_every_command_after_one_question(
+def test_dead_address_is_reported_by_every_command_after_one_request(
     command: str, ps: Any, snapshot: Snapshot, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snapshot(performed(capsys, f"{command} --ps 127.0.0.1:9"))
     assert ps.asked == [("127.0.0.1:9", GetStatus(), 5.0)]
 
 
-def test_address_that_cannot_be_asked_is_told_with_a_remedy(
+def test_address_without_an_answer_is_reported_with_a_remedy(
     ps: Any, snapshot: Snapshot, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is none, or that of another ps, or the job of this host is still starting."""

@@ -35,13 +35,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
     "flags",
     [["--no-crash-safe"], ["--lane", "tcp"], ["--steps", "7"], ["--segment-dir", "/dev/shm"]],
 )
-def test_tasks_are_told_what_the_run_was_told(flags: list[str], started: Mock) -> None:
+def test_options_of_a_run_reach_its_tasks(flags: list[str], started: Mock) -> None:
     assert main(["run", JOB, *flags]) == ExitCode.USAGE
     cluster, arguments = started.call_args.args[2:4]
     assert " ".join(flags) in " ".join([*flags_of(cluster.shared()), *arguments])
 
 
-def test_mistyped_variable_is_told(
+def test_mistyped_variable_is_reported(
     started: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ZMQTRAIN_WORKER", "3")
@@ -66,7 +66,7 @@ def test_news_of_a_run_appear_above_its_live_view(
     assert handler.stream is before
 
 
-def test_lane_that_processes_cannot_have_is_refused(
+def test_memory_lane_between_processes_is_refused(
     started: Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", JOB, "--lane", "memory"]) == ExitCode.USAGE
@@ -86,7 +86,7 @@ def test_lane_that_processes_cannot_have_is_refused(
         ("TF_CONFIG", "{", "TF_CONFIG is not valid JSON"),
     ],
 )
-def test_process_that_is_to_be_a_task_starts_no_cluster(
+def test_process_of_a_task_starts_no_cluster(
     variable: str,
     value: str,
     told: str,
@@ -100,7 +100,7 @@ def test_process_that_is_to_be_a_task_starts_no_cluster(
     started.assert_not_called()
 
 
-def test_tf_config_of_one_worker_is_no_matter_for_a_run(
+def test_tf_config_of_one_worker_is_ignored_by_a_run(
     started: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
@@ -109,7 +109,7 @@ def test_tf_config_of_one_worker_is_no_matter_for_a_run(
     assert started.call_args.args[2].workers == 2
 
 
-def test_cluster_that_contradicts_the_strategy_is_told_before_devices(
+def test_cluster_that_contradicts_the_strategy_is_reported_before_devices(
     started: Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", JOB, "--strategy", "mirrored", "--workers", "3"]) == ExitCode.USAGE
@@ -119,7 +119,7 @@ def test_cluster_that_contradicts_the_strategy_is_told_before_devices(
     started.assert_not_called()
 
 
-def test_loss_is_told_from_the_first_push_on(training: Status) -> None:
+def test_loss_is_shown_after_the_first_push(training: Status) -> None:
     nan = float("nan")
     begun = replace(training, loss=nan, pushes=dict.fromkeys(training.pushes, 0))
     refused = replace(begun, pushes=begun.pushes | {"refused": 1})

@@ -62,7 +62,7 @@ def test_json_has_every_wait_and_the_absent_tasks(
     assert answer["stop"] == answer["failure"] == answer["switching"] == ""
 
 
-def test_other_tasks_are_asked_for_their_waits_while_ps_0_does_not_answer(
+def test_other_tasks_report_their_waits_while_ps_0_does_not_answer(
     ps: Any, jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
 ) -> None:
     waits = Wait("chief 0", "ps 0", "no status", 7.0), Wait("worker 1", "ps 0", "no answer", 9.0)
@@ -101,14 +101,14 @@ def test_other_tasks_are_asked_for_their_waits_while_ps_0_does_not_answer(
         b"\xff",
     ],
 )
-def test_other_program_at_the_chiefs_metrics_port_is_not_believed(sd: bytes) -> None:
+def test_other_program_at_the_chiefs_metrics_port_is_ignored(sd: bytes) -> None:
     waits = json.dumps([asdict(WAIT)]).encode()
     with answering({b"/sd": [sd], b"/waits": [waits]}) as address:
         assert reported_waits(address) == [WAIT]
 
 
 @pytest.mark.parametrize("waits", [b'["x"]', b'[{"owner": "a"}]', b"null", b"{}"])
-def test_waits_of_another_form_are_left_out(waits: bytes) -> None:
+def test_waits_in_another_format_are_ignored(waits: bytes) -> None:
     with answering({b"/sd": [b"[]"], b"/waits": [waits]}) as address:
         assert reported_waits(address) == []
 
@@ -116,7 +116,7 @@ def test_waits_of_another_form_are_left_out(waits: bytes) -> None:
 @pytest.mark.parametrize(
     ("part", "pause_s"), [(b" " * (1 << 20), 0.0), (b" ", 0.3)], ids=["endless", "slow"]
 )
-def test_answer_without_end_is_given_up(part: bytes, pause_s: float) -> None:
+def test_endless_answer_is_given_up(part: bytes, pause_s: float) -> None:
     answer = repeat(part)
     with answering({b"/sd": answer, b"/waits": answer}, pause_s) as address:
         assert reported_waits(address) == []

@@ -28,12 +28,12 @@ def test_hosts_are_read_with_their_slots() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a,a:2", "a:0", "a:b", "-oProxyCommand=x", "a b"])
-def test_what_names_no_hosts_is_refused(text: str) -> None:
+def test_wrong_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         hosts_of(text)
 
 
-def test_there_are_as_many_workers_as_slots_unless_a_number_is_given() -> None:
+def test_number_of_workers_defaults_to_the_slots() -> None:
     asked = {"on": "ssh", "hosts": "a:2,b:3"}
     assert Submission.model_validate(asked).workers == 5
     assert Submission.model_validate(asked | {"workers": 1}).workers == 1
@@ -101,7 +101,7 @@ def test_workers_of_a_host_have_gpus_of_their_own() -> None:
         ("", "zmqtrain"),
     ],
 )
-def test_what_is_wrong_with_a_host_is_said(facts: str, found: str) -> None:
+def test_problem_of_a_host_is_reported(facts: str, found: str) -> None:
     said = problem(facts, "12", cpu=64)
     assert found in said and bool(found) == bool(said)
 
@@ -141,12 +141,12 @@ class Shell:
 ALL = {"ps-0", "chief-0", "worker-0", "worker-1"}
 
 
-def test_script_tells_what_the_host_has(tmp_path: Path) -> None:
+def test_script_reports_facts_about_the_host(tmp_path: Path) -> None:
     facts = dict(line.split(" ", 1) for line in Shell(tmp_path, "echo protocol 7")("check"))
     assert facts == {"cpus": str(os.cpu_count()), "protocol": "7"}
 
 
-def test_script_starts_what_does_not_run_and_ends_what_does(tmp_path: Path) -> None:
+def test_script_starts_missing_tasks_and_ends_running_ones(tmp_path: Path) -> None:
     host = Shell(tmp_path, 'echo "$@"; exec sleep 600')
     assert host("state") == []
     host("start", "2")
@@ -164,7 +164,7 @@ def test_script_starts_what_does_not_run_and_ends_what_does(tmp_path: Path) -> N
     assert host("state") == [] and not host.file("").exists()
 
 
-def test_script_tells_how_a_task_ended_and_starts_it_again(tmp_path: Path) -> None:
+def test_script_reports_how_a_task_ended_and_restarts_it(tmp_path: Path) -> None:
     host = Shell(tmp_path, "exit 77")
     host("start", "2")
     ended = {f"{name} 77" for name in ALL}

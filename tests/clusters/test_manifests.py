@@ -39,7 +39,7 @@ from zmqtrain.job import Job
 @pytest.mark.parametrize(
     "text", ["1e-05", "1e5", "0o17", "017", "1_000", ".5", "+1", "y", "n", "no", "null", "~", ""]
 )
-def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
+def test_text_that_looks_like_a_number_or_boolean_is_quoted(text: str) -> None:
     """YAML 1.2 and Go read some of these otherwise than PyYAML does."""
     ((_, value),) = yaml.compose(as_yaml([{"A": text}])).value
     assert (value.value, value.style) == (text, "'")
@@ -163,7 +163,7 @@ def environment_of(template: Manifest) -> dict[str, str]:
 
 
 @given(plans(), st.sampled_from(list(KINDS)))
-def test_every_task_is_told_a_configuration_that_it_takes(plan: SubmitPlan, kind: str) -> None:
+def test_every_task_gets_a_valid_configuration(plan: SubmitPlan, kind: str) -> None:
     found = dict(pods_of(manifests(of_kind(plan, kind))))
     assert set(found) == set(plan.counts)
     for role, template in found.items():
@@ -211,7 +211,7 @@ def test_longest_name_fits_the_longest_pod() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_yaml_is_read_back_as_it_was_meant(kind: str) -> None:
+def test_yaml_is_read_back_unchanged(kind: str) -> None:
     plan = example_plan(kind=kind)
     objects = manifests(plan)
     assert list(yaml.safe_load_all(as_yaml(objects))) == plain(objects)
@@ -236,13 +236,13 @@ def test_jobs_fail_for_good_after_the_permanent_codes_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cpu", ["0", "-1", "m", "1G", "", 0, 10**6])
-def test_what_is_no_number_of_cpus_is_refused(cpu: object) -> None:
+def test_wrong_number_of_cpus_is_refused(cpu: object) -> None:
     with pytest.raises(ValidationError):
         example_plan(cpu=cpu)
 
 
 @pytest.mark.parametrize("time", ["1\nid", "1 2", "$(id)", ""])
-def test_limit_that_would_be_more_than_an_option_is_refused(time: str) -> None:
+def test_limit_with_more_than_one_word_is_refused(time: str) -> None:
     with pytest.raises(ValidationError):
         example_plan(time=time)
 
@@ -394,7 +394,7 @@ def test_mistyped_field_of_a_training_runtime_is_found(wrong: str, right: str) -
 
 
 @pytest.mark.parametrize("ps, workers", [(33, 2), (0, 33)])
-def test_slurm_takes_no_job_that_has_too_few_ports(ps: int, workers: int) -> None:
+def test_job_with_more_tasks_than_ports_on_slurm_is_refused(ps: int, workers: int) -> None:
     with pytest.raises(ConfigError):
         render_scripts(replace(example_plan(), ps=ps, workers=workers))
 
@@ -441,7 +441,7 @@ def ran(
 @pytest.mark.parametrize(
     "part, ps, tasks, last", [("ps", 2, 3, 1), ("worker", 2, 1, 3), ("worker", 0, 2, 1)]
 )
-def test_script_says_where_the_others_are_and_what_a_step_has(
+def test_script_gives_tasks_their_peers_and_cpus(
     part: str, ps: int, tasks: int, last: int, tmp_path: Path
 ) -> None:
     size = {"ps": ps, "max_workers": 4 if ps else 2, "cpu": 3, "ps_cpu": 5}
@@ -457,7 +457,7 @@ def test_script_says_where_the_others_are_and_what_a_step_has(
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "COMPLETING"])
-def test_job_of_slurm_is_requeued_after_what_may_pass_and_after_a_preemption(
+def test_slurm_job_is_requeued_after_transient_failures_and_preemptions(
     tmp_path: Path, state: str
 ) -> None:
     for code in (*ExitCode, 137, 139):
@@ -470,7 +470,7 @@ def test_job_of_slurm_is_requeued_after_what_may_pass_and_after_a_preemption(
 
 
 @pytest.mark.parametrize("part", ["ps", "worker"])
-def test_variables_of_who_submits_are_not_those_of_the_job(part: str, tmp_path: Path) -> None:
+def test_variables_of_the_submitting_shell_do_not_reach_the_job(part: str, tmp_path: Path) -> None:
     others = {"ZMQTRAIN_LEASE_S": "1", "SBATCH_PARTITION": "spot", "TF_CONFIG": "{}"}
     told = ran(part, TASKS_ARE_TOLD | {"srun": "env"}, tmp_path, others)[1]
     assert "ZMQTRAIN_JOB=" in told

@@ -27,12 +27,12 @@ from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
 
 @pytest.mark.parametrize("code", [*ExitCode, 134, 137, 139, 200])
-def test_engines_restart_after_the_codes_after_which_the_supervisor_does(code: int) -> None:
+def test_engines_and_the_supervisor_restart_after_the_same_codes(code: int) -> None:
     is_restarted = isinstance(decide([Ending(code, 0.0, 1.0)], USUAL_LIMITS, 0.0), Restart)
     assert is_restarted == (code not in ENDED)
 
 
-def test_codes_after_which_no_engine_restarts_are_those_that_tfjob_takes_for_permanent() -> None:
+def test_permanent_codes_are_those_of_tfjob() -> None:
     assert set(PERMANENT) == {code for code in ExitCode if 0 < code < 128}
 
 
@@ -42,7 +42,7 @@ def test_ps_has_memory_for_its_part_of_the_parameters_and_for_its_process() -> N
     assert wanted.memory_nbytes >= wanted.shared_nbytes + PROCESS_NBYTES
 
 
-def test_ps_has_memory_for_a_copy_that_is_read_and_one_that_is_kept() -> None:
+def test_ps_has_memory_for_a_read_copy_and_a_kept_copy() -> None:
     job = load_job(str(ROOT / JOB))
     asked = Submission.model_validate({"on": "kubernetes", "ps": 1, "workers": 2})
     (layout,) = planned(job).layouts
@@ -54,7 +54,7 @@ def test_ps_has_memory_for_a_copy_that_is_read_and_one_that_is_kept() -> None:
     assert sizes == [process + copies * 4 * layout.size for copies in (1, 2)]
 
 
-def test_memory_of_a_ps_grows_with_the_workers_that_there_may_be() -> None:
+def test_memory_of_a_ps_grows_with_the_most_workers() -> None:
     few, many = example_plan(), example_plan(max_workers=4000)
     assert many.resources[Role.PS].shared_nbytes > few.resources[Role.PS].shared_nbytes
 
@@ -101,13 +101,13 @@ def test_size_is_read_as_kubernetes_writes_it(text: str, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-1Gi", "8 apples"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_wrong_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         nbytes_of(text)
 
 
 @pytest.mark.parametrize("name", ["", "Digits", "1digits", "digits_1", "digits-", "d" * 41])
-def test_name_that_is_none_in_dns_is_refused(name: str) -> None:
+def test_name_that_dns_refuses_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         Submission.model_validate({"on": "kubernetes", "name": name})
 

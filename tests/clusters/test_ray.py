@@ -105,7 +105,7 @@ def test_task_is_started_again_when_its_supervisor_is_killed_or_the_ps_have_move
     assert third != second
 
 
-def test_missing_ray_is_said_with_the_extra_that_has_it(
+def test_missing_ray_is_reported_with_its_extra(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -117,7 +117,7 @@ def test_missing_ray_is_said_with_the_extra_that_has_it(
 @pytest.mark.parametrize(
     "address, code", [("127.0.0.1:1", ExitCode.PEER_LOST), ("head", ExitCode.USAGE)]
 )
-def test_address_without_a_cluster_is_said(
+def test_address_without_a_cluster_is_reported(
     kubectl: Kubectl,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -512,7 +512,7 @@ def test_submitted_job_is_handled_as_its_transcript_shows(
         ("PENDING", "SomethingNew"),
     ],
 )
-def test_why_says_why_slurm_does_not_run_a_task(state: str, reason: str, play: Play) -> None:
+def test_why_shows_slurms_reason(state: str, reason: str, play: Play) -> None:
     line = f"8|1|digits-worker|{state}|{reason}|\n"
     pending, lost = (line, "") if state == "PENDING" else ("", line)
     answers = said(lost, f"--states={LOST}"), said(pending, "--noheader")
@@ -520,7 +520,7 @@ def test_why_says_why_slurm_does_not_run_a_task(state: str, reason: str, play: P
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_worker_that_a_host_does_not_start_is_named_by_scale(
+def test_scale_names_a_worker_that_did_not_start(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
     address, facts = said("hostname 10.0.0.1\nport 22\n", "-G"), f"protocol {PROTOCOL_VERSION}\n"
@@ -535,6 +535,6 @@ def test_worker_that_a_host_does_not_start_is_named_by_scale(
     )
 
 
-def test_missing_program_is_said(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_program_is_reported(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     play(SUBMIT)

@@ -60,7 +60,7 @@ def test_print_writes_manifests_and_nothing_else(
     assert not kubectl.calls("") and not submitted_jobs()
 
 
-def test_help_names_what_sizes_and_cpus_are_written_as(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_format_of_sizes_and_cpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "--help"]) == ExitCode.OK
     shown = capsys.readouterr().out
     for words in ("--memory SIZE", "--ps-memory SIZE", "--cpu CPUS", "--ps-cpu CPUS"):
@@ -93,7 +93,7 @@ def test_keys_are_for_this_user_and_on_no_terminal(
         assert not any(path.read_text().strip() in " ".join(words) for path in secrets)
 
 
-def test_keys_that_are_given_are_used_and_kept(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_given_keys_are_used_and_kept(kubectl: Kubectl, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     assert main(["keys", "new", "--keys", str(keys), "--workers", "4"]) == 0
     submitted(kubectl, "--keys", str(keys))
@@ -104,7 +104,7 @@ def test_keys_that_are_given_are_used_and_kept(kubectl: Kubectl, tmp_path: Path)
     assert (keys / "registry").exists()
 
 
-def test_record_that_cannot_be_written_is_told(
+def test_unwritable_record_is_reported(
     kubectl: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "state/zmqtrain/digits"
@@ -133,7 +133,7 @@ def states_in(registry: str) -> list[tuple[str, str]]:
     return [(f"{role} {index}", state) for role, index, state, _ in words]
 
 
-def test_former_keys_are_revoked_after_all_tasks_have_had_time_to_get_the_new_ones(
+def test_former_keys_are_revoked_after_the_new_ones_have_arrived(
     kubectl: Kubectl, at_once: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
@@ -207,7 +207,7 @@ def test_secrets_of_revoked_keys_do_not_stay_on_kubernetes(
     [("slurm", 1, ExitCode.OK), ("ray", 1, ExitCode.USAGE), ("ssh", 0, ExitCode.USAGE)],
 )
 @pytest.mark.usefixtures("kubectl")
-def test_keys_change_only_where_tasks_get_the_new_ones(
+def test_keys_change_only_on_engines_that_send_new_ones(
     tmp_path: Path, engine: str, ps: int, code: int
 ) -> None:
     keys = tmp_path / "keys"
@@ -229,7 +229,7 @@ def test_job_that_cannot_be_loaded_here_needs_its_memory(
     assert main([*words, "--ps-memory", "1Gi"]) == ExitCode.OK
 
 
-def test_port_forward_that_says_nothing_is_given_up(
+def test_silent_port_forward_is_given_up(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)

@@ -92,7 +92,7 @@ def module_of(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["mine", "my-job", "job.v2", "random", "test"])
-def test_what_a_job_file_defines_is_found_by_the_name_of_its_module(home: Path, name: str) -> None:
+def test_definitions_of_a_job_file_are_found_in_its_module(home: Path, name: str) -> None:
     (home / f"{name}.py").write_text(DEFINES)
     own = sys.modules.get(name)
     assert load_job(f"{name}.py").steps == 1
@@ -105,7 +105,7 @@ def test_what_a_job_file_defines_is_found_by_the_name_of_its_module(home: Path, 
 
 
 @pytest.mark.parametrize("name", ["mine", "random"])
-def test_process_that_a_job_starts_finds_what_its_file_defines(home: Path, name: str) -> None:
+def test_process_started_by_a_job_finds_its_definitions(home: Path, name: str) -> None:
     (home / f"{name}.py").write_text(DEFINES)
     load_job(f"{name}.py")
     module = module_of(home / f"{name}.py")
@@ -120,7 +120,7 @@ def test_file_with_the_name_of_an_installed_package_is_refused(home: Path, name:
         load_job(f"{name}.py")
 
 
-def test_file_that_cannot_be_run_leaves_the_module_that_was_there(home: Path) -> None:
+def test_failing_file_keeps_the_module_that_was_loaded_before(home: Path) -> None:
     load_job("named.py")
     module = sys.modules["named"]
     (home / "named.py").write_text("raise ValueError\n")
@@ -136,7 +136,7 @@ def test_job_edited_within_the_same_second_is_the_new_one(home: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", ["named.py", "HOME/named.py", "named"])
-def test_removed_working_directory_is_told(
+def test_removed_working_directory_is_reported(
     home: Path, reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "gone").mkdir()
@@ -158,7 +158,7 @@ def test_job_that_its_own_modules_import_is_run_once(home: Path) -> None:
     ("directory", "told"),
     [(".", "give the job as package.relative"), ("package", "give the job as package.relative, ")],
 )
-def test_job_file_with_relative_imports_is_to_be_given_as_a_module(
+def test_job_file_with_relative_imports_is_refused_with_its_module(
     home: Path, directory: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = home / "package/relative.py"
@@ -273,7 +273,7 @@ def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
     ("other", "remedy"),
     [({"frozen": "1"}, "seed"), ({"frozen": "1", "source": "2"}, "job file"), ({}, "job file")],
 )
-def test_remedy_of_a_model_that_is_built_otherwise_is_not_another_job_file(
+def test_remedy_of_a_model_that_differs_by_its_values_is_a_seed(
     other: dict[str, str], remedy: str
 ) -> None:
     ours = {"frozen": "0", "source": "0", "steps": "5"}
@@ -287,7 +287,7 @@ def test_remedy_of_data_made_at_random_is_a_seed() -> None:
     assert "a seed" not in remedy_of_difference({"data": "1", "steps": "5"}, {"steps": "6"})
 
 
-def test_where_a_job_lies_and_how_its_lines_end_is_no_part_of_its_fingerprint(home: Path) -> None:
+def test_path_and_line_ends_of_a_job_file_are_no_part_of_its_fingerprint(home: Path) -> None:
     elsewhere = home / "package" / "job.py"
     elsewhere.write_bytes(FILES["named.py"].replace("\n", "\r\n").encode())
     there, here = load_job(str(elsewhere)), load_job("named.py")
@@ -317,7 +317,7 @@ def test_job_that_trains_while_it_is_loaded_is_refused() -> None:
         ("import zmqtrain.data", "zmqtrain.attach"),
     ],
 )
-def test_job_with_a_loop_of_its_own_has_to_say_so(home: Path, imports: str, call: str) -> None:
+def test_job_file_that_attaches_needs_own_loop(home: Path, imports: str, call: str) -> None:
     script = f'if __name__ == "__main__":\n    {imports}\n    {call}(job)\n'
     path = home / "loop.py"
     path.write_text(f"{HEADER}job = line(2)\n{script}")
@@ -328,7 +328,7 @@ def test_job_with_a_loop_of_its_own_has_to_say_so(home: Path, imports: str, call
     assert not load_job("loop.py").own_loop
 
 
-def test_another_attach_is_no_loop_of_a_job(home: Path) -> None:
+def test_other_function_called_attach_is_no_own_loop(home: Path) -> None:
     text = "import zmqtrain\nclass Probe:\n    attach = print\nprobe = Probe()\nprobe.attach()\n"
     (home / "probe.py").write_text(f"{HEADER}{text}job = line(2)\n# zmqtrain.attach(job)\n")
     assert load_job("probe.py", steps=3).steps == 3

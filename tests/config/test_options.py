@@ -85,7 +85,7 @@ def test_names_follow_from_the_field() -> None:
         (TaskConfig, ["--no-chief"], {}, {"chief": False}),
     ],
 )
-def test_flag_beats_variable_and_an_empty_one_says_nothing(
+def test_flag_beats_variable_and_an_empty_variable_is_ignored(
     model: type[BaseModel], arguments: list[str], environ: dict[str, str], values: dict[str, Any]
 ) -> None:
     assert ast.literal_eval(invoke(model, *arguments, environ=environ).output) == values
@@ -183,13 +183,13 @@ def test_option_may_mean_something_narrower() -> None:
         ("ZMQTRAIN_ELEPHANT", "remove it"),
     ],
 )
-def test_variable_that_nobody_reads_is_told(variable: str, meant: str) -> None:
+def test_unknown_variable_is_reported(variable: str, meant: str) -> None:
     (text,) = mistyped({variable: "1", "OTHER": "1"}, TaskConfig, Job)
     assert variable in text
     assert meant in text
 
 
-def test_variables_of_ours_and_of_kubernetes_are_passed_over() -> None:
+def test_variables_of_zmqtrain_and_of_kubernetes_are_ignored() -> None:
     ours = {variable_of(name): "1" for name in [*OPTIONS, "max_restarts", "dashboards"]}
     services = {
         "ZMQTRAIN_PORT": "tcp://10.0.0.1:2222",

@@ -35,13 +35,13 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / f"zmqtrain-{os.getuid()}"
 
 
-def test_job_is_known_for_as_long_as_it_runs(directory: Path) -> None:
+def test_job_is_listed_while_it_runs(directory: Path) -> None:
     with published("job.py", ("a:1",), "ps 0"):
         assert running_jobs() == [RunningJob(os.getpid(), "job.py", ("a:1",), "ps 0")]
     assert running_jobs() == []
 
 
-def test_job_is_known_once_by_its_chief_or_else_by_its_ps(directory: Path) -> None:
+def test_job_is_listed_once_by_its_chief_or_else_by_its_ps(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     parent = os.getppid()  # a process that lives
     of_ps = RunningJob(parent, "job.py", ("a:1",), "ps 0")
@@ -73,7 +73,7 @@ def killed(directory: Path, since: float) -> None:
     path.write_text(json.dumps(json.loads(text) | {"pid": process.pid, "since": since}))
 
 
-def test_life_after_one_that_was_killed_counts_from_its_begin(directory: Path) -> None:
+def test_life_after_a_killed_one_counts_from_the_begin_of_that(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     killed(directory, 7.0)
     with life(("a:1",), Task(Role.WORKER, 2)) as of_another_task:
@@ -107,7 +107,7 @@ def test_life_that_ends_by_itself_is_the_last_unless_a_restart_may_help(
         assert (since is not None) == counts
 
 
-def test_task_that_another_process_is_takes_nothing_from_it(directory: Path) -> None:
+def test_second_process_of_a_task_leaves_the_record_of_the_first(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     parent = psutil.Process(os.getppid())
     with life(("a:1",), TASK):
@@ -119,7 +119,7 @@ def test_task_that_another_process_is_takes_nothing_from_it(directory: Path) -> 
         assert json.loads(path.read_text()) == of_parent
 
 
-def test_end_that_was_forgotten_is_noted_no_more(directory: Path) -> None:
+def test_forgotten_end_is_no_longer_noted(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     note_end(("a:1",), 0)
     forget_end(("b:1",))
@@ -129,7 +129,7 @@ def test_end_that_was_forgotten_is_noted_no_more(directory: Path) -> None:
     assert end_since(("a:1",), 0.0) is None
 
 
-def test_no_directory_for_small_files_is_told_with_the_remedy(
+def test_missing_temporary_directory_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere = Mock(side_effect=FileNotFoundError(errno.ENOENT, "No usable temporary directory"))
@@ -164,7 +164,7 @@ def link_to_a_directory(path: Path) -> None:
         (link_to_a_directory, "is no directory, a link", "remove what is there, or set TMPDIR"),
     ],
 )
-def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
+def test_foreign_directory_for_small_files_is_reported_with_the_remedy(
     directory: Path, make: Callable[[Path], None], problem: str, remedy: str
 ) -> None:
     make(directory)
@@ -174,7 +174,7 @@ def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
         pytest.fail("the job began")
 
 
-def test_full_disk_is_told_with_the_remedy_and_leaves_nothing(directory: Path) -> None:
+def test_full_disk_is_reported_with_the_remedy_and_leaves_nothing(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     path = directory / f"{os.getpid()}.json"
     path.with_suffix(f".{os.getpid()}").symlink_to("/dev/full")

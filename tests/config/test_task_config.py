@@ -69,7 +69,7 @@ COUNTS = {"ps": 3, "worker": 4, "chief": 1}
         ({}, HONCHO | {"SLURM_PROCID": "1"}, 3),
     ],
 )
-def test_index_comes_from_the_first_source_that_says_it(
+def test_index_comes_from_the_first_source_that_has_it(
     flags: dict[str, Any], environ: dict[str, str], index: int
 ) -> None:
     assert load(flags=flags, environ=environ, counts=COUNTS).task == Task(Role.WORKER, index)
@@ -115,7 +115,7 @@ def test_worker_may_join_a_job_that_began_with_fewer() -> None:
         ({"ps": "h:1"}, HONCHO, Cluster(("h:1",), workers=4)),
     ],
 )
-def test_cluster_comes_from_the_first_source_that_says_it(
+def test_cluster_comes_from_the_first_source_that_has_it(
     flags: dict[str, Any], environ: dict[str, str], cluster: Cluster
 ) -> None:
     assert load(flags=flags, environ=environ, counts=COUNTS).cluster == cluster
@@ -163,7 +163,7 @@ def test_each_task_of_a_host_has_its_own_metrics_port(
     assert load(role, flags).metrics_address == address
 
 
-def test_task_trusts_its_host_unless_it_is_told_otherwise() -> None:
+def test_task_trusts_only_its_host_by_default() -> None:
     owner, servers = Owner("worker", 3), {"tcp://127.0.0.1:2222": Owner("ps", 0)}
     local = load(Role.WORKER, {"workers": "4", "index": "3"}).security(owner, servers)
     assert (local.owner, local.servers) == (owner, servers)
@@ -267,7 +267,7 @@ def test_mistake_is_refused_with_its_option(
         (Role.PS, {"ps": 1}, "--workers"),
     ],
 )
-def test_what_honcho_does_not_start_has_to_be_given(
+def test_tasks_that_honcho_does_not_start_have_to_be_given(
     role: Role, counts: dict[str, int] | None, told: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -328,7 +328,7 @@ def test_script_is_the_task_that_its_variables_name(
         ({"ZMQTRAIN_INDEX": "1"}, "ZMQTRAIN_INDEX is '1', but this process has no role"),
     ],
 )
-def test_variables_that_do_not_say_which_task_a_script_is_are_refused(
+def test_variables_without_the_task_of_a_script_are_refused(
     environ: Mapping[str, str], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):

@@ -59,7 +59,7 @@ def test_run_is_found_and_shown_and_its_death_reaches_the_alertmanager(tmp_path:
         until(lambda: "ZmqtrainRunDied" in fired(), "the alert", lambda: str(fired()))
 
 
-def test_run_that_ends_in_order_has_ended_in_the_eyes_of_prometheus(tmp_path: Path) -> None:
+def test_prometheus_sees_the_end_of_a_run(tmp_path: Path) -> None:
     (run_port,) = free_ports(1)
     prometheus = Prometheus(tmp_path, run_port)
 

@@ -20,7 +20,7 @@ def codes(advised: Advice) -> list[str]:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_unit_restarts_what_the_table_says(path: Path) -> None:
+def test_unit_restarts_after_the_codes_of_the_table(path: Path) -> None:
     unit = ConfigParser(interpolation=None)
     unit.read_string(path.read_text())
     service = unit["Service"]

@@ -45,7 +45,7 @@ FIRST = Group(1, (0, 1, 2))
         ({"worker_addresses": ("ipc://a", "ipc://b", "ipc://c")}, 0, False),
     ],
 )
-def test_only_workers_on_hosts_of_their_own_do_without_one(
+def test_only_workers_on_separate_hosts_regroup(
     cluster: dict[str, Any], index: int, may: bool
 ) -> None:
     config = CONFIG.of(Task(Role.WORKER, index))
@@ -54,7 +54,7 @@ def test_only_workers_on_hosts_of_their_own_do_without_one(
     assert not may_regroup(config, plan_for(without, replace(CLUSTER, **cluster)))
 
 
-def test_worker_that_would_look_for_others_too_briefly_is_not_started() -> None:
+def test_join_timeout_below_the_peer_timeout_is_refused() -> None:
     config = CONFIG.model_copy(update={"join_timeout_s": 20.0})
     assert may_regroup(config.model_copy(update={"peer_timeout_s": 20.0}), PLAN)
     with pytest.raises(ConfigError, match=r"--join-timeout-s .* is 20 and .* is 60; .* raise it"):
@@ -74,9 +74,7 @@ def hear(gatherer: Gatherer, role: str, index: int, message: Gather) -> None:
 
 
 @pytest.mark.parametrize(("sender", "members"), [(1, ()), (1, (0, 3)), (1, (-1, 0)), (3, (0, 1))])
-async def test_group_of_workers_that_are_not_there_is_refused(
-    sender: int, members: tuple[int, ...]
-) -> None:
+async def test_group_of_unknown_workers_is_refused(sender: int, members: tuple[int, ...]) -> None:
     gatherer = Gatherer(CONFIG, PLAN, MemoryTransport(), FIRST)
     with pytest.raises(ProtocolError):
         hear(gatherer, "worker", sender, Gather(2, members))
@@ -110,7 +108,7 @@ async def test_worker_without_a_part_goes_back_once_all_parts_go_on(
 
 
 @pytest.mark.parametrize("hears", [(), (0,), (2,)])
-async def test_who_is_not_known_to_be_heard_is_told_at_once(hears: tuple[int, ...]) -> None:
+async def test_worker_that_is_not_heard_is_answered_at_once(hears: tuple[int, ...]) -> None:
     """The worker's own connection to it may take longer."""
     gatherer = Gatherer(CONFIG, PLAN, MemoryTransport(), FIRST)
     end, message = Mock(), Gather(1, (0, 1, 2), True, hears)
@@ -179,7 +177,7 @@ class Chief(JobActor):
 @pytest.mark.parametrize(
     ("error", "of_link"), [(GroupOverError("it is over"), True), (ConfigError("lr is -1"), False)]
 )
-async def test_group_that_is_over_waits_for_nothing_to_be_sent(
+async def test_group_that_is_over_drops_unsent_messages(
     group: int, error: ZmqTrainError, of_link: bool
 ) -> None:
     """To a host that is lost it would wait in vain, and keep the process from the next group."""

@@ -110,7 +110,7 @@ def check(strategy: str, *workers: str, index: int = 0, bind: str | None = None)
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_worker_whose_address_is_of_another_host_is_told(index: int) -> None:
+def test_worker_with_the_address_of_another_host_is_refused(index: int) -> None:
     workers = ["127.0.0.1:2222"]
     workers.insert(index, FOREIGN)
     with pytest.raises(ConfigError, match=rf"203.0.113.1:2222 for worker {index}, .*--index"):
@@ -127,7 +127,7 @@ def test_worker_whose_address_is_of_another_host_is_told(index: int) -> None:
         (WITH_PS, (FOREIGN,), None),
     ],
 )
-def test_address_that_may_lead_here_or_is_not_needed_is_fine(
+def test_address_that_may_lead_here_or_is_not_needed_is_accepted(
     strategy: str, workers: tuple[str, ...], bind: str | None
 ) -> None:
     check(strategy, *workers, bind=bind)

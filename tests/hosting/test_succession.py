@@ -56,7 +56,7 @@ async def asked(logdir: Path, part: Any, *messages: HandOver) -> list[HandedOver
     return request.sent
 
 
-async def test_it_writes_what_falls_to_it_once_and_answers_as_often_as_it_is_asked(
+async def test_part_is_written_once_and_every_request_is_answered(
     tmp_path: Path,
 ) -> None:
     part, message = Part(), HandOver("step-1.tmp-0", (0, 1), LAST)
@@ -70,14 +70,14 @@ async def test_it_writes_what_falls_to_it_once_and_answers_as_often_as_it_is_ask
     assert written < held  # ps 0 is left, and writes what it owns
 
 
-async def test_shards_that_there_are_not_are_not_left(tmp_path: Path) -> None:
+async def test_unknown_shards_are_not_left(tmp_path: Path) -> None:
     answers = [await asked(tmp_path, part := Part(), HandOver("d", (0, 1), LAST))]
     answers += [await asked(tmp_path, again := Part(), HandOver("d", (9, 1, 0, -3, 1), LAST))]
     assert answers == [[HandedOver("d", FILE)]] * 2
     assert again.written == part.written
 
 
-async def test_another_one_that_asks_is_given_it_too(tmp_path: Path) -> None:
+async def test_request_of_another_worker_is_answered_too(tmp_path: Path) -> None:
     messages = [HandOver(f"step-1.tmp-{number}", (1, 2), LAST) for number in (0, 1)]
     answers = await asked(tmp_path, part := Part(), *messages)
     assert [answer.directory for answer in answers] == [each.directory for each in messages]
@@ -85,7 +85,7 @@ async def test_another_one_that_asks_is_given_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere"])
-async def test_it_writes_nowhere_but_beside_its_checkpoints(tmp_path: Path, name: str) -> None:
+async def test_part_is_written_only_beside_the_checkpoints(tmp_path: Path, name: str) -> None:
     await asked(tmp_path, part := Part(), HandOver(name, (0, 1), LAST))
     assert [directory for directory, _ in part.written] == [tmp_path / "checkpoints" / "elsewhere"]
 
@@ -99,7 +99,7 @@ async def test_it_writes_nowhere_but_beside_its_checkpoints(tmp_path: Path, name
         (Part(CheckpointError("no space left")), (0, 1), "no space left"),
     ],
 )
-async def test_it_says_why_it_hands_nothing_over(
+async def test_refusal_to_hand_over_has_a_reason(
     tmp_path: Path, part: Part | None, shards: tuple[int, ...], reason: str
 ) -> None:
     assert await asked(tmp_path, part, HandOver("d", shards, LAST)) == [

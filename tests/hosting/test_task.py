@@ -52,7 +52,7 @@ def _publish(name: str, address: str, stack: contextlib.ExitStack) -> None:
         ("ps 0", "ipc:///tmp/ps-0.sock", 0),
     ],
 )
-def test_job_is_published_by_those_who_will_do(
+def test_job_is_published_by_its_chief_and_its_ps_0(
     name: str, address: str, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -61,7 +61,7 @@ def test_job_is_published_by_those_who_will_do(
         assert len(list(tmp_path.glob("*/*.json"))) == files
 
 
-def test_ps_that_cannot_publish_the_job_serves_it_and_says_so(
+def test_ps_that_cannot_publish_the_job_serves_it_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -96,7 +96,7 @@ def test_host_of_a_ps_knows_of_the_end_of_its_job(
         ({"group": 2, "members": (0,)}, False),  # its part may be asked for
     ],
 )
-async def test_worker_that_comes_too_late_for_a_job_that_is_done_leaves_if_it_may_be_no_other_job(
+async def test_late_worker_leaves_a_job_that_is_done_unless_another_may_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], leaves: bool
 ) -> None:
     job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), steps=1)

@@ -113,7 +113,7 @@ def test_job_with_keys_trains_and_obeys_clients(stage: Stage) -> None:
     assert job.tasks["worker 0"].lines("WARNING|ERROR") == []
 
 
-def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage) -> None:
+def test_stranger_is_refused_with_the_reason_and_counted(stage: Stage) -> None:
     job = KeyedJob(stage, stage.job(gated=True))
     job.add(Owner("worker", 9))
     strange = job.directory.with_name("strange")
@@ -147,7 +147,7 @@ def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage
     job.end()
 
 
-def test_ps_of_a_former_job_is_put_up_with_until_that_of_this_one_comes(stage: Stage) -> None:
+def test_ps_of_a_former_job_is_tolerated_until_the_own_one_comes(stage: Stage) -> None:
     """It was submitted again within seconds: an engine has not yet ended the one before."""
     job = KeyedJob(stage, stage.job(steps=STEPS), workers=1)
     former = stage.directory / "former"

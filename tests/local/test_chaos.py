@@ -226,7 +226,7 @@ def test_role_that_is_given_twice_is_refused(flag: str) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "every_s"), [(1e300, 5.0), (60.0, 1e-300), (1e6, 0.9)])
-def test_schedule_that_nobody_lives_to_see_is_refused(seconds: float, every_s: float) -> None:
+def test_schedule_with_too_many_acts_is_refused(seconds: float, every_s: float) -> None:
     for kill, pause in ({"ps": every_s}, {}), ({}, {"ps": every_s}):
         with pytest.raises(ConfigError, match="makes more than 1000000"):
             schedule(1, seconds, TASKS, kill, pause, 1.0)

@@ -209,7 +209,7 @@ async def test_stall_is_counted_from_the_last_time_that_the_loop_ran() -> None:
     assert monitor.stalled_s() == pytest.approx(31.0)
 
 
-def test_scrape_is_expected_of_who_scrapes_until_it_comes(server: Server) -> None:
+def test_scrape_is_expected_of_a_scraper_until_it_comes(server: Server) -> None:
     prometheus = {"X-Prometheus-Scrape-Timeout-Seconds": "10"}
     assert get(server, "/metrics").status == 200
     assert not server.expects_scrape(time.monotonic()), "a person has looked"
@@ -233,7 +233,7 @@ def test_scrape_is_expected_of_who_scrapes_until_it_comes(server: Server) -> Non
         ((-70.0, -20.0), True),
     ],
 )
-def test_no_scrape_is_expected_that_is_late_or_rare(
+def test_late_or_rare_scrape_is_not_expected(
     server: Server, scrapes_s: tuple[float, ...], expected: bool
 ) -> None:
     now = time.monotonic()

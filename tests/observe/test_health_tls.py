@@ -56,7 +56,7 @@ def trusting(files: tuple[str, str]) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=files[0])
 
 
-def test_metrics_and_health_are_served_to_who_trusts_the_certificate(
+def test_metrics_and_health_are_served_to_clients_that_trust_the_certificate(
     server: Server, trusting: ssl.SSLContext
 ) -> None:
     answer = get(server, "/metrics", tls=trusting)
@@ -93,7 +93,7 @@ def test_client_that_does_not_speak_tls_harms_nobody(
     assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
 
 
-def test_files_that_cannot_be_used_are_told_with_their_options(
+def test_unusable_certificate_files_are_reported_with_their_options(
     files: tuple[str, str], tmp_path: Path
 ) -> None:
     certificate, key = files

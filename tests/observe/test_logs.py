@@ -23,7 +23,7 @@ def record_of(level: int, text: str, error: Exception | None = None) -> logging.
 
 
 @pytest.mark.parametrize("log_format", FORMATS)
-def test_line_tells_time_with_its_zone_level_and_task(log_format: str) -> None:
+def test_line_has_time_with_zone_level_and_task(log_format: str) -> None:
     record = record_of(logging.WARNING, "listening")
     written = Formatter("ps 0 100%", log_format).format(record)
     line = LogLine.parsed(written) if log_format == "json" else None
@@ -61,7 +61,7 @@ def test_message_of_a_peer_forges_no_line_and_no_escape(log_format: str) -> None
 
 
 @pytest.mark.parametrize("text", ["", "hello", "[" * 9999, "3", "[]", "{}", '{"loss": 3}', "null"])
-def test_what_somebody_prints_is_no_line_of_a_log(text: str) -> None:
+def test_printed_text_is_no_line_of_a_log(text: str) -> None:
     assert LogLine.parsed(text) is None
 
 
@@ -85,7 +85,7 @@ def test_process_logs_to_stderr_once_however_often_it_is_set_up(
         ("error", []),
     ],
 )
-def test_level_holds_for_zmqtrain_and_libraries_are_never_heard_below_info(
+def test_level_holds_for_zmqtrain_and_libraries_log_from_info_on(
     level: str, heard: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup_logging("chief 0", level)
@@ -119,7 +119,7 @@ def record_at(
     return record
 
 
-def test_one_place_logs_only_so_many_lines_a_second_and_says_so() -> None:
+def test_lines_of_one_place_are_limited_per_second() -> None:
     limit = RateLimit()
     numbers = range(2 * LINES_PER_SECOND)
     records = [record_at(7, 1.0 + number / 100, what=str(number)) for number in numbers]

@@ -50,7 +50,7 @@ def test_metric_of_another_role_can_be_counted_but_is_not_exposed() -> None:
     assert value(metrics, "global_step") is None
 
 
-def test_task_says_who_it_is_and_what_it_runs() -> None:
+def test_task_exposes_its_role_and_its_versions() -> None:
     text = generate_latest(Metrics("worker", 7).registry).decode()
     assert 'zmqtrain_task_info{index="7",role="worker"} 1.0' in text
     assert re.search(

@@ -53,7 +53,7 @@ def job(**fields: Any) -> Job:
         (MULTI, ONE_WORKER, PORTS[:1], 1, False, MULTI),
     ],
 )
-def test_strategy_says_who_holds_the_shards(
+def test_strategy_decides_which_tasks_hold_shards(
     strategy: str,
     cluster: Cluster,
     ps: tuple[str, ...],
@@ -223,7 +223,7 @@ OBSTACLES: dict[str, tuple[Cluster, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("told", OBSTACLES)
-def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: str) -> None:
+def test_cluster_that_cannot_share_a_board_exchanges_messages_or_is_refused(told: str) -> None:
     cluster, fields, flags = OBSTACLES[told]
     assert plan_for(job(**fields), cluster, **flags).exchange.name == "direct"
     with pytest.raises(ConfigError) as caught:
@@ -251,7 +251,7 @@ def test_one_holder_of_everything_is_a_worker_or_the_only_ps() -> None:
         (THREE, {"copies": 2, "optimizer": LAMB(0.1)}, "whole variables, .* to-one"),
     ],
 )
-def test_copies_that_would_differ_or_have_no_place_are_refused(
+def test_copies_that_would_differ_or_lack_a_worker_are_refused(
     cluster: Cluster, fields: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -299,12 +299,12 @@ def test_later_group_has_its_own_shards_and_its_first_worker_hosts_the_chief() -
         (("worker", 0), Owner("worker", 0)),
     ],
 )
-def test_what_a_worker_hosts_has_its_key(task: tuple[str, int], owner: Owner) -> None:
+def test_ps_and_chief_on_a_worker_have_its_key(task: tuple[str, int], owner: Owner) -> None:
     plan = plan_for(job(partition_nbytes=4), THREE).in_group(2, (1, 2))
     assert plan.owner_of(*task) == owner
 
 
-def test_workers_without_ps_must_agree_how_many_they_are() -> None:
+def test_workers_without_ps_must_agree_on_their_number() -> None:
     def fingerprint(cluster: Cluster) -> dict[str, str]:
         return plan_for(job(), cluster).fingerprint()
 

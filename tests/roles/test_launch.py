@@ -91,13 +91,15 @@ def test_one_entry_starts_the_task_of_every_role(
     assert tasks == [started]
 
 
-def test_task_without_a_role_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_task_without_a_role_is_refused_with_the_options_for_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert launch.launch(None, ["--job", "examples/digits.py"]) == ExitCode.USAGE
     assert "--role (or ZMQTRAIN_ROLE)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ps", ["127.0.0.1:2222", "ipc:///of/zmqtrain/run.sock"])
-def test_mistyped_variable_is_told_once(
+def test_mistyped_variable_is_reported_once(
     ps: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ZMQTRAIN_WORKER", "3")
@@ -107,7 +109,7 @@ def test_mistyped_variable_is_told_once(
     assert ("ZMQTRAIN_WORKER is set" in told) == (not ps.startswith("ipc:"))
 
 
-def test_cluster_that_contradicts_the_strategy_is_told_before_the_job(
+def test_cluster_that_contradicts_the_strategy_is_reported_before_the_job(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--job", "nowhere.py", "--workers", "3", "--strategy", "mirrored"]

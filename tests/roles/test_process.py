@@ -96,7 +96,7 @@ def test_only_task_of_a_cluster_trains_alone_and_may_have_any_size(
     assert zmqtrain.run(JOB, workers=2).workers == 2
 
 
-def test_variables_of_a_cluster_without_a_role_are_told_to_be_of_no_use(
+def test_variables_of_a_cluster_without_a_role_are_warned_of(
     set_variables: Callable[[dict[str, str]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     set_variables({"ZMQTRAIN_PS": "127.0.0.1:1", "ZMQTRAIN_WORKERS": "2"})

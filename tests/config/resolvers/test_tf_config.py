@@ -151,7 +151,7 @@ DYNAMIC: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("document", "needed"), DYNAMIC.values(), ids=DYNAMIC)
-def test_what_dynamic_workers_hide_has_to_be_given(
+def test_addresses_hidden_from_dynamic_workers_have_to_be_given(
     document: dict[str, Any], needed: list[str]
 ) -> None:
     environ = {"TF_CONFIG": json.dumps(document)}
@@ -185,7 +185,7 @@ INCOMPLETE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("cluster", "name", "told"), INCOMPLETE.values(), ids=INCOMPLETE)
-def test_what_the_cluster_leaves_out_has_to_be_given(
+def test_part_missing_in_the_cluster_has_to_be_given(
     cluster: dict[str, Any], name: str, told: str
 ) -> None:
     environ = {"TF_CONFIG": json.dumps({"cluster": cluster})}
