@@ -1,4 +1,4 @@
-"""What a task tells others on its host: the job it serves, and how it has ended."""
+"""Notes of tasks on their host: the job that they serve, and how it has ended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,12 +20,10 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.hosting import task
+from zmqtrain.hosting import notes
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.planning.plan import plan_for
-from zmqtrain.server.server import ParameterServer
-from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.messages import Shutdown
 
 JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
@@ -34,11 +33,11 @@ def config_of(address: str) -> TaskConfig:
     return TaskConfig(role=Role.PS, job="job.py", ps=(address,))
 
 
-def _publish(name: str, address: str, stack: contextlib.ExitStack) -> None:
+def publish(name: str, address: str, stack: contextlib.ExitStack) -> None:
     role, index = name.split()
     config = config_of(address)
     plan = plan_for(JOB, config.cluster)
-    task._publish(Task(Role(role), int(index)), config, plan, stack, "")
+    notes.publish(Task(Role(role), int(index)), config, plan, stack, "")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_job_is_published_by_its_chief_and_its_ps_0(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with contextlib.ExitStack() as stack:
-        _publish(name, address, stack)
+        publish(name, address, stack)
         assert len(list(tmp_path.glob("*/*.json"))) == files
 
 
@@ -67,10 +66,10 @@ def test_ps_that_cannot_publish_the_job_serves_it_with_a_warning(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"zmqtrain-{os.getuid()}").touch()
     with contextlib.ExitStack() as stack:
-        _publish("ps 0", "127.0.0.1:2222", stack)
+        publish("ps 0", "127.0.0.1:2222", stack)
         assert "can find the job only by its chief" in caplog.text
         with pytest.raises(ConfigError):
-            _publish("chief 0", "127.0.0.1:2222", stack)
+            publish("chief 0", "127.0.0.1:2222", stack)
 
 
 def test_host_of_a_ps_knows_of_the_end_of_its_job(
@@ -79,11 +78,11 @@ def test_host_of_a_ps_knows_of_the_end_of_its_job(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = config_of("127.0.0.1:2222")
     plan = plan_for(JOB, config.cluster)
-    ps = ParameterServer(config, plan, MemoryTransport())
-    task._note_end([ps], plan)
+    ps = Mock(end=None)
+    notes.note_end([ps], plan)
     assert run_file.end_since(config.ps, 0.0) is None
-    ps._shutdown = Shutdown(ExitCode.DIVERGED, "too many gradients held NaN")
-    task._note_end([ps], plan)
+    ps.end = Shutdown(ExitCode.DIVERGED, "too many gradients held NaN")
+    notes.note_end([ps], plan)
     assert run_file.end_since(config.ps, 0.0) == ExitCode.DIVERGED
 
 
@@ -102,7 +101,7 @@ async def test_late_worker_leaves_a_job_that_is_done_unless_another_may_begin(
     job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), steps=1)
     job = job.model_copy(update={"logdir": str(tmp_path)})
     await asyncio.to_thread(zmqtrain.run, job)
-    monkeypatch.setattr(task, "CHECK_S", 0.0)
+    monkeypatch.setattr(notes, "CHECK_S", 0.0)
     has_joined, codes = iter([False, True]), []
 
     class Late:
@@ -118,5 +117,5 @@ async def test_late_worker_leaves_a_job_that_is_done_unless_another_may_begin(
     config = config_of("127.0.0.1:2222").of(Task(Role.WORKER, 0))
     config = config.model_copy(update={"on_term": given.pop("on_term", "end")})
     plan = replace(plan_for(job, config.cluster), **given)
-    await task._leave_with_the_job([worker], config, plan, None)
+    await notes.leave_with_the_job([worker], config, plan, None)
     assert codes == [ExitCode.OK] * leaves
