@@ -10,8 +10,8 @@ import pytest
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError, SegmentError
-from zmqtrain.server import shard_memory
 from zmqtrain.server.shard_memory import close_or_remove, may_go_on, open_segment
+from zmqtrain.store import segment_files
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
 
@@ -36,9 +36,12 @@ def test_another_life_may_go_on_unless_the_job_is_over_or_given_up(
 
 @pytest.mark.parametrize("board", [True, False])
 def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
-    board: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    board: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(shard_memory, "default_directory", lambda: None)
+    monkeypatch.setattr(segment_files, "SHARED_MEMORY", tmp_path / "nowhere")
     ps = ("ipc://nowhere",)
     config = TaskConfig(role=Role.PS, job="job", index=0, ps=ps, workers=2)
     with pytest.raises(SegmentError, match="direct") if board else nullcontext():

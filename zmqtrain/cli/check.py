@@ -46,7 +46,6 @@ from zmqtrain.optim import SGD
 from zmqtrain.planning.plan import Plan
 from zmqtrain.roles.launch import planned
 from zmqtrain.store.segment import REMEDY
-from zmqtrain.store.segment_files import default_directory
 from zmqtrain.store.segment_layout import MAX_WORKERS
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.training.evaluation import ROWS, evaluate
@@ -277,7 +276,7 @@ def _check_segment(config: TaskConfig, plan: Plan, shard: int | None) -> None:
     Raises:
         ConfigError, SegmentError: it cannot be written, belongs to others, or is too small.
     """
-    directory = Path(config.segment_dir) if config.segment_dir else default_directory()
+    directory = config.segment_directory
     if directory is None:
         return
     if obstacle := _obstacle(str(directory)):

@@ -38,6 +38,7 @@ from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
+from zmqtrain.store.segment_files import default_directory
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import PATIENCE_S, Security
 
@@ -78,6 +79,11 @@ class SharedConfig(Timing):
         description="whether a killed ps goes on exactly where it was when it is restarted; makes "
         "an update some 30 % slower",
     )
+
+    @property
+    def segment_directory(self) -> Path | None:
+        """The directory for the memory of a ps; None if this host has none."""
+        return Path(self.segment_dir) if self.segment_dir else default_directory()
 
 
 class TaskConfig(SharedConfig):

@@ -40,7 +40,7 @@ from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.planning.strategy import local_cluster
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import claimed
-from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
+from zmqtrain.store.segment_files import file_name, remove_dead
 from zmqtrain.transport.by_address import TransportByAddress
 
 METRICS_PORT = 9409
@@ -223,7 +223,7 @@ async def run_processes(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
         config, plan = _planned(reference, job, cluster, directory)
-        remove_dead_runs(_segments_of(config))
+        remove_dead_runs(config.segment_directory)
         transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
@@ -338,13 +338,9 @@ async def _keep(
     chief.stop(error.exit_code)
 
 
-def _segments_of(config: TaskConfig) -> Path | None:
-    return Path(config.segment_dir) if config.segment_dir else default_directory()
-
-
 def _remove_segments(config: TaskConfig, plan: Plan) -> None:
     """Remove the segments of killed ps, which will not be restarted."""
-    directory = _segments_of(config)
+    directory = config.segment_directory
     if directory is not None:
         for index, address in enumerate(plan.ps):
             remove_dead(directory / file_name(str(Task(Role.PS, index)), address))

@@ -21,7 +21,7 @@ from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
+from zmqtrain.store.segment_files import SHARED_MEMORY, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.units import counted, data_size
@@ -55,7 +55,7 @@ def open_segment(
     if config.lane == "memory" or (config.lane == "tcp" and not safe):
         return Segment.private(layout), False
     try:
-        directory = Path(config.segment_dir) if config.segment_dir else default_directory()
+        directory = config.segment_directory
         if directory is None:
             raise SegmentError(f"this host has no {SHARED_MEMORY}")
         path = directory / file_name(str(config.task), address)
