@@ -19,11 +19,7 @@ from zmqtrain.optim import SGD, Adam, Update
 
 
 def job(**fields: Any) -> Job:
-    line: dict[str, Any] = {
-        "model": LinearRegression(),
-        "data": NoisyLine(),
-        "optimizer": SGD(0.1),
-    }
+    line: dict[str, Any] = {"model": LinearRegression(), "data": NoisyLine(), "optimizer": SGD(0.1)}
     return Job(**line | fields)
 
 

@@ -55,12 +55,7 @@ class FakePs:
     security: Security | None = None  # of the last question
 
     def ask(
-        self,
-        address: str,
-        message: Message,
-        *,
-        timeout_s: float,
-        security: Security | None = None,
+        self, address: str, message: Message, *, timeout_s: float, security: Security | None = None
     ) -> Message:
         self.security = security
         self.asked.append((address, message, timeout_s))
@@ -112,15 +107,7 @@ def training() -> Status:
             task("ps 0", "serving", 1200, incarnation=0, silent_s=0.0, nbytes=16384),
             task("ps 1", "alive", 1198, nbytes=2856),
             task("chief 0", "alive", 800),
-            task(
-                "worker 0",
-                "waiting",
-                1205,
-                leases=(2410,),
-                loss=0.25,
-                lanes="shm,shm",
-                behind=0,
-            ),
+            task("worker 0", "waiting", 1205, leases=(2410,), loss=0.25, lanes="shm,shm", behind=0),
             task(
                 "worker 1",
                 "computing",

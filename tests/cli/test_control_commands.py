@@ -43,10 +43,7 @@ def answers(kind: type, reply: Any) -> Callable[[Status], Replies]:
 
 
 SCENES: dict[str, tuple[str, Callable[[Status], Replies]]] = {
-    "policy: changes": (
-        "policy bounded-staleness:4",
-        changed_to("bounded-staleness:4", step=1234),
-    ),
+    "policy: changes": ("policy bounded-staleness:4", changed_to("bounded-staleness:4", step=1234)),
     "policy: the answer is lost": (
         "policy hogwild",
         lambda status: {GetStatus: [status, replace(status, policy="hogwild", step=1300)]},
@@ -84,11 +81,7 @@ SCENES: dict[str, tuple[str, Callable[[Status], Replies]]] = {
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_request_is_answered_as_its_transcript_shows(
-    scene: str,
-    ps: Any,
-    training: Status,
-    snapshot: Snapshot,
-    capsys: pytest.CaptureFixture[str],
+    scene: str, ps: Any, training: Status, snapshot: Snapshot, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, replies = SCENES[scene]
     ps.replies = replies(training)

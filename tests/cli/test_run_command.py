@@ -138,9 +138,7 @@ def test_closed_or_full_standard_files_do_not_crash_a_run(redirection: str, code
     assert done.returncode == code
 
 
-def test_terminal_that_cannot_move_its_cursor_gets_lines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which Rich takes anything for a terminal
     monkeypatch.setenv("TERM", "dumb")
     with run._display(JOB) as show:

@@ -478,11 +478,7 @@ def test_variables_of_the_submitting_shell_do_not_reach_the_job(part: str, tmp_p
 
 
 def test_worker_whose_slurm_does_not_answer_tries_again(tmp_path: Path) -> None:
-    programs = TASKS_ARE_TOLD | {
-        "squeue": "exit 1",
-        "srun": 'shift 4; exec "$@"',
-        "scontrol": "",
-    }
+    programs = TASKS_ARE_TOLD | {"squeue": "exit 1", "srun": 'shift 4; exec "$@"', "scontrol": ""}
     assert ran("worker", programs, tmp_path)[0] == ExitCode.PEER_LOST
 
 

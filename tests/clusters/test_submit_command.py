@@ -255,11 +255,7 @@ CHIEF = TaskStatus(
             [GetStatus, RequestStop, GetStatus],
             ExitCode.OK,
         ),
-        (
-            replace(STATUS, tasks=(CHIEF,)),
-            [GetStatus, RequestStop, GetStatus],
-            ExitCode.PEER_LOST,
-        ),
+        (replace(STATUS, tasks=(CHIEF,)), [GetStatus, RequestStop, GetStatus], ExitCode.PEER_LOST),
         (replace(STATUS, tasks=()), [GetStatus, RequestStop, GetStatus], ExitCode.PEER_LOST),
     ],
     ids=["no chief", "a chief that left", "no ps 1", "begun, and slow", "begun, and no chief"],

@@ -79,9 +79,7 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
 
 
 @given(st.ip_addresses())
-def test_endpoints_of_an_ip_keep_the_port_and_the_family(
-    ip: IPv4Address | IPv6Address,
-) -> None:
+def test_endpoints_of_an_ip_keep_the_port_and_the_family(ip: IPv4Address | IPv6Address) -> None:
     if ip.is_unspecified:
         return
     address = str(Address(str(ip), 2222))

@@ -86,21 +86,13 @@ def test_worker_may_join_a_job_that_began_with_fewer() -> None:
         ({}, {}, Cluster(LOCAL[:1], workers=1)),
         ({}, {"TF_CONFIG": ""}, Cluster(LOCAL[:1], workers=1)),
         ({}, HONCHO, Cluster(LOCAL[:3], workers=4, chief=True)),
-        (
-            {},
-            HONCHO | {"TF_CONFIG": TF},
-            Cluster(("p:1", "q:1"), **OF_TF),
-        ),
+        ({}, HONCHO | {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), **OF_TF)),
         (
             {"ps": "z:1", "workers": 3},
             {"TF_CONFIG": TF},
             Cluster(("z:1",), **OF_TF | {"workers": 3}),
         ),
-        (
-            {"chief": False},
-            {"TF_CONFIG": TF},
-            Cluster(("p:1", "q:1"), **OF_TF | {"chief": False}),
-        ),
+        ({"chief": False}, {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), **OF_TF | {"chief": False})),
         ({"ps": "0", "workers": ("", "")}, {}, Cluster((), workers=2)),
         ({"workers": ("h:1", "i:1")}, {}, Cluster(LOCAL[:1], 2, None, ("h:1", "i:1"))),
         ({"chief": False}, {}, Cluster(LOCAL[:1], workers=1, chief=False)),
@@ -262,10 +254,7 @@ def test_mistake_is_refused_with_its_option(
 
 @pytest.mark.parametrize(
     ("role", "counts", "told"),
-    [
-        (Role.WORKER, None, "--ps (or ZMQTRAIN_PS) and --workers"),
-        (Role.PS, {"ps": 1}, "--workers"),
-    ],
+    [(Role.WORKER, None, "--ps (or ZMQTRAIN_PS) and --workers"), (Role.PS, {"ps": 1}, "--workers")],
 )
 def test_tasks_that_honcho_does_not_start_have_to_be_given(
     role: Role, counts: dict[str, int] | None, told: str

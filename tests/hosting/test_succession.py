@@ -56,9 +56,7 @@ async def asked(logdir: Path, part: Any, *messages: HandOver) -> list[HandedOver
     return request.sent
 
 
-async def test_part_is_written_once_and_every_request_is_answered(
-    tmp_path: Path,
-) -> None:
+async def test_part_is_written_once_and_every_request_is_answered(tmp_path: Path) -> None:
     part, message = Part(), HandOver("step-1.tmp-0", (0, 1), LAST)
     answers = await asked(tmp_path, part, message, message)
     assert answers == [HandedOver("step-1.tmp-0", FILE)] * 2

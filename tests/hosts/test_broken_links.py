@@ -32,10 +32,7 @@ def counted(stage: Stage) -> int:
 
 @pytest.mark.parametrize(
     ("still", "policy", "gradients"),
-    [
-        ({}, "sync-replicas:aggregate=2", 2),
-        ({"is_heard": True}, "hogwild", 1),
-    ],
+    [({}, "sync-replicas:aggregate=2", 2), ({"is_heard": True}, "hogwild", 1)],
     ids=["both ways", "from the ps only"],
 )
 def test_worker_cut_off_for_longer_than_its_lease_is_done_without_and_begins_a_new_life(
@@ -65,9 +62,7 @@ def test_worker_cut_off_for_longer_than_its_lease_is_done_without_and_begins_a_n
 
 
 def test_cut_shorter_than_the_lease_is_a_pause(
-    stage: Stage,
-    hosts: Hosts,
-    spread: Callable[..., SpreadJob],
+    stage: Stage, hosts: Hosts, spread: Callable[..., SpreadJob]
 ) -> None:
     job = spread(counting_job(stage, "bounded-staleness:2"), "--lease-s", "60")
     job.start_all()

@@ -34,11 +34,7 @@ def start(stage: Stage, hosts: Hosts, job: str, index: int) -> Process:
     ("lost", "is_small"), [(2, False), (0, False), (0, True)], ids=["2", "0", "0 with all parts"]
 )
 def test_two_of_three_hosts_go_on_and_the_one_that_is_cut_off_ends(
-    stage: Stage,
-    hosts: Hosts,
-    lost: int,
-    is_small: bool,
-    copies: int,
+    stage: Stage, hosts: Hosts, lost: int, is_small: bool, copies: int
 ) -> None:
     """With all parts on host 0, it could go on as well as the others, and must not.
 

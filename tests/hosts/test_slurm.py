@@ -61,8 +61,7 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
     for number in waiting:  # it would let them wait for two minutes
         slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
     slurm.until_status(
-        lambda s: len(living_workers(s)) == 4 and s["step"] > preempted["step"],
-        "all workers again",
+        lambda s: len(living_workers(s)) == 4 and s["step"] > preempted["step"], "all workers again"
     )
 
     assert slurm.zmqtrain("scale", NAME, "--workers", "1")

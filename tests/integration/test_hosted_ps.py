@@ -61,9 +61,7 @@ def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
     assert run.lines(line), str(run)
 
 
-def test_first_worker_that_is_lost_for_good_is_done_without_and_may_come_back(
-    stage: Stage,
-) -> None:
+def test_first_worker_that_is_lost_for_good_is_done_without_and_may_come_back(stage: Stage) -> None:
     """The chief of the others has a worker's key."""
     job = stage.job(
         "counting_job", gated=True, policy="hogwild:whole", steps=STEPS, logdir=str(stage.logdir),

@@ -132,9 +132,7 @@ def test_each_process_is_the_task_that_tf_config_names(stage: Stage, entry: str)
         assert others == [measured] * 2
 
 
-def test_chief_of_tf_config_leads_and_workers_without_ps_hold_the_parameters(
-    stage: Stage,
-) -> None:
+def test_chief_of_tf_config_leads_and_workers_without_ps_hold_the_parameters(stage: Stage) -> None:
     ports = stage.free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     tasks = start(stage, "attach", {"chief": addresses[:1], "worker": addresses[1:]})

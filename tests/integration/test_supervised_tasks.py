@@ -141,10 +141,7 @@ def note_end(stage: Stage, monkeypatch: pytest.MonkeyPatch, address: str) -> Non
 SHORT = ("--join-timeout-s", "6", "--grace-s", "1")
 
 
-@pytest.mark.parametrize(
-    ("role", "ending"),
-    [("worker", "killed"), ("ps", "stopped")],
-)
+@pytest.mark.parametrize(("role", "ending"), [("worker", "killed"), ("ps", "stopped")])
 def test_task_that_nobody_supervises_leaves_with_its_job_if_a_life_was_killed(
     stage: Stage, role: str, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

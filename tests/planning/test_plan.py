@@ -54,12 +54,7 @@ def job(**fields: Any) -> Job:
     ],
 )
 def test_strategy_decides_which_tasks_hold_shards(
-    strategy: str,
-    cluster: Cluster,
-    ps: tuple[str, ...],
-    workers: int,
-    has_chief: bool,
-    found: str,
+    strategy: str, cluster: Cluster, ps: tuple[str, ...], workers: int, has_chief: bool, found: str
 ) -> None:
     plan = plan_for(job(strategy=strategy, **SPREAD), cluster)
     assert (plan.ps, plan.workers, plan.has_chief, plan.strategy) == (ps, workers, has_chief, found)

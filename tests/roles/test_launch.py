@@ -73,10 +73,7 @@ def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(stage
     ],
 )
 def test_one_entry_starts_the_task_of_every_role(
-    arguments: list[str],
-    environ: dict[str, str],
-    started: Task,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], environ: dict[str, str], started: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = []
 

@@ -112,10 +112,7 @@ def test_nearest_honcho_above_is_asked(monkeypatch: pytest.MonkeyPatch, director
     [(["-f", "Other"], {}), ([], {"PROCFILE": "Other"}), (["-d", ".", "-f", "Other"], {})],
 )
 def test_procfile_is_the_one_honcho_reads(
-    monkeypatch: pytest.MonkeyPatch,
-    directory: Path,
-    arguments: list[str],
-    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch, directory: Path, arguments: list[str], environ: dict[str, str]
 ) -> None:
     above(monkeypatch, Ancestor(directory, HONCHO, "start", *arguments))
     assert running_counts(environ) == {"chief": 1}

@@ -76,11 +76,7 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "chief": False,
         },
     ),
-    "no task": (
-        {"cluster": CLUSTER},
-        Role.PS,
-        ITS_OPTIONS,
-    ),
+    "no task": ({"cluster": CLUSTER}, Role.PS, ITS_OPTIONS),
     "workers alone, as Kubeflow writes it": (
         {
             "cluster": {"worker": [host("worker-0"), host("worker-1")]},
