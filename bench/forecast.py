@@ -33,14 +33,13 @@ UPDATES = Apply, Reduce
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long things take, in seconds.
+    """The costs of the steps of training, in seconds.
 
-    ``compute_s``: one gradient, in the mean, with a relative standard deviation of ``spread``.
-    ``update_s``: applying one push of the whole model on one ps; a shard's part is that much less.
-    ``take_s``: taking in one push, and answering it, on each ps. ``decide_s``: noting one and
-    deciding on it, on the leader. ``message_s``: sending a message or taking it in, between leader
-    and another ps; ``item_s``: each push or order that it tells of. ``round_trip_s``: of a message
-    and its answer.
+    ``compute_s``: mean time of a gradient, with a relative standard deviation of ``spread``.
+    ``update_s``: applying a push of the whole model on one ps; a shard needs its part of that.
+    ``take_s``: receiving a push and answering it, on each ps. ``decide_s``: noting a push and
+    deciding on it, on the leader. ``message_s``: sending or receiving a message between leader and
+    another ps; ``item_s``: each push or order in it. ``round_trip_s``: a message and its answer.
     """
 
     compute_s: float
@@ -55,10 +54,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Why some gradients take longer.
+    """The reasons why some gradients take longer.
 
-    A ``share`` of the workers is slower by ``factor``, always; any gradient takes ``pause_s``
-    longer with the chance ``chance``.
+    A ``share`` of the workers is always slower by ``factor``; any gradient takes ``pause_s`` longer
+    with the probability ``chance``.
     """
 
     share: float = 0.0
@@ -72,7 +71,7 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """How many take part, what everything takes, and ``seed``: of what chance decides."""
+    """The size and the costs of a cluster; ``seed``: of its random times."""
 
     workers: int
     ps: int
@@ -81,7 +80,7 @@ class Cluster:
     seed: int = 0
 
     def compute_s(self, random: Random, *, is_slow: bool = False) -> float:
-        """Return how long one gradient takes."""
+        """Return the time of one gradient."""
         seconds = self.costs.compute_s
         if self.costs.spread:
             seconds *= max(0.0, random.gauss(1.0, self.costs.spread))
@@ -93,12 +92,12 @@ class Cluster:
 
 
 class StuckError(Exception):
-    """Nobody will ever go on; the text says why."""
+    """No worker can ever go on; the text has the reason."""
 
 
 @dataclass(slots=True)
 class Forecast:
-    """What was foreseen, start-up left out. Shares are of 1."""
+    """A forecast without the start-up. Shares are between 0 and 1."""
 
     seconds: float
     steps: int
@@ -107,7 +106,7 @@ class Forecast:
     computing: float  # share of the workers' time
     lead_busy: float  # share of ps 0's time
     staleness: dict[str, float]
-    decide_s: float  # processor time that the coordinator really took for a push
+    decide_s: float  # processor time of the real coordinator for a push
 
 
 Happen = Callable[..., None]
@@ -117,8 +116,8 @@ class _Server:
     """A ps: an event loop that takes one message after another, and does arithmetic.
 
     Arithmetic that takes long is done beside the loop, other at once. A turn of the loop takes the
-    messages that have come when it begins, at most a burst; ``end_turn`` then sends what it has to
-    say, and returns how long that takes.
+    messages that have arrived when it begins, at most a burst; ``end_turn`` then sends the answers,
+    and returns how long that takes.
     """
 
     def __init__(self, loop: VirtualLoop, end_turn: Callable[[], float]) -> None:
@@ -185,7 +184,7 @@ class Simulation:
         self._leader = _Server(self._loop, self._send_orders)
         self._other = _Server(self._loop, self._send_reports)
         self._orders: list[Order] = []  # to the others, at the end of this turn
-        self._reports: list[int] = []  # workers whose pushes came to the others meanwhile
+        self._reports: list[int] = []  # workers whose pushes have reached the others meanwhile
         self._awaits_orders = self._owes_answer = False  # the others, and the leader to them
         self._workers = [_Worker() for _ in range(cluster.workers)]
         self._staleness = Staleness()
@@ -193,10 +192,10 @@ class Simulation:
         self._computed_s = self._decided_s = 0.0
 
     def run(self, gradients: int) -> Forecast:
-        """Foresee what happens until this number of gradients has been computed.
+        """Forecast the run until this number of gradients has been computed.
 
         Raises:
-            StuckError: the policy lets nobody go on.
+            StuckError: no worker can go on under the policy.
         """
         for worker in range(len(self._workers)):
             self._coordinator.handle(Joined(worker, 1))
@@ -291,7 +290,7 @@ class Simulation:
             self._answer_at(self._other.work(self._update_s), worker)
 
     def _send_reports(self) -> float:
-        """Have every other ps report what came to it since its last report was answered."""
+        """Have every other ps report the pushes since its last report was answered."""
         if self._awaits_orders or not self._reports:
             return 0.0
         workers, self._reports = self._reports, []
@@ -338,7 +337,7 @@ class Simulation:
             self._orders += orders
 
     def _send_orders(self) -> float:
-        """Send every other ps what was ordered in a turn, or that nothing was, in one message."""
+        """Send every other ps the orders of a turn, or that there are none, in one message."""
         if not self._orders and not self._owes_answer:
             return 0.0
         orders, self._orders = self._orders, []

@@ -56,7 +56,7 @@ def job_of(text: str) -> Job:
 
 
 class Blob:
-    """Parameters of so many megabytes in all, cut into ``parts``, moved in a mode of
+    """Parameters of this many megabytes in all, cut into ``parts``, moved in a mode of
     `bench.workload`.
 
     Remembers when each step began, and calls ``on_step`` with its number. With ``compute_ms`` a

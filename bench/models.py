@@ -151,7 +151,7 @@ class Timer:
 
 
 def tell(job: Job, weights: Mapping[str, Any], rate: float, processes: int = 1) -> None:
-    """Print the row of a loop that made so many steps a second, each with a batch a process."""
+    """Print the row of a loop with this speed, whose steps take a batch from each process."""
     memory = rss_mb()  # of the loop alone
     evaluation: Any = job.load_data()[1]
     measures = evaluate(job.model, {n: np.array(v) for n, v in weights.items()}, evaluation)
@@ -199,7 +199,7 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
 @click.option(
     "--mbit",
     type=size_type,
-    help="no ps, each worker in a network namespace of its own with a link of so many Mbit/s "
+    help="no ps, each worker in a network namespace of its own with a link of this speed in Mbit/s "
     "(Linux, root); with and without overlap; beside nobody",
 )
 @click.option(

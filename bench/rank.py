@@ -36,7 +36,7 @@ GLOO_PORT = 2323  # where rank 0 is met
 
 
 def on_hosts(hosts: Hosts, kind: str, workers: int, **flags: Any) -> list[dict[str, Any]]:
-    """Run so many processes of this kind, each on a host of its own; return what they print."""
+    """Run processes of this kind, each on a host of its own; return their output."""
     addresses = ",".join(f"{hosts.address(index)}:{PORT}" for index in range(workers))
     namespaces = ",".join(map(hosts.namespace, range(workers)))
     flags |= {"addresses": addresses, "namespaces": namespaces}

@@ -1,4 +1,4 @@
-"""How a policy would do on a cluster that is not at hand."""
+"""A forecast of policies on a large cluster."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ TIMES = {
     "take": (0.1, "taking in one push, on each ps"),
     "decide": (0.015, "on ps 0: noting a push in the journal, and deciding on it"),
     "message": (0.03, "between ps 0 and another ps: sending a message, or taking it in"),
-    "item": (0.0005, "each push or order that such a message tells of"),
+    "item": (0.0005, "each push or order in such a message"),
     "round-trip": (0.3, "of a message and its answer"),
 }
-"""Options that say what takes how many milliseconds."""
+"""Options with the milliseconds that each step takes."""
 
 
 def stragglers_of(text: str) -> Stragglers:
-    """Return what ``slow:SHARE:FACTOR`` and ``pause:CHANCE:SECONDS``, with a comma between, say."""
+    """Return the stragglers in ``slow:SHARE:FACTOR,pause:CHANCE:SECONDS``, or in one of both."""
     fields: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         kind, *numbers = part.strip().split(":")
@@ -71,7 +71,7 @@ def foresee(policy: str, cluster: Cluster, gradients: int) -> dict[str, Any]:
     """Return one row: a forecast of ``gradients`` gradients by each worker.
 
     Raises:
-        StuckError: the policy lets nobody go on.
+        StuckError: no worker can go on under the policy.
     """
     found = Simulation(policy, cluster).run(gradients * cluster.workers)
     return {
@@ -114,7 +114,7 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
 class Sleeper:
     """A small model that sleeps before it gives its gradient.
 
-    Workers share it, so none of them is slow for good: only pauses are possible.
+    Workers share it, so no worker is slow for good: only pauses are possible.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -137,7 +137,7 @@ class Sleeper:
 
 
 def sleeper_job(policy: str, steps: int, cluster: Cluster) -> Job:
-    """Return a job of so many global steps whose gradients take as long as the cluster's."""
+    """Return a job whose gradients take as long as those of the cluster."""
     return dataless_job(Sleeper(cluster), steps, optimizer=SGD(0.01), policy=policy)
 
 
@@ -184,7 +184,7 @@ def _with_times(command: Callable[..., Any]) -> Callable[..., Any]:
     "--compare",
     "with_real",
     is_flag=True,
-    help="foresee 2 workers and 1 ps, run them as well, and show both",
+    help="forecast 2 workers and 1 ps, run them as well, and show both",
 )
 @json_option
 def simulate_command(
@@ -198,12 +198,12 @@ def simulate_command(
     as_json: bool,
     **times: float,
 ) -> None:
-    """Foresee how policies do on a large cluster, from what things cost on a small one.
+    """Forecast how policies do on a large cluster, from costs on a small one.
 
-    What a gradient, an update and a round trip take, push-pull, kernels and profile measure.
-    `computing` is the share of the workers' time in which they compute, `lead_busy` the share of
-    ps 0's time in which it does anything; at 1 it is what everybody waits for. `decide_us` is what
-    the decision on one push took here: it is no part of the forecast.
+    The benchmarks push-pull, kernels and profile measure the time of a gradient, an update and a
+    round trip. `computing` is the share of the workers' time in which they compute, `lead_busy` the
+    share of ps 0's time in which it works; at 1 all others wait for it. `decide_us` is the time of
+    the decision on one push here, and no part of the forecast.
 
     \b
     Examples:
@@ -216,7 +216,7 @@ def simulate_command(
         **{name.replace("_ms", "_s"): value / 1e3 for name, value in times.items()}, spread=spread
     )
     if with_real and stragglers.share:
-        raise click.UsageError("--compare knows pauses alone: give --straggler pause:...")
+        raise click.UsageError("--compare supports pauses alone: give --straggler pause:...")
 
     if with_real:
         rows = (compare(policy, costs, stragglers, seed) for policy in policies)

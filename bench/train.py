@@ -37,7 +37,7 @@ Command = Callable[..., Any]
 
 
 def make_job(job: str, hidden: int, rule: str) -> Job:
-    """Return the job of this name with so many hidden units; with 0, a linear softmax model."""
+    """Return the job of this name with ``hidden`` units; with 0, a linear softmax model."""
     data, features = DATA[job]
     model = MLP(features, hidden or (), CLASSES)
     return Job(model=model, data=data, optimizer=RULES[rule])

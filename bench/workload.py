@@ -36,7 +36,7 @@ class Workload:
 
 
 def items_of(megabytes: float) -> int:
-    """Return how many float32 are so many megabytes, 1 at the least."""
+    """Return the number of float32 in a size in megabytes, at least 1."""
     return max(1, int(megabytes * 1e6 / ITEM_NBYTES))
 
 

@@ -79,7 +79,7 @@ def pushes() -> int:
 
 @contextmanager
 def _cluster(arguments: argparse.Namespace, workers: int) -> Iterator[Callable[[], bool]]:
-    """Be worker 0 of a cluster with one ps and so many workers.
+    """Be worker 0 of a cluster with one ps and ``workers`` workers.
 
     Yields a function that says whether the other workers have warmed up.
     """
