@@ -425,8 +425,8 @@ class Job(BaseModel):
     def _check_repr(cls, value: Any) -> Any:
         if ADDRESS.search(repr(value)):
             raise ValueError(
-                "its repr differs from process to process, but tells the tasks whether they run "
-                "the same job: make the update rule a frozen dataclass"
+                "its repr differs from process to process, but tasks compare it to see whether "
+                "they run the same job: make the update rule a frozen dataclass"
             )
         return value
 

@@ -1,6 +1,6 @@
 """The waits of a job whose ps 0 does not answer, as its other tasks report them.
 
-Their metrics servers answer from threads of their own. The chief's tells where the others are.
+Their metrics servers answer from threads of their own. The chief's lists the others.
 Another program may listen at such an address by now, so an answer may be anything.
 """
 

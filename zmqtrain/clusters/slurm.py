@@ -187,6 +187,8 @@ def _end(number: str) -> str:
     A task that was stopped while its job goes on was preempted, so the script requeues its job:
     Slurm does not if a job ends by itself in its grace time. A cancelled job is no longer running.
     """
-    told = int(ExitCode.TERMINATED)
-    ended = "|".join(str(code) for code in ENDED if code != told)
-    return filled("end.sbatch", ended=ended, told=told, number=number, most=MOST_REQUEUES).rstrip()
+    stopped = int(ExitCode.TERMINATED)
+    ended = "|".join(str(code) for code in ENDED if code != stopped)
+    return filled(
+        "end.sbatch", ended=ended, stopped=stopped, number=number, most=MOST_REQUEUES
+    ).rstrip()

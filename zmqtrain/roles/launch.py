@@ -96,7 +96,7 @@ def _command(of: Role | None) -> click.Command:
             Path("/proc/self/comm").write_text(f"zmqtrain {named}")
         config = load_task(named, flags)
         setup_logging(str(config.task), config.log_level, config.log_format)
-        if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has said it
+        if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has warned
             for text in mistyped(ENVIRON, TaskConfig, Job):
                 log.warning("%s", text)
         overrides = values_of(Job, flags)

@@ -46,7 +46,7 @@ check() { # the job's file
   [ ! -f "$1" ] || sha256sum <"$1" | sed 's/^/job /; s/ *-$//'
   "$python" -c 'import zmqtrain.roles.task; from zmqtrain.wire import messages
 print("protocol", messages.PROTOCOL_VERSION)' 2>&1 ||
-    true # what it says is a fact, too
+    true # its output is a fact, too
 }
 start() { # the number of workers
   mkdir -p "$own/keys" && cd "$working" && secrets && registry || exit
