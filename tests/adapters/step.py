@@ -24,7 +24,8 @@ class Step:
             name: np.full_like(value, 77) for name, value in (self.parameters | state).items()
         }
 
-    def __call__(self, batch: Any = BATCH) -> float:
+    def __call__(self, batch: Any = BATCH, *, seed: tuple[int, int] = (0, 0)) -> float:
+        self.model.seed_batch(*seed)
         return self.model.loss_and_gradients(self.values, batch, self.out)
 
     def gradients(self) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ keras = pytest.importorskip("keras")
 
 import zmqtrain  # noqa: E402
 from tests.adapters import step as steps  # noqa: E402
+from tests.adapters.frameworks import Keras  # noqa: E402
 from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E402
@@ -28,18 +27,12 @@ from zmqtrain.callbacks import EarlyStopping, ModelView  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 from zmqtrain.metrics import Accuracy, MeanAbsoluteError  # noqa: E402
-from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, new_slots  # noqa: E402
 
 layers = keras.layers
 
 
-def net(*more: Any, **options: Any) -> Any:
-    between = [layers.Dense(4, "tanh"), *more]
-    model = keras.Sequential([keras.Input((5,)), *between, layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(**{"optimizer": "sgd", "loss": loss, "metrics": ["accuracy"]} | options)
-    return model
+net = Keras().net
 
 
 def branches() -> Any:
@@ -56,10 +49,6 @@ def branches() -> Any:
 class Step(steps.Step):
     def __init__(self, build: Callable[[], Any] = net, *options: Any) -> None:
         super().__init__(KerasModel(build, *options))
-
-    def __call__(self, batch: Any = BATCH) -> float:
-        self.model.seed_batch(0, 0)
-        return super().__call__(batch)
 
 
 def arrays_of(variables: Any) -> dict[str, Any]:
@@ -98,41 +87,15 @@ def test_a_step_is_that_of_keras_itself(case: str) -> None:
         np.testing.assert_allclose(step.out[name], expected, 1e-5, 1e-6)
 
 
-def test_gradient_is_the_slope_of_the_loss() -> None:
-    step = Step()
-    assert list(mistakes_of_a_step(step.model, step.parameters, BATCH)) == []
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="arrays of JAX cannot be written")
-def test_parameters_and_gradients_are_views_of_the_workers_memory() -> None:
-    step = Step(lambda: net(layers.BatchNormalization()))
-    for array in step.parameters.values():
-        array.flags.writeable = False
-    for _ in range(2):
-        step()
-        for variable in step.model.module.trainable_variables:
-            assert variable.value.data_ptr() == step.parameters[variable.path].ctypes.data
-            assert variable.value.grad.data_ptr() == step.out[variable.path].ctypes.data
-
-
-def test_names_and_values_depend_on_no_model_that_was_built_before() -> None:
+def test_names_depend_on_no_model_that_was_built_before() -> None:
     def build() -> Any:
         return net(layers.Dropout(0.1), layers.Dense(4), layers.Dropout(0.1))
 
-    first = KerasModel(build)
-    other = build()
-    state, number = np.random.get_state()[1].tolist(), other.name
-    second = KerasModel(build)
+    first, other, second = KerasModel(build), build(), KerasModel(build)
     for kind in ("parameters", "state"):
         same(getattr(first, kind)(1), getattr(second, kind)(1))
     assert "sequential/dense_1/kernel" in first.parameters(1)
-    assert (first.parameters(1)["sequential/dense/kernel"] != 0).any()
-    assert (
-        first.parameters(2)["sequential/dense/kernel"]
-        != first.parameters(1)["sequential/dense/kernel"]
-    ).any()
-    assert np.random.get_state()[1].tolist() == state
-    assert build().name != number
+    assert build().name != other.name
 
 
 def test_two_variables_of_one_path_have_two_names() -> None:
@@ -169,9 +132,7 @@ def test_layers_that_rest_are_frozen_and_stay_as_they_are() -> None:
     assert step.out.keys() == step.parameters.keys() | step.model.state(0).keys()
 
 
-def test_unused_variable_has_gradient_zero_and_is_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_output_without_a_loss_trains_nothing() -> None:
     def build() -> Any:
         inputs = keras.Input((5,))
         unused = layers.Dense(2, name="unused")(inputs)
@@ -180,17 +141,8 @@ def test_unused_variable_has_gradient_zero_and_is_told_once(
         return model
 
     step = Step(build)
-    for _ in range(2):
-        step((X, Y, Y))
-        assert not step.out["unused/kernel"].any() and step.out["used/kernel"].any()
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert sum(text.count("unused/kernel") for text in told) == 1
-    assert not any("used/kernel" in text.replace("unused", "") for text in told)
-
-
-def test_loss_that_depends_on_no_variable_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no parameter"):
-        Step(lambda: net(loss=lambda y, outputs: keras.ops.ones((3, 2))))()
+    step((X, Y, Y))
+    assert not step.out["unused/kernel"].any() and step.out["used/kernel"].any()
 
 
 def _named_outputs() -> Any:
@@ -252,31 +204,6 @@ def test_dropout_has_a_seed_that_is_exact_state_and_rests_in_evaluation() -> Non
 
 def test_dropout_without_a_seed_is_repeatable() -> None:
     assert len({Step(lambda: net(layers.Dropout(0.5)))() for _ in range(2)}) == 1
-
-
-def test_mixed_precision_keeps_float32_masters_also_in_another_thread() -> None:
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = KerasModel(net)
-    finally:
-        keras.config.set_dtype_policy("float32")
-    found: list[Any] = []
-
-    def run() -> None:
-        own = copy.deepcopy(model)
-        values = {n: v.copy() for n, v in own.parameters(0).items()}
-        out = {n: np.zeros_like(v) for n, v in values.items()}
-        loss = own.loss_and_gradients(values, BATCH, out)
-        found.append((loss, own.predict(values, BATCH), values, out))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    loss, outputs, values, out = found[0]
-    assert loss != Step()()
-    assert loss == pytest.approx(Step()(), rel=0.02)
-    assert outputs.dtype == np.float32
-    assert {array.dtype.name for array in [*values.values(), *out.values()]} == {"float32"}
 
 
 class Wavering(keras.Model):
@@ -395,13 +322,6 @@ def test_loss_that_adds_up_is_for_one_worker() -> None:
         zmqtrain.run(job, workers=2)
 
 
-def test_class_weights_for_several_outputs_are_refused() -> None:
-    trainer = zmqtrain.Trainer(KerasModel(partial(named, False)))
-    targets = [(X[:, :1] > 0).astype("f4"), X[:, 1:3]]
-    with pytest.raises(ConfigError, match="has several outputs"):
-        trainer.fit([X, X[:, :2]], targets, batch_size=4, verbose=False, class_weight={0: 2.0})
-
-
 def test_model_of_several_inputs_takes_class_weights() -> None:
     def build() -> Any:
         inputs = [keras.Input((5,)), keras.Input((2,))]
@@ -503,7 +423,7 @@ def test_weights_of_a_logdir_fit_a_model_whose_layers_have_other_numbers(tmp_pat
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="do not fit the model"):
         load_weights(net(layers.Dense(4)), saved(tmp_path))
 
 
@@ -524,64 +444,20 @@ def test_file_of_keras_that_does_not_fit_is_refused(file: str, tmp_path: Path) -
         KerasModel(net).read_weights(tmp_path / file)
 
 
-@pytest.mark.parametrize("policy", ["sync-replicas", "hogwild"])
-def test_normalised_model_evaluates_well_after_training(policy: str) -> None:
-    x = np.random.default_rng(1).normal(5, 3, size=(400, 6)).astype(np.float32)
-    y = (x @ np.random.default_rng(2).normal(size=(6, 3))).argmax(axis=1)
-
-    def build() -> Any:
-        normalised = [layers.Dense(16), layers.BatchNormalization(momentum=0.9), layers.ReLU()]
-        model = keras.Sequential([keras.Input((6,)), *normalised, layers.Dense(3)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
-        return model
-
-    model = KerasModel(build)
-    options: dict[str, Any] = {"policy": policy, "steps": 150, "batch_size": 20}
-    data = Arrays(train=(x, y), evaluation=(x, y))
-    job = Job(model=model, data=data, optimizer=model.optimizer, **options)
-    assert zmqtrain.run(job, workers=2).accuracy > 0.85
-
-
-def binary() -> Any:
+def binary(**metrics: Any) -> Any:
     model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
-    metrics = [keras.metrics.AUC(), keras.metrics.RootMeanSquaredError(), "mae", "accuracy"]
-    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=metrics)
+    model.compile(optimizers.Adam(0.05), "binary_crossentropy", **metrics)
     return model
 
 
-def test_trainer_measures_as_keras_does_with_the_compiled_optimizer_and_metrics() -> None:
-    y = (X[:, :1] > 0).astype(np.float32)
-    trainer = zmqtrain.Trainer(KerasModel(binary))
-    history = trainer.fit((X, y), epochs=2, batch_size=4, validation_data=(X, y), verbose=False)
-    model = binary()
-    load_weights(model, trainer.weights)
-    expected = model.evaluate(X, y, verbose=0, return_dict=True)
-    expected = {name.replace("auc_1", "auc"): value for name, value in expected.items()}
-    expected = {name.replace("error_1", "error"): value for name, value in expected.items()}
-    assert trainer.evaluate((X, y), batch_size=5) == pytest.approx(expected, rel=1e-4)
-    job = Job(model=trainer.model, data=(X, y), optimizer=trainer.optimizer)
-    assert [metric.name for metric in job.metrics] == ["auc", "root_mean_squared_error"]
-    assert {f"val_{name}" for name in expected} <= history.history.keys()
-    np.testing.assert_allclose(trainer.predict((X,)), model.predict(X, verbose=0), 1e-5)
-    with pytest.raises(ConfigError):
-        zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None)))
+def summed() -> Any:
+    of_all = [keras.metrics.AUC(name="auc"), keras.metrics.RootMeanSquaredError(name="root")]
+    return binary(metrics=[*of_all, "mae", "accuracy"])
 
 
-def test_weighted_metrics_are_measured_by_the_weights_of_the_examples() -> None:
-    y, weights = (X[:, :1] > 0).astype(np.float32), np.arange(len(X), dtype=np.float32)
-
-    def build() -> Any:
-        model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
-        metrics = [keras.metrics.AUC(name="auc"), keras.metrics.BinaryAccuracy(name="right")]
-        model.compile("adam", "binary_crossentropy", weighted_metrics=metrics)
-        return model
-
-    trainer = zmqtrain.Trainer(KerasModel(build))
-    model = build()
-    load_weights(model, trainer.weights)
-    expected = model.evaluate(X, y, sample_weight=weights, verbose=0, return_dict=True)
-    assert trainer.evaluate((X, y, weights), batch_size=5) == pytest.approx(expected, rel=1e-4)
+def weighted() -> Any:
+    metrics = [keras.metrics.AUC(name="auc"), keras.metrics.BinaryAccuracy(name="right")]
+    return binary(weighted_metrics=metrics)
 
 
 def named(is_dict: bool) -> Any:
@@ -598,26 +474,56 @@ def named(is_dict: bool) -> Any:
     return model
 
 
-@pytest.mark.parametrize("is_dict", [True, False])
-def test_each_output_is_measured_as_in_keras(is_dict: bool) -> None:
-    inputs, outputs = {"b": X, "a": X[:, :2]}, {"q": (X[:, :1] > 0).astype("f4"), "p": X[:, 1:3]}
-    examples = (inputs, outputs) if is_dict else ([*inputs.values()], [*outputs.values()])
-    trainer = zmqtrain.Trainer(KerasModel(partial(named, is_dict)))
-    history = trainer.fit(
-        *examples, epochs=1, batch_size=4, validation_data=examples, verbose=False
-    )
-    model = named(is_dict)
+YES = (X[:, :1] > 0).astype(np.float32)
+NAMED: Any = ({"b": X, "a": X[:, :2]}, {"q": YES, "p": X[:, 1:3]})
+MEASURED: dict[str, tuple[Callable[[], Any], Any]] = {
+    "sums": (summed, (X, YES)),
+    "weighted": (weighted, (X, YES, np.arange(12, dtype=np.float32))),
+    "by name": (partial(named, True), NAMED),
+    "in order": (partial(named, False), tuple([*given.values()] for given in NAMED)),
+}
+
+
+def evaluated_by_keras(trainer: Any, build: Any, examples: Any, size: int = 32) -> dict[str, Any]:
+    """Return what Keras itself measures with the trainer's weights."""
+    model = build()
     load_weights(model, trainer.weights)
-    expected = model.evaluate(*examples, verbose=0, return_dict=True)
-    assert trainer.evaluate(examples) == pytest.approx(expected, rel=1e-4)
-    assert {f"val_{name}" for name in expected} <= history.history.keys()
-    (loss,), (of_p,), (of_q,) = (history.history[name] for name in ("loss", "p_loss", "q_loss"))
-    assert loss == pytest.approx(of_p + of_q)
+    x, y, *weights = examples
+    sample_weight = weights[0] if weights else None
+    measures: dict[str, Any] = model.evaluate(x, y, size, 0, sample_weight, return_dict=True)
+    return measures
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_trainer_measures_and_predicts_as_keras_does(case: str) -> None:
+    build, examples = MEASURED[case]
+    trainer = zmqtrain.Trainer(KerasModel(build))
+    options = {"validation_data": examples, "verbose": False}
+    history = trainer.fit(examples, epochs=2, batch_size=4, **options).history
+    expected = evaluated_by_keras(trainer, build, examples)
+    assert trainer.evaluate(examples, batch_size=5) == pytest.approx(expected, rel=1e-4)
+    assert {f"val_{name}" for name in expected} <= history.keys()
+    if "p_loss" in history:
+        assert history["loss"] == pytest.approx(np.add(history["p_loss"], history["q_loss"]))
+    model = build()
+    load_weights(model, trainer.weights)
     theirs = keras.tree.flatten(model.predict(examples[0], verbose=0))
-    for own, array in zip(trainer.predict(examples[0], batch_size=5), theirs, strict=True):
-        np.testing.assert_allclose(own, array, 1e-5)
-    with pytest.raises(DataError):
-        trainer.predict({"other": X})
+    own = keras.tree.flatten(trainer.predict(examples[0], batch_size=5))
+    for one, other in zip(own, theirs, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5)
+
+
+def test_job_takes_optimizer_and_summed_metrics_of_the_compiled_model() -> None:
+    trainer = zmqtrain.Trainer(KerasModel(summed))
+    job = Job(model=trainer.model, data=(X, YES), optimizer=trainer.optimizer)
+    assert [metric.name for metric in job.metrics] == ["auc", "root"]
+    with pytest.raises(ConfigError):
+        zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None)))
+
+
+def test_inputs_of_another_name_are_refused() -> None:
+    with pytest.raises(DataError, match="arrays have the names other"):
+        zmqtrain.Trainer(KerasModel(partial(named, True))).predict({"other": X})
 
 
 WORDS = np.random.default_rng(3).integers(1, 9, (22, 6))
@@ -662,30 +568,24 @@ def tagger(kind: str = "embedding", outputs: int = 1) -> Any:
 )
 def test_words_that_are_masked_are_not_measured(build: Any, weights: Any) -> None:
     trainer = zmqtrain.Trainer(KerasModel(build))
-    model = build()
-    load_weights(model, trainer.weights)
     labels: Any = TAGS
     if len(trainer.model.module.outputs) == 2:
         labels = {"tags": TAGS, "size": WORD_WEIGHTS[:, None]}
-    sample_weight = weights[0] if weights else None
-    expected = model.evaluate(WORDS, labels, 22, 0, sample_weight, return_dict=True)
     examples = (WORDS, labels, *weights)
-    own = {name for name in expected if "loss" not in name}
+
+    def check(measures: Any, expected: Any, prefix: str = "") -> None:
+        own = {name: value for name, value in expected.items() if "loss" not in name}
+        found = {name: measures[prefix + name] for name in own}
+        assert found == pytest.approx(own, rel=1e-5)
+
+    before = evaluated_by_keras(trainer, build, examples, 22)
     for batch_size in (22, 9):
-        measures = trainer.evaluate(examples, batch_size=batch_size)
-        assert {name: measures[name] for name in own} == pytest.approx(
-            {name: expected[name] for name in own}, rel=1e-5
-        )
+        check(trainer.evaluate(examples, batch_size=batch_size), before)
     options = {"validation_data": examples, "verbose": False, "batch_size": 22}
     history = trainer.fit(examples, **options).history
-    assert {name: history[name][0] for name in own} == pytest.approx(
-        {name: expected[name] for name in own}, rel=1e-5
-    )
-    load_weights(model, trainer.weights)
-    expected = model.evaluate(WORDS, labels, 22, 0, sample_weight, return_dict=True)
-    assert {name: history[f"val_{name}"][0] for name in own} == pytest.approx(
-        {name: expected[name] for name in own}, rel=1e-5
-    )
+    measures = {name: values[0] for name, values in history.items()}
+    check(measures, before)
+    check(measures, evaluated_by_keras(trainer, build, examples, 22), "val_")
     outputs = trainer.predict(WORDS, batch_size=5)
     assert all(type(one) is np.ndarray for one in keras.tree.flatten(outputs))
 
@@ -721,11 +621,12 @@ def test_metrics_of_a_model_whose_mask_cannot_be_foreseen_are_refused_by_name() 
         trainer.fit((WORDS, TAGS), batch_size=11, verbose=False)
 
 
-def test_metrics_of_zmqtrain_need_a_model_of_one_output() -> None:
-    data = X, X[:, :2], X[:, :1], X[:, :2]
-    trainer = zmqtrain.Trainer(KerasModel(branches), metrics=[Accuracy()])
-    with pytest.raises(ConfigError, match="several outputs"):
-        trainer.evaluate(data)
+@pytest.mark.parametrize("options", [{"class_weight": {0: 2.0}}, {"metrics": [Accuracy()]}])
+def test_class_weights_and_metrics_of_zmqtrain_need_a_model_of_one_output(options: Any) -> None:
+    weight = {"class_weight": options.pop("class_weight")} if "class_weight" in options else {}
+    trainer = zmqtrain.Trainer(KerasModel(branches), **options)
+    with pytest.raises(ConfigError, match="has several outputs"):
+        trainer.fit([X, X[:, :2]], [X[:, :1], X[:, :2]], batch_size=4, verbose=False, **weight)
 
 
 def test_labels_are_behind_the_inputs_of_the_model() -> None:

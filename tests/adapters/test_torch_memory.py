@@ -1,14 +1,17 @@
-"""What a module does to its parameters: it counts as in torch's own loop, or it is named."""
+"""What a module does to its parameters counts as in torch's own loop, or is refused by name."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -81,23 +84,32 @@ def halve_gradient_data(net: Any) -> None:
             parameter.grad.data = parameter.grad.data.clone()
 
 
-def by_torch(build: Callable[[], Any], steps: int = 12) -> dict[str, Any]:
+def by_torch(
+    build: Callable[[], Any], loss: Any = F.cross_entropy, labels: Any = Y, steps: int = 12
+) -> dict[str, Any]:
+    """Return the parameters that a loop of torch ends with."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = build()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net.train()
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1)
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=False)
-            F.cross_entropy(net(torch.tensor(X)), torch.tensor(Y)).backward()
+            loss(net(torch.tensor(X)), torch.tensor(labels)).backward()
             optimizer.step()
     return {name: p.detach().float().numpy() for name, p in net.named_parameters()}
 
 
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that parameters are those that torch's own loop ends with."""
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("act", [clamp, clamp_data, load, through_double, halve_gradient_data])
 def test_what_a_step_does_to_parameters_counts_on_one_worker_alone(act: Act) -> None:
-    found = zmqtrain.run(job(partial(Acting, act))).parameters
-    for name, value in by_torch(partial(Acting, act)).items():
-        np.testing.assert_allclose(found[name], value, 1e-6, 1e-6)
+    build = partial(Acting, act)
+    check_same(zmqtrain.run(job(build)).parameters, by_torch(build))
 
 
 @pytest.mark.parametrize("form", [{"workers": 2}, {"workers": 2, "ps": 0}, {"ps": 1}])
@@ -141,17 +153,10 @@ class Sharing(nn.Module):
         return self.second(self.first(x))
 
 
-@pytest.mark.parametrize("how", ["data", "transposed", "part", "buffer", "buffers"])
-def test_tensors_that_share_memory_are_named(how: str) -> None:
-    with pytest.raises(ConfigError, match=r"'other' .*of TorchModel\(Sharing\) share memory"):
-        zmqtrain.run(job(partial(Sharing, how)))
-
-
 @pytest.mark.parametrize("how", ["flat", "columns"])
 def test_parameters_that_are_parts_of_one_tensor_train_as_in_torch(how: str) -> None:
-    found = zmqtrain.run(job(partial(Sharing, how))).parameters
-    for name, value in by_torch(partial(Sharing, how)).items():
-        np.testing.assert_allclose(found[name], value, 1e-6, 1e-6)
+    build = partial(Sharing, how)
+    check_same(zmqtrain.run(job(build)).parameters, by_torch(build))
 
 
 def reset_statistics(net: Any) -> None:
@@ -221,12 +226,6 @@ class Merging(nn.Linear):
         )
 
 
-@pytest.mark.parametrize("form", [{}, {"ps": 1}])
-def test_evaluation_that_changes_parameters_is_named(form: dict[str, Any]) -> None:
-    with pytest.raises(ZmqTrainError, match=r"eval\(\) of .* changes parameters"):
-        zmqtrain.run(job(Merging, data=Arrays((X, Y), (X, Y))), **form)
-
-
 def replace_weight(net: Any) -> None:
     net.weight = nn.Parameter(net.weight * 0.5)
 
@@ -237,19 +236,6 @@ def add_bias(net: Any) -> None:
 
 def freeze(net: Any) -> None:
     net.bias.requires_grad_(False)
-
-
-@pytest.mark.parametrize(
-    ("act", "text"),
-    [
-        (replace_weight, "has replaced, added or removed parameters: weight"),
-        (add_bias, "has replaced, added or removed parameters: other"),
-        (freeze, "'bias' of .* has requires_grad=False now"),
-    ],
-)
-def test_parameter_that_no_update_would_reach_is_named(act: Act, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        zmqtrain.run(job(partial(Acting, act)))
 
 
 class Momentum(nn.Module):
@@ -264,22 +250,6 @@ class Momentum(nn.Module):
         for own, other in zip(self.copy.parameters(), self.line.parameters(), strict=True):
             own.data.mul_(0.9).add_(other.data, alpha=0.1)
         return self.line(x)
-
-
-def test_frozen_parameter_that_a_step_changes_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"'copy\.\w+', which is frozen.*buffer"):
-        zmqtrain.run(job(Momentum))
-
-
-def test_optimizer_left_in_a_training_step_is_named() -> None:
-    def step(net: Any, batch: Any) -> Any:
-        optimizer = torch.optim.Adam(net.parameters())
-        loss = F.cross_entropy(net(batch[0]), batch[1])
-        optimizer.step()
-        return loss
-
-    with pytest.raises(ConfigError, match=r"torch\.optim\.Adam makes a step"):
-        zmqtrain.run(job(line, None, training_step=step))
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -443,17 +413,6 @@ def test_constant_buffer_of_infinities_is_frozen(form: dict[str, Any], tmp_path:
     assert np.isneginf(zmqtrain.load(tmp_path)["mask"]).sum() == 6
 
 
-def test_buffer_of_infinities_that_a_step_changes_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"'mask' of .* begins with NaN or infinity"):
-        zmqtrain.run(job(partial(Masked, True, changes=True)))
-
-
-def test_initial_weights_that_hold_nan_are_named() -> None:
-    weight = np.full((4, 6), np.nan, np.float32)
-    with pytest.raises(ConfigError, match="'weight' in initial holds NaN"):
-        zmqtrain.run(job(line, initial={"weight": weight}, initial_strict=False))
-
-
 def test_frozen_bfloat16_stays_bfloat16() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -466,7 +425,7 @@ def test_frozen_bfloat16_stays_bfloat16() -> None:
             return self.last(self.base(x.bfloat16()).float())
 
     found = zmqtrain.run(job(Net)).parameters
-    np.testing.assert_allclose(found["last.weight"], by_torch(Net)["last.weight"], 1e-5, 1e-6)
+    check_same(found, {"last.weight": by_torch(Net)["last.weight"]})
 
 
 class Tied(nn.Module):
@@ -488,14 +447,6 @@ def test_initial_takes_any_name_of_a_tied_weight(names: list[str], strict: bool)
     np.testing.assert_array_equal(zmqtrain.run(begun).parameters["rows.weight"], value)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_initial_with_two_values_of_a_tied_weight_is_refused(strict: bool) -> None:
-    value = np.full((6, 6), 0.25, np.float32)
-    initial = {"rows.weight": value, "head.weight": value + 1}
-    with pytest.raises(ConfigError, match="different values for"):
-        zmqtrain.run(job(Tied, initial=initial, initial_strict=strict))
-
-
 class Resizing(nn.Module):
     """Has a buffer whose shape the first step decides."""
 
@@ -512,12 +463,160 @@ class Resizing(nn.Module):
         return self.line(x)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_buffer_whose_shape_a_step_changes_is_refused(in_place: bool) -> None:
-    with pytest.raises(ConfigError, match="expected buffers that keep their shapes"):
-        zmqtrain.run(job(partial(Resizing, in_place=in_place)))
+def step_with_an_optimizer(net: Any, batch: Any) -> Any:
+    optimizer = torch.optim.Adam(net.parameters())
+    loss = F.cross_entropy(net(batch[0]), batch[1])
+    optimizer.step()
+    return loss
 
 
-def test_complex_parameter_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match="view_as_real"):
-        zmqtrain.run(job(lambda: nn.Linear(6, 4, dtype=torch.complex64)))
+def initial_of(first: float, second: float, *, strict: bool) -> dict[str, Any]:
+    """Return options of a job that begins with these values of a tied weight."""
+    initial = {"rows.weight": np.full((6, 6), first), "head.weight": np.full((6, 6), second)}
+    return {"initial": initial, "initial_strict": strict}
+
+
+SHARED = r"'other' .*of TorchModel\(Sharing\) share memory"
+IN_EVAL = {"data": Arrays((X, Y), (X, Y))}
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "shared data": (partial(Sharing, "data"), {}, SHARED),
+    "a transposed view": (partial(Sharing, "transposed"), {}, SHARED),
+    "a part of a weight": (partial(Sharing, "part"), {}, SHARED),
+    "a buffer over a weight": (partial(Sharing, "buffer"), {}, SHARED),
+    "two buffers": (partial(Sharing, "buffers"), {}, SHARED),
+    "eval() that merges": (Merging, IN_EVAL, r"eval\(\) of .* changes parameters"),
+    "eval() at a ps": (Merging, {**IN_EVAL, "ps": 1}, r"eval\(\) of .* changes parameters"),
+    "a replaced parameter": (partial(Acting, replace_weight), {}, "removed parameters: weight"),
+    "an added parameter": (partial(Acting, add_bias), {}, "removed parameters: other"),
+    "a late freeze": (partial(Acting, freeze), {}, "'bias' of .* has requires_grad=False now"),
+    "a frozen copy": (Momentum, {}, r"'copy\.\w+', which is frozen.*buffer"),
+    "an optimizer": (
+        line,
+        {"loss": None, "training_step": step_with_an_optimizer},
+        r"torch\.optim\.Adam makes a step",
+    ),
+    "a mask that changes": (
+        partial(Masked, True, changes=True),
+        {},
+        "'mask' of .* begins with NaN or infinity",
+    ),
+    "initial NaN": (
+        line,
+        {"initial": {"weight": np.full((4, 6), np.nan, np.float32)}, "initial_strict": False},
+        "'weight' in initial holds NaN",
+    ),
+    "two initial values": (Tied, initial_of(0, 1, strict=True), "different values for"),
+    "two of some": (Tied, initial_of(0, 1, strict=False), "different values for"),
+    "a resized buffer": (partial(Resizing, in_place=True), {}, "buffers that keep their shapes"),
+    "a buffer's new shape": (partial(Resizing, in_place=False), {}, "that keep their shapes"),
+}
+
+
+@pytest.mark.parametrize(("build", "options", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_count_is_refused_by_name(
+    build: Any, options: dict[str, Any], text: str
+) -> None:
+    form = {name: value for name, value in options.items() if name == "ps"}
+    fields = {name: value for name, value in options.items() if name not in form}
+    with pytest.raises(ZmqTrainError, match=text):
+        zmqtrain.run(job(build, **fields), **form)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a module that is drawn at random is made of, and does to its parameters."""
+
+    tied: bool
+    norm: str
+    buffer: str
+    frozen: str
+    wrapped: str
+    resting: bool
+    write: str
+
+    @property
+    def may_count(self) -> bool:
+        """Whether what it writes counts where one worker is alone with its parameters."""
+        return self.write != "base"
+
+
+class Drawn(nn.Module):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.rows = nn.Embedding(4, 6, max_norm=0.5 if plan.write == "max_norm" else None)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        if plan.tied:
+            self.second.weight = self.first.weight
+        self.norm = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}.get(plan.norm, nn.Identity)(6)
+        if plan.buffer:
+            mask = torch.triu(torch.full((6, 6), float(plan.buffer)), 1)
+            self.register_buffer("mask", mask)
+        self.base = nn.Linear(6, 6)
+        if plan.frozen:
+            self.base = self.base.to(getattr(torch, plan.frozen)).requires_grad_(False)
+        self.last: Any = nn.Linear(6, 4)
+        if plan.wrapped == "weight":
+            self.last = nn.utils.parametrizations.weight_norm(self.last)
+        elif plan.wrapped == "spectral":
+            self.last = nn.utils.parametrizations.spectral_norm(self.last)
+        self.train(not plan.resting)
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self._write()
+        x = x + self.rows((x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long())
+        h = self.norm(torch.tanh(self.first(x))) + self.second(x)
+        if self.plan.buffer:
+            h = h @ torch.softmax(self.mask, 1)
+        kind = self.base.weight.dtype
+        return self.last(torch.tanh(h + self.base(h.to(kind)).to(h.dtype)))
+
+    def _write(self) -> None:
+        weight = self.first.weight
+        match self.plan.write:
+            case "clamp":
+                with torch.no_grad():
+                    weight.clamp_(-0.2, 0.2)
+            case "data":
+                weight.data = F.normalize(weight.data, dim=1)
+            case "vector":
+                vector = nn.utils.parameters_to_vector(self.first.parameters())
+                nn.utils.vector_to_parameters(0.9 * vector, self.first.parameters())
+            case "base":  # it is frozen
+                self.base.bias.data = 0.5 * self.base.bias.data
+
+
+PLANS = st.builds(
+    Plan,
+    tied=st.booleans(),
+    norm=st.sampled_from(["none", "batch", "layer"]),
+    buffer=st.sampled_from(["", "-inf", "1"]),
+    frozen=st.sampled_from(["", "float32", "bfloat16"]),
+    wrapped=st.sampled_from(["", "weight", "spectral"]),
+    resting=st.booleans(),
+    write=st.sampled_from(["none", "none", "clamp", "data", "vector", "max_norm", "base"]),
+)
+
+
+ALONE: dict[str, Any] = {}
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(PLANS, st.sampled_from([ALONE, {"ps": 1}, {"workers": 2}, {"workers": 2, "ps": 0}]))
+def test_module_drawn_at_random_ends_as_in_torchs_own_loop_or_is_refused(
+    plan: Plan, form: dict[str, Any]
+) -> None:
+    if form.get("workers", 1) > 1 and plan.norm == "batch":
+        plan = replace(plan, norm="none")  # statistics of halves give other gradients
+    if plan.write == "base" and not plan.frozen:
+        plan = replace(plan, frozen="float32")
+    build, targets = partial(Drawn, plan), np.random.default_rng(1).normal(size=(8, 4))
+    size = len(X) // form.get("workers", 1)
+    data = {"labels": targets.astype(np.float32), "steps": 4, "batch_size": size}
+    if plan.write != "none" and not (plan.may_count and form is ALONE):
+        with pytest.raises(ConfigError, match="a step of TorchModel"):
+            zmqtrain.run(job(build, F.mse_loss, **data), **form)
+        return
+    found = zmqtrain.run(job(build, F.mse_loss, **data), **form).parameters
+    check_same(found, by_torch(build, F.mse_loss, data["labels"], steps=4))
