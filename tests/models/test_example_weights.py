@@ -55,7 +55,7 @@ def test_loss_and_gradients_are_weighted_means(kind: str) -> None:
 
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS[:, None], np.eye(3, dtype=np.float32)[LABELS]])
-def test_examples_weigh_what_their_class_does(labels: Any) -> None:
+def test_examples_have_the_weights_of_their_classes(labels: Any) -> None:
     *batch, weights = with_class_weights((X, labels), {0: 2.0, 2: 0.5})
     assert weights.tolist() == [2, 1, 1, 0.5, 2] and weights.dtype == np.float32
     assert batch[0] is X and batch[1] is labels

@@ -270,7 +270,7 @@ def test_weights_are_drawn_one_variable_after_another_and_all_else_is_zero() -> 
 
 
 @pytest.mark.parametrize("hidden", [64, (64,), [64]])
-def test_mlp_of_one_hidden_width_is_the_same_however_it_is_given(hidden: Any) -> None:
+def test_hidden_width_may_be_a_number_or_a_sequence(hidden: Any) -> None:
     model = MLP(8, hidden, 10)
     assert model == MLP(8, 64, 10)
     assert hash(model) == hash(MLP(8, 64, 10))

@@ -36,7 +36,7 @@ def test_classifier_predicts_probabilities_without_labels(model: Any) -> None:
     assert (outputs > 0).all()
 
 
-def test_loss_of_a_line_is_the_mean_squared_error_of_what_it_predicts() -> None:
+def test_loss_of_a_line_is_the_mean_squared_error_of_its_predictions() -> None:
     model = LinearRegression(3, 2)
     parameters = {name: value + 0.5 for name, value in model.parameters(0).items()}
     dataset = ArrayDataset(X, RANDOM.normal(size=(25, 2)))
@@ -61,7 +61,7 @@ def test_metrics_are_of_the_inputs_that_the_data_gave() -> None:
 
 
 class Silent:
-    """A model of today: it cannot predict."""
+    """A model without predict()."""
 
     def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
         return {"loss": 1.0}

@@ -27,7 +27,7 @@ LAYOUTS = planned(JOB).layouts
 
 
 class Scripted:
-    """An exchange that answers steps with what a test gives, in order; an error is raised."""
+    """An exchange that answers steps with the given results in order, or raises given errors."""
 
     def __init__(self, *answers: StepResult | Exception, batches: tuple[int, ...] = (0,)) -> None:
         self._answers, self._batches = list(answers), batches
@@ -59,7 +59,7 @@ class Scripted:
         self.is_over = True
 
     def leave(self, reason: str) -> None:
-        raise AssertionError("that is for who made the loop")
+        raise AssertionError("the loop does not leave")
 
     async def _answer(self, answer: StepResult | Exception) -> StepResult:
         if isinstance(answer, Exception):
@@ -68,7 +68,7 @@ class Scripted:
 
 
 def train(exchange: Scripted, job: Job = JOB) -> Metrics:
-    """Run a training loop until the exchange says that the job is over; return what it counted."""
+    """Run a training loop to the end of the job; return its metrics."""
     dataset, _ = job.load_data()
     metrics = Metrics("worker", 0)
     loop = TrainingLoop(job, dataset, exchange, metrics)
@@ -99,7 +99,7 @@ def test_every_step_is_counted_the_last_one_too() -> None:
     assert value("zmqtrain_step_duration_seconds_count") == 2
 
 
-def test_time_that_an_exchange_waits_and_updates_is_no_time_of_its_push() -> None:
+def test_times_of_waiting_and_updating_are_not_counted_as_push() -> None:
     metrics = train(Scripted(StepResult("applied", (1,), held_s=2.0, update_s=3.0), STOP))
     phases = metrics.phase_duration_seconds
     assert (phases.wait.total, phases.update.total, phases.push.total < 1) == (2.0, 3.0, True)

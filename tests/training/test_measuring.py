@@ -65,7 +65,7 @@ def test_measures_beyond_the_room_of_a_step_are_left_out(
     assert set(sums.sums.values()) == {2.0}
 
 
-def test_what_one_part_lacks_is_not_measured_of_the_batch() -> None:
+def test_measure_that_one_part_lacks_is_left_out() -> None:
     sums = StepSums([])
     sums.begin()
     sums.add(1, {"a": 1.0, "b": 1.0})
@@ -73,11 +73,11 @@ def test_what_one_part_lacks_is_not_measured_of_the_batch() -> None:
     assert sums.sums == {"b": 9.0}
 
 
-def test_outputs_are_asked_for_only_if_there_are_metrics_and_one_that_raises_is_named() -> None:
-    asked: list[bool] = []
+def test_outputs_are_computed_for_metrics_alone_and_a_metric_that_raises_is_named() -> None:
+    calls: list[bool] = []
 
     def outputs() -> Any:
-        asked.append(True)
+        calls.append(True)
         return SCORES, (SCORES, LABELS[:2])
 
     for metrics, count in ([], 0), ([AUC()], 1):
@@ -88,4 +88,4 @@ def test_outputs_are_asked_for_only_if_there_are_metrics_and_one_that_raises_is_
                 sums.add(3, {}, outputs)
         else:
             sums.add(3, {}, outputs)
-        assert len(asked) == count
+        assert len(calls) == count

@@ -1,4 +1,4 @@
-"""The model over an exchange's memory: what it tells of its gradients while it computes."""
+"""The model over an exchange's memory: which gradients it reports while it computes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from zmqtrain.training.model_runner import ModelRunner
 BATCH = (np.ones((2, 3), np.float32),)
 
 
-class Telling:
-    """Has two variables, and does what a test says to its gradients."""
+class Reporting:
+    """Has two variables, whose gradients a test directs."""
 
     def __init__(
         self, *, replaces: bool = False, copies: bool = False, extra: str = "", b: str = "whole"
@@ -75,7 +75,7 @@ class Apart(Cpu):
 class Bench:
     """A model runner over two shards, one of which holds a part of ``a``."""
 
-    def __init__(self, model: Telling, device: Device | None = None, **fields: Any) -> None:
+    def __init__(self, model: Reporting, device: Device | None = None, **fields: Any) -> None:
         job = Job(
             model=model,
             data=Arrays(BATCH, BATCH),
@@ -88,7 +88,7 @@ class Bench:
         layouts = planned(job, ps=2).layouts
         nothing = {"a": np.full((4, 2), np.nan), "b": np.full(3, np.nan)}
         self.gradients = [layout.flat_of(nothing) for layout in layouts]
-        self.told: list[tuple[list[str], bool]] = []
+        self.reported: list[tuple[list[str], bool]] = []
         parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
         membership = Membership(layouts, parameters, self.gradients, ())
         self.runner = ModelRunner(job, device or Cpu(), ThreadTeam(1), self._written)
@@ -99,45 +99,45 @@ class Bench:
         return all(np.isfinite(gradient).all() for gradient in self.gradients)
 
     def _written(self, names: Sequence[str]) -> None:
-        self.told.append((sorted(names), self.is_complete))
+        self.reported.append((sorted(names), self.is_complete))
 
 
-def test_what_is_told_lies_in_the_memory_already() -> None:
-    bench = Bench(Telling())
+def test_complete_gradients_are_reported_once_they_are_in_the_memory() -> None:
+    bench = Bench(Reporting())
     assert bench.runner.compute(BATCH, 0) == (0.5, True)
-    assert bench.told == [(["a", "b"], True)]
+    assert bench.reported == [(["a", "b"], True)]
 
 
-def test_nothing_is_told_of_an_array_that_lies_elsewhere_until_the_model_is_done() -> None:
-    bench = Bench(Telling(replaces=True))
+def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
+    bench = Bench(Reporting(replaces=True))
     bench.runner.compute(BATCH, 0)
-    assert bench.told == [(["b"], False)]
+    assert bench.reported == [(["b"], False)]
     assert bench.is_complete
 
 
-def test_nothing_is_told_in_a_plain_dict() -> None:
-    bench = Bench(Telling(copies=True))
+def test_gradients_in_a_plain_dict_are_not_reported() -> None:
+    bench = Bench(Reporting(copies=True))
     bench.runner.compute(BATCH, 0)
-    assert bench.told == []
+    assert bench.reported == []
 
 
 def test_gradient_of_no_parameter_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'c', which is not a parameter; expected a, b"):
-        Bench(Telling(extra="c")).runner.compute(BATCH, 0)
+        Bench(Reporting(extra="c")).runner.compute(BATCH, 0)
 
 
 @pytest.mark.parametrize("b", ["not at all", "in part", "added"])
 def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> None:
-    model = Telling(b=b)
+    model = Reporting(b=b)
     runner, model.loss = Bench(model).runner, math.nan
-    assert not runner.compute(BATCH, 0)[1]  # what has no finite loss may have no gradient
+    assert not runner.compute(BATCH, 0)[1]  # without a finite loss a gradient may be missing
     model.loss = 0.5
     with pytest.raises(ConfigError, match=r"'b' .* is not written"):
         runner.compute(BATCH, 1)
 
 
 def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> None:
-    model = Telling()
+    model = Reporting()
     bench, model.loss = Bench(model, Apart()), math.nan
     before = [gradient.copy() for gradient in bench.gradients]
     assert not bench.runner.compute(BATCH, 0)[1]

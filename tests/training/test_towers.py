@@ -93,7 +93,7 @@ def bench(devices: tuple[str, ...] = TWO, model: Any = None) -> Iterator[Bench]:
     rows=st.lists(st.integers(-100, 100), min_size=1, max_size=4 * SIZE),
     number=st.integers(0, 9),
 )
-def test_each_example_weighs_the_same_on_however_many_devices_they_are(
+def test_each_example_weighs_the_same_on_any_number_of_devices(
     devices: str, rows: list[int], number: int
 ) -> None:
     kind, count = devices.split()
@@ -171,7 +171,7 @@ def test_towers_compute_side_by_side_each_in_a_thread_and_none_is_left() -> None
     assert threads() == []
 
 
-def test_model_that_cannot_be_copied_is_told_and_leaves_no_thread() -> None:
+def test_model_that_cannot_be_copied_is_refused_and_leaves_no_thread() -> None:
     class Single(Sums):
         def __deepcopy__(self, memo: object) -> Single:
             raise TypeError("there is one")

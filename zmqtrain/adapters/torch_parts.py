@@ -1,4 +1,4 @@
-"""Whether a batch may be computed in parts: only if its loss is the mean over its examples."""
+"""The check of micro-batches: the loss must be the mean over the examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.checks import Occasions
+from zmqtrain.models.checks import CheckSchedule
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ Rows: TypeAlias = tuple[Any, ...]
 
 
 class PartsCheck:
-    """Compares the loss of rows with the losses of some of them, in some of the steps."""
+    """Compares the loss of rows with the losses of parts of them, in some of the steps."""
 
     def __init__(self, owner: object, loss: Any, tolerance: float) -> None:
         """``owner``: the model, for texts. ``loss``: of outputs and targets; None if a
@@ -39,7 +39,7 @@ class PartsCheck:
             ConfigError: the loss is known to be no mean over examples.
         """
         self._owner, self._loss, self._tolerance = owner, loss, tolerance
-        self._occasions = Occasions()
+        self._schedule = CheckSchedule()
         self._is_random = self._knows_ignored = False
         self._chunks: list[tuple[Rows, int]] = []  # of the step under way
         self._is_due = False
@@ -49,10 +49,10 @@ class PartsCheck:
     def begin(self) -> None:
         """Begin a step."""
         self._chunks = []
-        self._is_due = self._occasions.is_next() and not self._is_random
+        self._is_due = self._schedule.is_due() and not self._is_random
 
     def is_due(self, targets: Sequence[Any]) -> bool:
-        """Return whether the losses of a part of the batch are to be compared.
+        """Return whether to compare the losses of a part of the batch.
 
         Raises:
             ConfigError: the loss leaves out some of the labels.
@@ -65,7 +65,7 @@ class PartsCheck:
         return self._is_due
 
     def check(self, of: Callable[[Rows], Any], rows: Rows, count: int, parts: int) -> None:
-        """Compare the losses of a part of the batch; they are compared with the part before, too.
+        """Compare the losses within a part of the batch, and with the end of the part before.
 
         ``of`` returns the loss of rows. ``count``: rows of this part. ``parts``: of the batch.
 
@@ -102,8 +102,8 @@ class PartsCheck:
             if is_random:
                 self._is_random, self._is_due = True, False
                 log.warning(
-                    "the loss of %r is random, so it was only checked roughly that micro_batches "
-                    "leave it as it is: that needs a mean over examples",
+                    "the loss of %r is random, so the check that it is a mean over examples, which "
+                    "micro_batches need, was only rough",
                     self._owner,
                 )
                 return
@@ -111,9 +111,9 @@ class PartsCheck:
     def _error(self, found: str) -> ConfigError:
         return ConfigError(
             f"{self._owner!r} has micro_batches, and its loss is no mean over examples: {found}; "
-            "parts of a batch would count for more or less than they should. Expected a loss that "
-            "is the mean of each example's own: sum over an example and divide by a constant, or "
-            "leave micro_batches out"
+            "parts of a batch would have wrong weights. Expected a loss that is the mean of the "
+            "examples' losses: sum over an example and divide by a constant, or leave "
+            "micro_batches out"
         )
 
 
@@ -129,8 +129,8 @@ def own_loss(loss: Any) -> Any:
 
 @contextmanager
 def comparing(module: Any) -> Iterator[None]:
-    """Have no module of torch's own draw random numbers, or look at a whole batch; afterwards
-    generators and modes are as before."""
+    """Set torch's own modules to eval mode, in which they draw no random numbers; restore modes
+    and generators afterwards."""
     modes = [(m, m.training) for m in module.modules() if type(m).__module__.startswith("torch.nn")]
     with torch.random.fork_rng():
         try:
@@ -148,7 +148,7 @@ def _value(of: Callable[[Rows], Any], rows: Rows) -> float:
 
 
 def _rows(rows: Rows, start: int, end: int, count: int) -> Rows:
-    """Return some rows; what has no row for each example stays."""
+    """Return some rows; leaves without a row for each example stay as they are."""
 
     def cut(leaf: Any) -> Any:
         return leaf[start:end].detach() if _has_rows(leaf, count) else leaf

@@ -38,7 +38,7 @@ class Scratch(threading.local):
     """Buffers that one model reuses from step to step; every thread has its own.
 
     It keeps only the buffers of the last request, so memory stays bounded when batch sizes vary. A
-    copy is empty.
+    copy has no buffers.
     """
 
     def __init__(self) -> None:

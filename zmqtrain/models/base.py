@@ -1,6 +1,6 @@
-"""A model and its data: what they must have, and what a model may have.
+"""The interfaces of a model and its data.
 
-Any object with these methods can be trained; no base class is needed.
+Any object with the methods of :class:`Model` can be trained; no base class is needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Outputs: TypeAlias = tuple[Any, "Batch"]
 """Outputs for a batch, a row an example (of several outputs a tuple), and the batch itself."""
 
 Gradients: TypeAlias = MutableMapping[str, Array]
-"""A buffer for each trained variable, for its gradient, and for each state variable, for its new
-value."""
+"""Buffers by name: for the gradient of each trained variable, and the new value of each state
+variable."""
 
 
 class Buffers(dict[str, Array]):
-    """Gradient buffers that call back when some of them are complete, or a batch is measured."""
+    """Gradient buffers with callbacks for complete gradients and for measures of a batch."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ def written(out: Gradients, *names: str) -> None:
 
 
 def is_measured(out: Gradients) -> bool:
-    """Say whether measures of the batch are of use: those of steps are, in a job with epochs."""
+    """Return whether measures of the batch are used: those of a step are, in a job with epochs."""
     return isinstance(out, Buffers) and out.on_measured is not None
 
 
@@ -60,11 +60,11 @@ def measured(
     means: Mapping[str, float],
     outputs: Callable[[], Outputs | None] | None = None,
 ) -> None:
-    """Report what was measured of a batch, or of a part of it, before its update.
+    """Report measures of a batch, or of a part of it, before its update.
 
-    A model may call this in ``loss_and_gradients``, with its ``out``. ``means``: over so many
-    examples, by name, as ``metrics`` has them. ``outputs`` is called at once, and only if the job
-    has metrics; None: there are none.
+    A model may call this in ``loss_and_gradients``, with its ``out``. ``means``: mean measures of
+    these examples, as ``metrics`` returns them. ``outputs`` is called at once, and only if the job
+    has metrics; None: the outputs are not known.
     """
     if isinstance(out, Buffers) and out.on_measured is not None:
         out.on_measured(examples, means, outputs)
@@ -75,8 +75,8 @@ Batch: TypeAlias = tuple[Array, ...]
 
 A training batch (features, labels, weights) has a weight for each example, float32 of shape (n,):
 its loss is sum(weight * loss of the example) / n, as in Keras. A job's ``class_weight`` adds that
-array, or multiplies it. A model whose batches have more than two arrays says by ``labels_at`` which
-of them holds the labels: arrays of features are before it, weights behind it.
+array, or multiplies it. If batches have more than two arrays, the model's ``labels_at`` is the
+index of the labels: features are before them, weights after them.
 """
 
 
@@ -84,12 +84,12 @@ of them holds the labels: arrays of features are before it, weights behind it.
 class Model(Protocol):
     """A network: its parameters, its gradient, its measures.
 
-    These three methods are enough. :class:`BaseModel` lists all others, which any model may have,
-    with that base class or without it.
+    These three methods suffice. :class:`BaseModel` lists the optional ones, which any model may
+    have, with or without that base class.
     """
 
     def parameters(self, seed: int) -> dict[str, Array]:
-        """Return the initial values of what is trained: float32 NumPy arrays in creation order.
+        """Return the initial values of trained variables: float32 arrays in creation order.
 
         The same seed gives the same values on every task of the cluster.
         """
@@ -99,8 +99,8 @@ class Model(Protocol):
         """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
 
         Every element of a gradient must be overwritten, since the buffers are not cleared between
-        steps. ``parameters`` must not be written to: they are read-only, but for those that are
-        trained by one worker alone, where a write counts.
+        steps. ``parameters`` are read-only, unless a single worker trains without a ps: then a
+        write to them counts.
         """
         ...
 
@@ -110,7 +110,7 @@ class Model(Protocol):
 
 
 class BaseModel(ABC):
-    """All that the engine may ask of a model, with defaults for a model that lacks it.
+    """All methods and attributes of a model that the engine uses, with their defaults.
 
     Two kinds of variables are not trained: :meth:`state` and :meth:`frozen` return them as named
     NumPy arrays, the same for the same seed on every task, of any dtype but complex and object.
@@ -119,23 +119,23 @@ class BaseModel(ABC):
     # Attributes are of type Any, so that a model may compute them in a property.
 
     labels_at: Any = None
-    """The number of the array of a batch that holds the labels; None: the second of two."""
+    """The index of the labels in a batch; None: the second of two arrays."""
     has_classes_second: Any = False
     """Whether outputs with more than two axes have their classes on the second one."""
     loss_adds_up: Any = False
     """Whether the loss is known to be a sum over its batch instead of a mean."""
     optimizer: Any = None
-    """The update rule that the model brings along."""
+    """The update rule of a trainer without one."""
     summed_metrics: Any = ()
-    """The metrics of zmqtrain that it brings along, for a job without any."""
+    """The metrics of a job without any."""
     compiled_metrics: Any = ()
-    """The same as objects of its framework, for callbacks of that."""
+    """The metrics as objects of the framework, for its callbacks."""
     directions: Any = MappingProxyType({})
-    """Whether its measures should be large, by name."""
+    """Whether a larger value is better, by the name of the measure."""
     suffixes: Any = ()
-    """Those of files that :meth:`save` writes and :meth:`read_weights` reads."""
+    """Suffixes of the files that :meth:`save` writes and :meth:`read_weights` reads."""
     module: Any = None
-    """What a loop of the user's own trains, such as a module of PyTorch."""
+    """The object that the user's own loop trains, such as a PyTorch module."""
 
     @abstractmethod
     def parameters(self, seed: int) -> dict[str, Array]:
@@ -153,26 +153,26 @@ class BaseModel(ABC):
         """Return variables that a step assigns, such as statistics of batch normalisation.
 
         ``loss_and_gradients`` finds their values in ``parameters`` and in ``out``, and writes new
-        ones into ``out``, if they have changed. An update makes of float16 and float32 state the
-        mean over its gradients, of other dtypes the value of its first gradient. Under
-        ``sync-replicas`` that is the mean over the workers of a step; under asynchronous policies
-        an update has one gradient, so the last one says the value. Float16 and float32 state must
+        ones into ``out``, if they have changed. An update averages float16 and float32 state over
+        its gradients; state of other dtypes takes the value of the first gradient. Under
+        ``sync-replicas`` this is the mean over the workers of a step; under asynchronous policies
+        an update has one gradient, so the last one sets the value. Float16 and float32 state must
         be finite, as gradients must; state that begins with NaN or infinity, such as a mask, is
         frozen.
         """
         return {}
 
     def frozen(self, seed: int) -> dict[str, Array]:
-        """Return variables that nobody changes: they are in ``parameters``, and in no message."""
+        """Return variables that never change: they are in ``parameters``, but in no message."""
         return {}
 
     def empty(self, method: str) -> dict[str, Array] | None:
-        """Return what "parameters" or "state" returns, but with any values, which most tasks do
-        not need; None: the values are no effort."""
+        """Return the arrays of the method "parameters" or "state" with any values, for tasks that
+        need their shapes alone; None: the values are cheap."""
         return None
 
     def aliases(self) -> dict[str, str]:
-        """Return the first name of each other name of a variable, such as a tied weight."""
+        """Return a variable's first name by each of its other ones, as of a tied weight."""
         return {}
 
     def seed_batch(self, seed: int, batch: int) -> None:
@@ -180,10 +180,10 @@ class BaseModel(ABC):
         return
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
-        """Return outputs, one row an example; of several outputs a tuple."""
+        """Return the outputs, one row an example; a tuple if there are several."""
         raise ConfigError(
             f"{self!r} has no method predict(parameters, batch), which metrics and predictions "
-            "need; give it one that returns a row for each example"
+            "need; add one that returns a row for each example"
         )
 
     def hold(self, parameters: Parameters, out: Gradients) -> None:
@@ -191,22 +191,22 @@ class BaseModel(ABC):
         return
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> Any:
-        """Begin a step of a loop of the user's own; return what the loop is given."""
+        """Begin a step of the user's own loop; return the values that the loop gets."""
         return parameters, batch, out
 
     def finish(self, loss: Any, *results: Any) -> float:
-        """Complete ``out`` by what the loop hands over; return the loss."""
+        """Complete ``out`` from the loop's results; return the loss."""
         return float(loss)
 
     def arrays_of(self, examples: Mapping[str, Any]) -> Sequence[Any]:
         """Return inputs or targets by name in the order of a batch."""
         raise ConfigError(
-            f"examples are arrays by name, and {self!r} knows no names; expected a tuple of "
+            f"examples are arrays by name, but {self!r} has no names; expected a tuple of "
             "arrays, such as (features, labels)"
         )
 
     def read_weights(self, path: Any) -> Mapping[str, Array]:
-        """Return all variables, with those in a file of the model's framework."""
+        """Return all variables, with the values in a file of the model's framework."""
         raise NotImplementedError
 
     def save(self, path: Any, weights: Mapping[str, Array], *, overwrite: bool = True) -> None:
@@ -214,12 +214,12 @@ class BaseModel(ABC):
         raise NotImplementedError
 
     def with_weights(self, weights: Mapping[str, Array]) -> Any:
-        """Return an object of the framework with these weights, for callbacks to look at."""
+        """Return an object of the framework with these weights, for callbacks."""
         return None
 
 
 class Wrapped(BaseModel):
-    """Another model, with the methods that this class has instead, and defaults for the rest."""
+    """A model whose missing methods are those of another one, or else defaults."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -249,13 +249,13 @@ class Wrapped(BaseModel):
 
 
 def as_model(model: Any) -> BaseModel:
-    """Return a model with all methods: one of another class gets those that it lacks."""
+    """Return the model itself if it is a BaseModel; otherwise wrap it to add the defaults."""
     return model if isinstance(model, BaseModel) else Wrapped(model)
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A finite set of examples that can be addressed by number; without end, a Stream.
+    """A finite set of examples, addressed by number; endless data is a Stream.
 
     Tasks of one process may call it from several threads at once.
 
@@ -270,8 +270,8 @@ class Dataset(Protocol):
         """Return the examples with these numbers (int64, shape (n,)) as one batch of n rows.
 
         Raises:
-            DataError: some of them cannot be read, or not as they are; the text names the place.
-            ConfigError: a library that reads them is not installed, or memory does not suffice.
+            DataError: some cannot be read, or would change; the text names the place.
+            ConfigError: the library that reads them is not installed, or memory is too small.
         """
         ...
 

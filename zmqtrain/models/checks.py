@@ -87,17 +87,17 @@ def check_classes(labels: Array, classes: int) -> None:
         )
 
 
-class Occasions:
+class CheckSchedule:
     """Picks steps 1, 2, 3, 5, 8, 13, ... for checks that cost too much for every step.
 
-    Each number divides one of these, so that a mistake in every k-th step is found, too.
+    Each number k divides one of these, so a mistake in every k-th step is found, too.
     """
 
     def __init__(self) -> None:
         self._step, self._next, self._after_next = 0, 1, 2
 
-    def is_next(self) -> bool:
-        """Count a step; return whether it is checked."""
+    def is_due(self) -> bool:
+        """Count a step; return whether it is to be checked."""
         self._step += 1
         if self._step < self._next:
             return False
@@ -126,11 +126,11 @@ def written_in_a_step(
 def labels_at(model: object, batch: Batch, for_what: object, is_weighted: bool = False) -> int:
     """Return which array of a batch holds the labels: features are before it, weights behind it.
 
-    The model's ``labels_at`` says so; without it, batches of two arrays are (features, labels).
+    That is the model's ``labels_at``; without it, batches of two arrays are (features, labels).
     ``is_weighted``: the job has put weights behind the labels.
 
     Raises:
-        ConfigError: the model does not say it, or says what no batch of it can have.
+        ConfigError: the model has no ``labels_at``, or it is no index of a batch.
     """
     at = as_model(model).labels_at
     if at is None and is_weighted:
@@ -138,7 +138,7 @@ def labels_at(model: object, batch: Batch, for_what: object, is_weighted: bool =
     if at is None and len(batch) > 2:
         raise ConfigError(
             f"{for_what!r} needs labels, and a batch of {model!r} has {len(batch)} arrays; "
-            "expected to know which of them holds the labels: give the model labels_at, such as "
+            "expected the model to name the labels: give it labels_at, such as "
             "labels_at=1 for (features, labels, weights) or labels_at=2 for (users, items, ratings)"
         )
     if at is not None and (type(at) is not int or not 0 < at < len(batch)):
@@ -157,7 +157,7 @@ def checked_loss(
     out: Gradients,
     details: Callable[[], str] = str,
 ) -> float:
-    """Call the model's ``loss_and_gradients``; ``details`` returns more that helps if it raises.
+    """Call the model's ``loss_and_gradients``; ``details`` returns text for an error message.
 
     Raises:
         ConfigError: the model raises or returns no number.

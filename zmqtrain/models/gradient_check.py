@@ -2,8 +2,8 @@
 
 A correct gradient is the slope of the loss. The slope is measured by central differences
 (L(p + h v) - L(p - h v)) / 2h along directions v: some random elements of each variable, and one
-direction through all of its elements. It is measured in float64 if the model computes in float64.
-A loss in float32 is so coarse that only large errors show; the tolerance takes this into account.
+direction through all its elements. It is measured in float64 if the model computes in float64. A
+loss in float32 is coarse, so only large errors show; the tolerance takes this into account.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Batch, Gradients, Model, Parameters, Wrapped
+from zmqtrain.models.base import Batch, Gradients, Model, Parameters
 from zmqtrain.models.checks import checked_loss
 from zmqtrain.units import shortened
 
@@ -49,16 +49,15 @@ def mistakes_of_a_step(
 ) -> Iterator[str]:
     """Yield a text for each mistake in the loss and the gradient of one batch.
 
-    ``parameters``: what is trained; ``state`` and ``frozen``: the other variables of the model.
+    ``parameters``: the trained variables; ``state`` and ``frozen``: the model's other ones.
 
     Raises:
         ConfigError: the model raises.
     """
-    model = _OfParameters(model, state, frozen)
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
-    loss = checked_loss(model, parameters, batch, out)
-    if not math.isfinite(loss):  # what follows from it says nothing of the gradient
+    loss = _Step(model, batch, state, frozen).compute(parameters, out)
+    if not math.isfinite(loss):  # then the gradient means nothing
         yield f"the loss of the first batch is {loss}; expected a finite number"
         return
     wrong = list(_check_arrays(before, parameters, out))
@@ -66,7 +65,8 @@ def mistakes_of_a_step(
         wrong.append("every gradient is 0, so nothing would be learned; expected the loss's slope")
     yield from wrong
     if not wrong:
-        yield from _check_slopes(model, parameters, tuple(array[:ROWS] for array in batch))
+        rows = tuple(array[:ROWS] for array in batch)
+        yield from _check_slopes(_Step(model, rows, state, frozen), parameters)
 
 
 def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
@@ -97,19 +97,25 @@ def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> It
         )
 
 
-class _OfParameters(Wrapped):
-    """A model as a function of what is trained: every step begins with the same state."""
+@dataclass(frozen=True)
+class _Step:
+    """The step of one batch as a function of the parameters: it always begins with one state."""
 
-    def __init__(self, model: Model, state: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
-        super().__init__(model)
-        self._state, self._frozen = state, frozen
+    model: Model
+    batch: Batch
+    state: Mapping[str, Any]
+    frozen: Mapping[str, Any]
 
-    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        values = {**parameters, **self._state, **self._frozen}
-        buffers = {**out, **{name: value.copy() for name, value in self._state.items()}}
-        loss = super().loss_and_gradients(values, batch, buffers)
-        out.update({name: buffers[name] for name in buffers.keys() - self._state.keys()})
+    def compute(self, parameters: Parameters, out: Gradients) -> float:
+        """Write the gradients into ``out``; return the loss."""
+        values = {**parameters, **self.state, **self.frozen}
+        buffers = {**out, **{name: value.copy() for name, value in self.state.items()}}
+        loss = checked_loss(self.model, values, self.batch, buffers)
+        out.update({name: buffers[name] for name in buffers.keys() - self.state.keys()})
         return loss
+
+    def loss(self, parameters: Parameters) -> float:
+        return self.compute(parameters, {n: np.zeros_like(v) for n, v in parameters.items()})
 
 
 @dataclass(frozen=True)
@@ -121,13 +127,13 @@ class _Precision:
     noise: float
 
 
-def _check_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
-    precision = _precision(model, parameters, batch)
+def _check_slopes(of: _Step, parameters: Arrays) -> Iterator[str]:
+    precision = _precision(of, parameters)
     if precision is None:
         return  # the loss differs from call to call, as with dropout
     point = {name: value.astype(precision.dtype) for name, value in parameters.items()}
     gradients = {name: np.zeros_like(value) for name, value in point.items()}
-    checked_loss(model, point, batch, gradients)
+    of.compute(point, gradients)
     random, until = np.random.default_rng(0), time.monotonic() + SECONDS
     for name in map(str, random.permutation(list(gradients))):
         if time.monotonic() > until:
@@ -135,12 +141,13 @@ def _check_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[st
         gradient = gradients[name]
         for direction, where in _directions(gradient, random):
             stated = float(np.sum(gradient * direction, dtype=np.float64))
-            measured, error = _slope(model, point, batch, name, direction, precision)
+            measured, error = _slope(of, point, name, direction, precision)
             tolerance = RELATIVE_TOLERANCE * max(abs(stated), abs(measured)) + error
             if abs(stated - measured) > tolerance:
                 yield (
-                    f"the gradient of {name!r} is wrong {where}: loss_and_gradients() says "
-                    f"{stated:.6g}, the loss itself changes by {measured:.6g} (+- {tolerance:.2g})"
+                    f"the gradient of {name!r} is wrong {where}: loss_and_gradients() wrote "
+                    f"{stated:.6g}, but the slope of the loss is {measured:.6g} "
+                    f"(+- {tolerance:.2g})"
                 )
                 break
 
@@ -160,12 +167,7 @@ def _directions(
 
 
 def _slope(
-    model: Model,
-    point: Arrays,
-    batch: Batch,
-    name: str,
-    direction: NDArray[Any],
-    precision: _Precision,
+    of: _Step, point: Arrays, name: str, direction: NDArray[Any], precision: _Precision
 ) -> tuple[float, float]:
     """Return the slope of the loss along a direction, and its possible error.
 
@@ -176,14 +178,14 @@ def _slope(
         losses = []
         for sign in (1, -1):
             moved = point[name] + precision.dtype(sign * step) * direction
-            losses.append(_loss(model, point | {name: moved}, batch))
+            losses.append(of.loss(point | {name: moved}))
         return (losses[0] - losses[1]) / (2 * step)
 
     near, far = central(precision.step), central(2 * precision.step)
     return near, 2 * abs(near - far) + precision.noise / precision.step
 
 
-def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | None:
+def _precision(of: _Step, parameters: Arrays) -> _Precision | None:
     """Return the precision of the model's loss; None if equal calls give different losses.
 
     Tiny equal steps of the parameters change a loss in float64 by equal steps, a loss in float32
@@ -192,11 +194,11 @@ def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | N
     point = {name: value.astype(np.float64) for name, value in parameters.items()}
     try:
         losses = [
-            _loss(model, {name: value + step * 1e-9 for name, value in point.items()}, batch)
+            of.loss({name: value + step * 1e-9 for name, value in point.items()})
             for step in (0, 0, 1, 2, 3)
         ]
     except ConfigError:  # it accepts only float32
-        losses = [_loss(model, parameters, batch) for _ in range(2)]
+        losses = [of.loss(parameters) for _ in range(2)]
     if losses[0] != losses[1]:
         return None
     scale = max(1.0, abs(losses[0]))
@@ -204,8 +206,3 @@ def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | N
     if len(set(losses)) > 1 and jumps.max() < 10 * _DOUBLE_NOISE * scale:
         return _Precision(np.float64, _DOUBLE_STEP, _DOUBLE_NOISE * scale)
     return _Precision(np.float32, _SINGLE_STEP, _SINGLE_NOISE * scale)
-
-
-def _loss(model: Model, parameters: Arrays, batch: Batch) -> float:
-    out = {name: np.zeros_like(value) for name, value in parameters.items()}
-    return checked_loss(model, parameters, batch, out)

@@ -85,7 +85,7 @@ class MLP(BaseModel):
 
     @staticmethod
     def _measure(out: Gradients, logits: Array, batch: Batch) -> None:
-        """Report what a step measures, if that is of use; the logits stay as they are."""
+        """Report the measures of a step if they are used; the logits stay as they are."""
         if is_measured(out):
             accuracy = float((logits.argmax(axis=1) == batch[1]).mean())
             means = {"accuracy": accuracy}

@@ -1,7 +1,7 @@
 """Measuring a model on a whole dataset, and predicting with it.
 
-A data set is measured in parts, whose sums are added in their order. So the result has the same
-bits whoever has measured which part.
+A data set is measured in parts, whose sums are added in order. So the result has the same bits
+however the parts are spread over tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PartSums:
         self._is_empty = True
 
     def add(self, other: PartSums) -> None:
-        """Count the examples of another part, too.
+        """Add the sums of another part.
 
         Raises:
             ConfigError: the sums of a metric have another shape there.
@@ -44,7 +44,7 @@ class PartSums:
         self._is_empty = False
 
     def results(self, examples: int) -> Measures:
-        """Return what was measured; a metric replaces a measure of its name.
+        """Return the measures; a metric replaces a measure of its name.
 
         ``examples``: of all parts, at least one.
 
@@ -56,12 +56,12 @@ class PartSums:
 
 
 def rows_of(batch_size: int) -> int:
-    """Return how many examples are measured at a time: what a step of training has room for."""
+    """Return the number of examples to measure at a time, for which a training step has room."""
     return min(ROWS, 4 * batch_size)
 
 
 def parts_of(examples: int, rows: int = ROWS) -> list[range]:
-    """Return the parts of a data set: each has as many times ``rows`` examples, but the last."""
+    """Return the parts of a data set, each of the same multiple of ``rows``, but the last."""
     blocks = -(-examples // rows)
     size = max(1, -(-blocks // PARTS)) * rows
     return [range(start, min(start + size, examples)) for start in range(0, examples, size)]
@@ -127,7 +127,7 @@ def measure(
 def predict(
     model: Model, parameters: Parameters, dataset: Dataset, rows: int = ROWS
 ) -> Array | tuple[Array, ...]:
-    """Return the model's outputs for all examples, one row each; of several outputs a tuple.
+    """Return the model's outputs for all examples, one row each; a tuple if there are several.
 
     Raises:
         ConfigError, DataError: as for :func:`evaluate`; or there are no examples.
@@ -151,12 +151,12 @@ def check_not_empty(dataset: Dataset, purpose: str) -> None:
 
 
 def _unmasked(array: Array) -> Array:
-    """Return all values of an array, also those that its mask hides."""
+    """Return all values of an array, including masked ones."""
     return array.data if isinstance(array, np.ma.MaskedArray) else array
 
 
 def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
-    """Return what the model predicts for a batch: an array, or a tuple of several outputs.
+    """Return the model's predictions for a batch: an array, or a tuple of several outputs.
 
     Raises:
         ConfigError: the model cannot predict, raises, or returns no row for each example.

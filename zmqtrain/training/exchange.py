@@ -1,7 +1,7 @@
 """The interface between the training loop and an exchange, which turns gradients into parameters.
 
-An exchange knows where the parameters are: on parameter servers, or in this process. The loop
-knows only this interface.
+The parameters of an exchange are on parameter servers or in this process; the loop knows only this
+interface.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from zmqtrain.store.layout import ShardLayout
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a worker has once it has joined: its memory and its first batches.
+    """The memory and the first batches of a worker that has joined.
 
     ``parameters`` and ``gradients`` are host arrays of shape (layout.size,), one for each of
-    ``layouts``; what these call copies is written, but not read. During a step the worker reads the
-    parameters and writes the gradients. Between steps both belong to the exchange. ``exact``: what
-    of the parameters is carried byte by byte, copied so that nobody changes it during a step; () if
-    nobody changes the parameters then. ``stop``: the job needs no gradients.
-    ``is_own``: no other task has these parameters, so what the model writes to them counts.
+    ``layouts``; slices that are copies are written, but never read. During a step the worker reads
+    the parameters and writes the gradients. Between steps both belong to the exchange. ``exact``: a
+    private copy of the parameters that are encoded as bytes; () if parameters do not change during
+    a step. ``stop``: the job needs no gradients.
+    ``is_own``: no other task has these parameters, so the model's writes to them count.
     """
 
     layouts: Sequence[ShardLayout]
@@ -40,8 +40,8 @@ class StepReport:
     """The result of one batch; the gradient itself is in the membership's memory.
 
     ``loss`` is the mean over ``examples``. ``finite`` is False if the loss or the gradient holds
-    NaN or infinity; then the gradient must not be used. ``sums``: over the examples, of what else
-    was measured; see :mod:`zmqtrain.training.measuring`.
+    NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
+    examples; see :mod:`zmqtrain.training.measuring`.
     """
 
     batch: int
@@ -53,11 +53,11 @@ class StepReport:
 
 @dataclass(slots=True)
 class StepResult:
-    """What became of a step's gradient, and what comes next.
+    """The result of a step's gradient, and the next batches.
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
-    ``held_s``: how long the gradient waited for others. ``update_s``: how long this worker updated
-    parameters itself.
+    ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
+    update of parameters.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
@@ -69,7 +69,7 @@ class StepResult:
 
 
 class Exchange(Protocol):
-    """Where one worker's gradients go, and its parameters come from.
+    """Sends one worker's gradients and receives its parameters.
 
     Every method may raise FencedError: the worker is no longer a member and has to join again.
     Every other error ends the training.

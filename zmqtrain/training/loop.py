@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Computed:
-    """The result of computing a step, and how long its parts took."""
+    """The result of computing a step, and the times of its parts."""
 
     report: StepReport
     data_s: float  # getting the batch
@@ -68,7 +68,7 @@ class TrainingLoop:
         *,
         threads: int | None = None,
     ) -> None:
-        """``threads``: how many check a large gradient for NaN; None: one for each core.
+        """``threads``: number that check a large gradient for NaN; None: one for each core.
 
         Raises:
             ConfigError: the job needs a GPU that is not there.
@@ -106,7 +106,7 @@ class TrainingLoop:
                 log.warning("%s; joining again", error)
 
     async def use_model(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` returns, which uses the job's model; no step does meanwhile."""
+        """Return the result of ``work``, which uses the job's model; no step runs meanwhile."""
         return await self._computing.run_in_thread(work)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class TrainingLoop:
             self._prefetcher.prepare(number)
 
     def _count_last_step(self) -> None:
-        """Count the last step, and where its time went."""
+        """Count the last step, and the times of its phases."""
         step, self._last_step = self._last_step, None
         if step is None:
             return

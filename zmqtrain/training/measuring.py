@@ -1,8 +1,8 @@
-"""What steps measure beside the loss: as in Keras, what each batch had before its update.
+"""Measures of steps besides the loss: as in Keras, those of each batch before its update.
 
-A model reports it in its ``loss_and_gradients``; see :func:`zmqtrain.models.base.measured`. It
-travels with the gradient, as named sums over the batch's examples, and counts if that is applied.
-So it has little room: a metric with many sums, such as AUC, is of the validation data alone.
+A model reports them in its ``loss_and_gradients``; see :func:`zmqtrain.models.base.measured`. They
+travel with the gradient, as named sums over the batch's examples, and count if it is applied. So
+they have little room: a metric with many sums, such as AUC, measures validation data alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class StepSums:
-    """Adds up what a model reports of one batch, perhaps in parts."""
+    """Adds up the measures that a model reports of one batch, perhaps in parts."""
 
     def __init__(
         self, metrics: Sequence[Metric], model: object = None, *, is_weighted: bool = False
@@ -36,7 +36,7 @@ class StepSums:
         self.sums: dict[str, float] = {}
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._parts, self.sums = 0, {}
 
     def add(
@@ -45,7 +45,7 @@ class StepSums:
         means: Mapping[str, float],
         outputs: Callable[[], Outputs | None] | None = None,
     ) -> None:
-        """Count some examples of the batch, as :func:`zmqtrain.models.base.measured` says.
+        """Add some examples of the batch, as :func:`zmqtrain.models.base.measured` reports them.
 
         Raises:
             ConfigError: a metric raises.
@@ -69,7 +69,7 @@ class StepSums:
         self._parts += 1
 
     def _keep(self, name: str, sums: dict[str, float], found: dict[str, float]) -> bool:
-        """Add the sums of one measure; False: there is no room for them."""
+        """Add the sums of one measure; return False if there is no room for them."""
         if has_room(found.keys() | sums.keys()):
             found.update(sums)
             return True
@@ -82,7 +82,7 @@ class StepSums:
 
 
 def measures_of(metrics: Sequence[Metric], sums: Mapping[str, float], examples: int) -> Measures:
-    """Return the measures of so many examples, whose sums these are.
+    """Return the measures of examples with these sums.
 
     Raises:
         ConfigError: a metric raises.

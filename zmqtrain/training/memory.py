@@ -3,7 +3,7 @@
 A shard is one flat array, in the ps's segment or a copy of it. The model needs whole named
 variables. A float32 variable that is in one shard is a view of that shard's array, without a copy.
 One that is cut over several shards, or of another dtype, is gathered before the model runs and
-scattered after. What a layout calls a copy is never read, and written after.
+scattered after. A slice that is a copy is never read, but written after.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class WorkerMemory:
     ) -> None:
         """``flats``: each of shape (layout.size,); the variables are views of them if possible.
 
-        ``exact``: where what is carried byte by byte lies instead; () if in ``flats``.
+        ``exact``: the arrays of variables that are encoded as bytes; () if these are in ``flats``.
         """
         self.flats, self.exact = flats, exact
         self.values: dict[str, Any] = {}
-        # By variable: (view of the whole variable, run of the shard that carries it).
+        # By variable: (view of the whole variable, run of its shard).
         self._gathered: dict[str, list[tuple[Any, Any]]] = {}
         self._scattered: dict[str, list[tuple[Any, Any]]] = {}
         found: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}

@@ -1,4 +1,4 @@
-"""Running a job's model on batches, with gradients in the exchange's memory."""
+"""Runs a job's model on one device, with gradients in the exchange's memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.measuring import StepSums
 from zmqtrain.training.memory import WorkerMemory
-from zmqtrain.training.unwritten import Unwritten
+from zmqtrain.training.write_check import WriteCheck
 from zmqtrain.units import shortened
 
 UNWRITTEN = np.uint32(0x7FC05A5A)
-"""Bits of a NaN that no computation makes, and that a sum with it has, too."""
+"""Bits of a NaN that no computation makes; a sum with it keeps them."""
 
 
 class ModelRunner:
@@ -37,7 +37,7 @@ class ModelRunner:
         team: ThreadTeam,
         on_written: Callable[[Sequence[str]], None],
     ) -> None:
-        """``on_written`` gets the names of complete gradients, if the job's ``overlap`` is on."""
+        """``on_written``: called with names of complete gradients, if the job has ``overlap``."""
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
@@ -57,7 +57,7 @@ class ModelRunner:
             name: value if name in own or not isinstance(value, np.ndarray) else read_only(value)
             for name, value in self._parameters.values.items()
         }
-        self._unwritten = Unwritten(job.model, shown, self._frozen)
+        self._writes = WriteCheck(job.model, shown, self._frozen)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         # A model may write its state, though it is constant.
         self._gradients.values |= {n: v.copy() for n, v in self._constants.items()}
@@ -82,7 +82,6 @@ class ModelRunner:
 
     @property
     def sums(self) -> dict[str, float]:
-        """What the last batch measured beside its loss, if the job has epochs."""
         return self._measured.sums
 
     @property
@@ -91,39 +90,30 @@ class ModelRunner:
         return self._gradients.flats
 
     def load_parameters(self) -> None:
-        """Copy the parameters from the exchange's memory to where the model reads them."""
         self._device.load(self._membership.parameters, self._parameters.flats)
         self._device.load(self._membership.exact, self._parameters.exact)
         self._parameters.gather()
 
     def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
-        """Write the gradient of one batch, which is on the device, into the exchange's memory.
-
-        Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite is
-        not copied from a device with its own memory.
-
-        Raises:
-            ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
-        """
         loss, finite = self.compute_on_device(batch, number)
         if finite:
             self.store()
         return loss, finite
 
     def compute_on_device(self, batch: Batch, number: int) -> tuple[float, bool]:
-        """Do the same, but leave the gradient where the device has it, in :attr:`gradients`."""
+        """Compute a batch as :meth:`compute` does, but leave the gradient on the device."""
         self._model.seed_batch(self._job.seed, number)
         self._measured.begin()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
-        parameters = self._unwritten.begin()
+        parameters = self._writes.begin()
 
         def shapes() -> str:
             given, trained = enumerate(batch), ((n, parameters[n]) for n in self._trained)
             return f"The batch is {_shapes(given)}; parameters are {_shapes(trained)}"
 
         loss = checked_loss(self._model, parameters, batch, self._out, shapes)
-        self._unwritten.check(parameters)
+        self._writes.check(parameters)
         self._check_gradients()
         self._check_constants()
         if self._is_first and math.isfinite(loss):

@@ -1,4 +1,4 @@
-"""A training loop of the user's own: at each batch, the trainer meets the thread that runs it."""
+"""Connects the trainer to the thread of the user's own training loop, batch by batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqtrain.models.base import Batch, Gradients, Parameters, Wrapped, as_model
 
 
 class LoopEndedError(ZmqTrainError):
-    """The user's loop has ended before the job; the batch that it held is not counted."""
+    """The user's loop has ended before the job; its current batch is not counted."""
 
     exit_code = ExitCode.ORPHANED
 
@@ -27,14 +27,14 @@ class Lease(NamedTuple):
 
 
 class Meeting(Wrapped):
-    """A model whose gradients another thread computes; all else is the model's own.
+    """A model whose gradients the thread of the user's loop computes.
 
-    The trainer's thread calls ``loss_and_gradients``, which waits for the other one.
+    The trainer's thread calls ``loss_and_gradients``, which waits for that thread.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__(as_model(model))
-        self._evaluated = as_model(copy.deepcopy(model))  # the loop may use the other one then
+        self._evaluated = as_model(copy.deepcopy(model))  # the loop may use the other one meanwhile
         self._seed = 0, 0
         self._out: Gradients = {}  # the trainer's, and as the loop gets it
         self._plain: Gradients = {}
@@ -65,19 +65,19 @@ class Meeting(Wrapped):
         return loss
 
     def next(self) -> Lease | None:
-        """Wait for the next batch of the trainer; None if there will be no more.
+        """Wait for the trainer's next batch; return None if there is no other.
 
-        The loop may then look at the module, and change what it trains alone.
+        The loop may then read the module, and change it if this worker trains alone.
         """
         lease = self._leases.get()
         if lease is None:
-            self._leases.put(None)  # for whoever asks again
+            self._leases.put(None)  # for another call
         else:
             self._model.hold(lease.parameters, lease.out)
         return lease
 
     def start(self, lease: Lease) -> Any:
-        """Begin the step of a batch; return what the loop is given."""
+        """Begin the step of a batch; return the values that the loop gets."""
         self._model.seed_batch(lease.seed, lease.number)
         return self._model.begin(lease.parameters, lease.batch, lease.out)
 
@@ -86,9 +86,9 @@ class Meeting(Wrapped):
         self._losses.put(loss)
 
     def end_leases(self) -> None:
-        """The trainer has ended."""
+        """End the loop's batches: the trainer has ended."""
         self._leases.put(None)
 
     def end_loop(self) -> None:
-        """The user's loop has ended: the trainer gets no more gradients."""
+        """End the trainer's step: the user's loop has ended."""
         self._losses.put(LoopEndedError("the training loop has ended before the job"))

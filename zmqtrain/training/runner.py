@@ -1,4 +1,4 @@
-"""What computes the gradients of one worker."""
+"""The interface between the training loop and the code that computes gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Runner(Protocol):
 
     @property
     def sums(self) -> dict[str, float]:
-        """What the last batch measured beside its loss, if the job has epochs."""
+        """Sums of the last batch's measures, without its loss, if the job has epochs."""
         ...
 
     def bind(self, membership: Membership) -> None:
@@ -21,7 +21,7 @@ class Runner(Protocol):
         ...
 
     def place(self, batch: Batch) -> Batch:
-        """Return a batch where the runner takes it: on its device, if it has one."""
+        """Return the batch on the runner's device, if it has one."""
         ...
 
     def load_parameters(self) -> None:
@@ -29,13 +29,13 @@ class Runner(Protocol):
         ...
 
     def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
-        """Write the gradient of one batch, which :meth:`place` returned, into that memory.
+        """Write the gradient of a batch that :meth:`place` returned into the exchange's memory.
 
-        Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite
-        need not be there.
+        Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite may
+        be left out.
 
         Raises:
-            ConfigError: the model raises, or returns something wrong.
+            ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
         """
         ...
 

@@ -2,9 +2,9 @@
 
 A tower is one device with a thread, a copy of the model and a gradient of its own; the parameters
 are the worker's. A batch is cut in the order of the devices. The gradients are added up in this
-order, by the arithmetic with which a shard adds up those of workers: as many workers under
-``sync-replicas`` come to the same parameters, bit for bit. With the exchange nccl they are added
-up on the GPUs, in an order of NCCL's.
+order, by the arithmetic with which a shard adds up the workers' gradients: the same number of
+workers under ``sync-replicas`` ends with the same parameters, bit for bit. With the exchange nccl
+they are added up on the GPUs, in NCCL's order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Towers:
         self._folds: list[_Fold] = []
         self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
         self._shares = Shares(len(job.devices))
-        self.sums: dict[str, float] = {}  # as a ModelRunner has them
+        self.sums: dict[str, float] = {}
         try:
             self._jobs = [job.with_own_model() for _ in job.devices]
             self._on_all([self._shares.take] * len(job.devices))
@@ -64,7 +64,6 @@ class Towers:
             raise
 
     def bind(self, membership: Membership) -> None:
-        """Use the memory of this membership from now on; the first tower's gradient lies there."""
         self._membership, self._runners = membership, []
 
     def place(self, batch: Batch) -> Batch:
@@ -74,7 +73,7 @@ class Towers:
         """Do nothing: each tower loads them in its thread, when it computes."""
 
     def _build(self, membership: Membership) -> None:
-        """Build each tower's model, over its memory."""
+        """Build each tower's model over its memory; that of the first is the exchange's."""
         self._folds = []
         gradients = [membership.gradients] * len(self._jobs)  # on GPUs: only the first is copied
         if self._nccl is None:
@@ -94,14 +93,7 @@ class Towers:
             self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
 
     def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
-        """Write the mean gradient of one batch into the exchange's memory.
-
-        Returns (mean loss, whether losses and gradients are finite), as a
-        :class:`~zmqtrain.training.model_runner.ModelRunner` does.
-
-        Raises:
-            ConfigError: a model raises, or returns something wrong; the text names the device.
-        """
+        """Write the mean gradient of all towers; errors name the device."""
         if not self._runners:
             self._build(self._membership)
         size = self._job.batch_size
@@ -189,7 +181,7 @@ class _Fold:
         self._update = Update(Assign(), fused=False).bind(gradients[0], {})
 
     def __call__(self, examples: Sequence[int]) -> None:
-        """Make the first gradient the mean of as many as there are ``examples``, weighted."""
+        """Replace the first gradient by the weighted mean; ``examples``: of each gradient."""
         gradients = self._gradients[: len(examples)]
         weights = [n / examples[0] for n in examples]
         self._update.apply(Mean.weighted(gradients, sum(examples) / examples[0], weights), 0)
@@ -204,4 +196,4 @@ def _scale(arrays: Sequence[Flat], factor: float) -> None:
 
 
 def _nothing(names: Sequence[str]) -> None:
-    """A gradient is complete when all towers have theirs, so no part of it before."""
+    """Ignore complete gradients: their mean is complete when all towers are done."""

@@ -10,9 +10,9 @@ import pytest
 import zmqtrain
 from zmqtrain import Job
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.checks import Occasions
+from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.optim import SGD
-from zmqtrain.training.unwritten import Unwritten
+from zmqtrain.training.write_check import WriteCheck
 
 
 class Halving:
@@ -45,7 +45,7 @@ def test_write_to_a_parameter_counts_on_one_worker_alone() -> None:
 
 
 @pytest.mark.parametrize("form", [{"workers": 2}, {"workers": 2, "ps": 0}, {"ps": 1}])
-def test_write_to_a_parameter_that_is_shared_is_the_models_mistake(form: dict[str, Any]) -> None:
+def test_write_to_a_shared_parameter_is_refused(form: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="read-only"):
         zmqtrain.run(JOB, **form)
 
@@ -73,7 +73,7 @@ def by_address(array: Any) -> Any:
 def test_write_in_every_kth_step_is_found_and_the_shared_memory_stays(every: int) -> None:
     shared = np.ones(4, np.float32)
     shared.flags.writeable = False
-    watch = Unwritten("Model", {"w": shared}, {})
+    watch = WriteCheck("Model", {"w": shared}, {})
     with pytest.raises(ConfigError, match="'w'"):
         for step in range(1, 1000):
             parameters = watch.begin()
@@ -85,5 +85,5 @@ def test_write_in_every_kth_step_is_found_and_the_shared_memory_stays(every: int
 
 
 def test_some_of_the_steps_are_checked() -> None:
-    occasions = Occasions()
-    assert [n for n in range(1, 60) if occasions.is_next()] == [1, 2, 3, 5, 8, 13, 21, 34, 55]
+    schedule = CheckSchedule()
+    assert [n for n in range(1, 60) if schedule.is_due()] == [1, 2, 3, 5, 8, 13, 21, 34, 55]

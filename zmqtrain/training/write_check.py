@@ -1,4 +1,4 @@
-"""Finds models that write to parameters which are not theirs to change."""
+"""Finds models that write to parameters which a step may only read."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.compute.arrays import is_writable, read_only
-from zmqtrain.models.checks import Occasions, written_in_a_step
+from zmqtrain.models.checks import CheckSchedule, written_in_a_step
 
 
-class Unwritten:
+class WriteCheck:
     """Checks that steps leave the parameters as they are, in some of the steps.
 
-    Those read a private copy: a write to the parameters of another process would kill this one.
+    In those steps the model reads a private copy: a write to the memory of another process would
+    kill this one.
     """
 
     def __init__(
         self, model: object, variables: Mapping[str, Any], frozen: Mapping[str, Any]
     ) -> None:
-        """``variables``: those of all steps; the model may write to the writable ones."""
+        """``variables``: without frozen ones; the model may write to writable arrays."""
         self._model, self._variables, self._frozen = model, variables, frozen
         self._parameters = MappingProxyType({**variables, **frozen})
-        self._occasions, self._is_first = Occasions(), True
+        self._schedule, self._is_first = CheckSchedule(), True
         self._before: dict[str, int] = {}
 
     def begin(self) -> Mapping[str, Any]:
-        """Begin a step; return the parameters that the model gets."""
+        """Begin a step; return the parameters for the model."""
         self._before = {}
-        if not self._occasions.is_next():
+        if not self._schedule.is_due():
             return self._parameters
         copies = {
             name: read_only(value.copy()) if isinstance(value, np.ndarray) else value
@@ -44,7 +45,7 @@ class Unwritten:
         return MappingProxyType({**self._parameters, **copies}) if copies else self._parameters
 
     def check(self, parameters: Mapping[str, Any]) -> None:
-        """End the step, which had these parameters.
+        """End the step that read these parameters.
 
         Raises:
             ConfigError: it has changed one of them.
