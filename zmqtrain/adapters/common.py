@@ -1,4 +1,4 @@
-"""What the adapters of all frameworks share."""
+"""Helpers of all adapters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name_of(function: Any) -> str:
 
 
 def check_build(build: Any, kind: type) -> None:
-    """Raise ConfigError if ``build`` is what it should return: a module, a model."""
+    """Raise ConfigError if ``build`` is a module or a model instead of a function."""
     if isinstance(build, kind):
         raise ConfigError(
             f"a {type(build).__name__} was given in place of build; expected a function that "
@@ -29,7 +29,7 @@ def check_build(build: Any, kind: type) -> None:
 
 
 def constant_loss(owner: object) -> ConfigError:
-    """Return what is raised for a loss without any gradient."""
+    """Return the error of a loss without any gradient."""
     return ConfigError(
         f"the loss of {owner!r} depends on no parameter that is trained; expected one that is "
         "computed from the outputs, without detach or stop_gradient"
@@ -39,7 +39,7 @@ def constant_loss(owner: object) -> ConfigError:
 def check_takes(function: Any, *arguments: str) -> None:
     """Raise ConfigError if a function of the user cannot be called with these arguments in order.
 
-    Of functions that are built in, or None, nothing is known.
+    Built-in functions and None are not checked.
     """
     try:
         signature = inspect.signature(function)

@@ -68,21 +68,20 @@ class JaxModel(BaseModel):
         """``init(key)`` returns the parameters: a pytree of float32 arrays.
 
         ``loss(parameters, batch, key)`` returns the mean loss over the batch, a tuple of arrays, or
-        a dict of ``loss`` and other mean measures, which ``fit`` has of the training, too.
-        ``key`` is for dropout and its like; it depends on the job's seed and the batch's number. In
-        an evaluation it is None: then nothing may be random.
+        a dict of ``loss`` and other mean measures, which ``fit`` shows. ``key`` is for dropout and
+        the like; it depends on the job's seed and the batch's number. In an evaluation it is None:
+        then nothing may be random.
 
         ``predict(parameters, inputs)`` returns outputs, one row an example, for the batch's first
-        array. ``metrics(parameters, batch)`` returns mean measures beside the loss; without it,
-        accuracy is measured if ``predict`` returns scores (n, classes) and all labels are numbers
-        of these classes. ``labels_at``: which array of a batch holds the labels, if it has more
-        than two.
+        array. ``metrics(parameters, batch)`` returns further mean measures; without it, accuracy is
+        measured if ``predict`` returns scores (n, classes) and all labels are numbers of these
+        classes. ``labels_at``: the index of the labels in a batch of more than two arrays.
 
         ``has_state``: ``init`` returns (parameters, state), and ``loss`` (loss, new state); all
         functions but ``init`` take the state after the parameters. It is a pytree that a step
         renews, such as the statistics of batch normalisation.
 
-        ``frozen``: patterns of names, such as "encoder.*"; parameters that fit are not trained.
+        ``frozen``: patterns of names, such as "encoder.*"; matching parameters are not trained.
         ``dtype``: jax.numpy.bfloat16 to compute in it; parameters stay float32.
 
         Raises:
@@ -127,7 +126,7 @@ class JaxModel(BaseModel):
         """Return the parameters that are trained, as ``init(jax.random.key(seed))`` has them.
 
         Raises:
-            ConfigError: ``init`` returns something else than it should.
+            ConfigError: ``init`` returns no pytree of float32 arrays.
         """
         return self._values(seed, self._outline().trained)
 
@@ -136,7 +135,7 @@ class JaxModel(BaseModel):
         return self._values(seed, self._outline().frozen)
 
     def state(self, seed: int) -> Leaves:
-        """Return what a step renews."""
+        """Return the variables that a step renews."""
         return self._values(seed, list(_leaves(self._outline().state)))
 
     def empty(self, method: str) -> Leaves:
@@ -159,7 +158,7 @@ class JaxModel(BaseModel):
         return float(loss)
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
-        """Return what the loss takes: parameters, state if there is any, batch and key."""
+        """Return the arguments of the loss: parameters, state if there is any, batch and key."""
         self._out = out
         values = {name: jnp.asarray(value) for name, value in taken(dict(parameters)).items()}
         return *self._trees(values), tuple(map(jnp.asarray, taken(batch))), _key(self._seeds)
@@ -184,18 +183,14 @@ class JaxModel(BaseModel):
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
         """Return the outputs for the batch's first array, one row an example; the leaves of a
-        pytree as a tuple.
-
-        Raises:
-            ConfigError: the model has no function for them.
-        """
+        pytree as a tuple."""
         if self._predict is None:
-            raise ConfigError(f"{self!r} cannot predict; give it predict(parameters, inputs)")
+            return super().predict(parameters, batch)
         outputs = self._outputs(taken(dict(parameters)), taken(batch[:1]))
         arrays = tuple(map(np.asarray, jax.tree.leaves(outputs)))
         return arrays[0] if isinstance(outputs, jax.Array) else arrays
 
-    # What is compiled.
+    # These methods are compiled.
 
     def _initial(self, seeds: Any) -> tuple[Tree, Tree]:
         """Return (parameters, state)."""
@@ -258,10 +253,10 @@ class JaxModel(BaseModel):
     # Pytrees.
 
     def _outline(self) -> _Outline:
-        """Return the model's outline, for which nothing is computed.
+        """Return the model's outline, without computing values.
 
         Raises:
-            ConfigError: ``init`` returns something else than it should.
+            ConfigError: ``init`` returns no pytree of float32 arrays.
         """
         if self._known_outline is None:
             limit_threads()
@@ -290,7 +285,7 @@ class JaxModel(BaseModel):
         return [name for name in leaves if any(name in names for names in found.values())]
 
     def _trees(self, values: Leaves) -> list[Tree]:
-        """Return what the functions take first: parameters, and state if there is any."""
+        """Return the first arguments of the functions: parameters, and state if there is any."""
         outline = self._outline()
         trees = [self._cast(_filled(outline.parameters, values))]
         return [*trees, _filled(outline.state, values)] if self._has_state else trees
@@ -339,7 +334,7 @@ class JaxModel(BaseModel):
             )
 
     def _check_module(self, parameters: Tree) -> None:
-        """Check that a module of Flax's nnx has nothing that would be trained by mistake."""
+        """Check that a module of Flax's nnx has no variables that would be trained by mistake."""
         nnx = sys.modules.get("flax.nnx")
         if nnx is None or not isinstance(parameters, nnx.Module):
             return
@@ -354,7 +349,7 @@ class JaxModel(BaseModel):
 def load_pytree(
     tree: Tree, weights: str | Path | Mapping[str, Any], *, average: bool = False
 ) -> Tree:
-    """Return ``tree`` with the values that zmqtrain has trained: of a logdir, or arrays by name.
+    """Return ``tree`` with trained values: those of a logdir, or given arrays by name.
 
     ``tree``: parameters or state as ``init`` returns them, or their shapes by jax.eval_shape.
     ``average``: the moving averages of a logdir.
@@ -409,7 +404,7 @@ def _encoded(leaf: Any, like: Any) -> Any:
 
 
 def _decoded(value: Any, like: Any) -> Any:
-    """Return the opposite of :func:`_encoded`."""
+    """Return the inverse of :func:`_encoded`."""
     if _is_key(like):
         return jax.random.wrap_key_data(value)
     return value.astype(like.dtype)

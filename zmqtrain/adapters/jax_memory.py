@@ -26,16 +26,16 @@ Values: TypeAlias = dict[str, Any]
 
 
 def limit_threads() -> None:
-    """Have XLA use the threads of this task: it reads their number when it starts."""
+    """Limit XLA to the threads of this task; it reads the limit when it starts."""
     if (threads := thread_limit()) is not None:
         os.environ.setdefault("PJRT_NPROC", str(threads))
 
 
 def taken(arrays: Any) -> Any:
-    """Return arrays of NumPy for jit, which takes them, and those of CuPy as JAX's.
+    """Return arrays that jit accepts: those of NumPy, and those of CuPy as JAX's.
 
     Raises:
-        DataError: JAX, which computes in 32 bits unless told otherwise, would change a number.
+        DataError: JAX, which computes in 32 bits by default, would change a number.
     """
     return jax.tree.map(_taken, arrays)
 
@@ -73,10 +73,9 @@ class Differentiated:
     def of(
         self, loss_of: Callable[[Values], tuple[Any, tuple[Any, Values]]], trained: Values
     ) -> tuple[Any, Any, Values]:
-        """Return the loss, what is known beside it, and gradients and new state by name; while
-        compiled.
+        """Return the loss, other results, and gradients and new state by name; while compiled.
 
-        ``loss_of(trained)`` returns the loss, and a pair: what is known beside it, the new state.
+        ``loss_of(trained)`` returns the loss, and a pair: other results and the new state.
         """
 
         def noted(trained: Values) -> tuple[Any, tuple[Any, Values]]:
@@ -88,11 +87,12 @@ class Differentiated:
     def __call__(
         self, names: Collection[str], parameters: Mapping[str, Any], batch: Any, *rest: Any
     ) -> tuple[Any, Any, Values]:
-        """Return the loss, what is known beside it, and gradients and new state by name; ``names``:
-        of what is trained.
+        """Return the loss, other results, and gradients and new state by name.
+
+        ``names``: of the trained variables.
 
         Raises:
-            ConfigError: nothing that is trained has a gradient.
+            ConfigError: no trained variable has a gradient.
         """
         others = taken(dict(parameters))
         trained = {name: others.pop(name) for name in names}

@@ -15,7 +15,7 @@ import random
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from zmqtrain.user_code import user_code
 
 try:
     import keras
-    from keras.src.backend import get_keras_mask
     from keras.src.backend.common import global_state
 except ModuleNotFoundError as missing:
     if missing.name == "tensorflow":
@@ -43,13 +42,8 @@ except ModuleNotFoundError as missing:
         ) from missing
     raise not_installed("Keras", "keras") from missing
 
-from zmqtrain.adapters.keras_metrics import (
-    Measure,
-    SummedMetric,
-    array_of,
-    is_mean,
-    measures_of,
-)
+from zmqtrain.adapters.keras_metrics import SummedMetric
+from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of
 from zmqtrain.adapters.keras_optimizers import rule_of
 
 BACKEND: str = keras.backend.backend()
@@ -60,8 +54,6 @@ if BACKEND not in ("torch", "jax"):
     )
 
 log = logging.getLogger(__name__)
-
-Weights = dict[str, NDArray[Any]]
 
 _BUILT: WeakSet[Any] = WeakSet()  # models that are in use
 
@@ -89,7 +81,7 @@ class KerasModel(BaseModel):
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
         self._network: Network | None = None
-        self._has_told = False  # that its files hold weights alone
+        self._has_warned = False  # that its files hold weights alone
 
     def __repr__(self) -> str:
         return f"KerasModel({name_of(self.build)}, backend={BACKEND})"
@@ -117,8 +109,8 @@ class KerasModel(BaseModel):
 
     @property
     def summed_metrics(self) -> list[SummedMetric]:
-        """The compiled metrics that are no means over examples, such as AUC, the weighted ones,
-        and those of outputs with a mask; the others are among :meth:`metrics`."""
+        """The compiled metrics that are no means over examples, such as AUC, weighted metrics, and
+        those of outputs with a mask; :meth:`metrics` measures the others."""
         network = self._ready
         return [SummedMetric(one, network) for one in network.measures if network.is_summed(one)]
 
@@ -128,22 +120,22 @@ class KerasModel(BaseModel):
 
     @property
     def directions(self) -> dict[str, bool]:
-        """Whether the compiled metrics should be large, by name, as far as Keras knows it."""
+        """Whether a larger value is better, by the name of a compiled metric, if Keras knows it."""
         found = {one.name: one.direction for one in self._ready.measures}
         return {name: direction == "up" for name, direction in found.items() if direction}
 
     @property
     def labels_at(self) -> int:
-        """Where a batch has its labels: behind the inputs.
+        """The index of the labels in a batch: behind the inputs.
 
         Raises:
             ConfigError: the model has several outputs.
         """
         if len(self._ready.outputs) > 1:
             raise ConfigError(
-                f"{self!r} has several outputs, and so several arrays of labels; expected one for "
-                "class_weight and for metrics of zmqtrain: give sample_weight, or compile the "
-                "model with metrics"
+                f"{self!r} has several outputs, and so several arrays of labels; class_weight and "
+                "metrics of zmqtrain expect one: give sample_weight, or compile the model with "
+                "metrics"
             )
         return len(self._ready.inputs)
 
@@ -166,13 +158,13 @@ class KerasModel(BaseModel):
                     f"variable {name!r} of {self!r} is {variable.dtype}; expected float32: to "
                     'compute in bfloat16, set the dtype policy "mixed_bfloat16"'
                 )
-        return _values(network.trained)
+        return values_of(network.trained)
 
     def state(self, seed: int) -> Weights:
-        return _values(self._initial(seed).state)
+        return values_of(self._initial(seed).state)
 
     def frozen(self, seed: int) -> Weights:
-        return _values(self._initial(seed).frozen)
+        return values_of(self._initial(seed).frozen)
 
     def seed_batch(self, seed: int, batch: int) -> None:
         self._ready.computer.seed(seed, batch)
@@ -184,9 +176,7 @@ class KerasModel(BaseModel):
         )
         if is_measured(out):
             network.check_masks(outputs)
-            measured(
-                out, len(batch[0]), self._means(measures), lambda: (_arrays_of(outputs), batch)
-            )
+            measured(out, len(batch[0]), self._means(measures), lambda: (arrays_of(outputs), batch))
         return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -201,10 +191,10 @@ class KerasModel(BaseModel):
         return {name: float(value) for name, value in measures.items() if name not in summed}
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
-        """Return the model's outputs for the batch's first arrays, one row an example; of several
-        outputs a tuple, in the order of the targets. Those with a mask are masked arrays."""
+        """Return the model's outputs for the batch's first arrays, one row an example; a tuple of
+        several, in the order of the targets. Outputs with a mask are masked arrays."""
         network = self._ready
-        return _arrays_of(network.computer.predict(parameters, network.inputs_of(batch)))
+        return arrays_of(network.computer.predict(parameters, network.inputs_of(batch)))
 
     def arrays_of(self, examples: Mapping[str, Any]) -> list[Any]:
         """Return inputs or targets by name in the order of a batch.
@@ -223,7 +213,7 @@ class KerasModel(BaseModel):
         )
 
     def read_weights(self, path: str | Path) -> Weights:
-        """Return all variables, with those that Keras finds in a file, such as ``.weights.h5``.
+        """Return all variables, with the values in a Keras file, such as ``x.weights.h5``.
 
         Raises:
             ConfigError: it cannot be read, or is of another model.
@@ -248,8 +238,8 @@ class KerasModel(BaseModel):
             raise CheckpointError(f"{path} exists already; delete it, or write to another path")
         model = self.with_weights(weights)
         is_whole = ".weights." not in Path(path).name
-        if is_whole and model.optimizer is not None and not self._has_told:
-            self._has_told = True
+        if is_whole and model.optimizer is not None and not self._has_warned:
+            self._has_warned = True
             log.warning("%s has no state of the optimizer, such as Adam's moments; only a logdir "
                         "keeps it", path)  # fmt: skip
         write = model.save if is_whole else model.save_weights
@@ -297,7 +287,7 @@ class KerasModel(BaseModel):
             return Network(model, seed, self)
 
     def _compile(self, model: Any) -> None:
-        """Compile a model that is not, and check that it can be trained."""
+        """Compile the model if it is not compiled, and check that it can be trained."""
         if model.compiled and (self._loss is not None or self._metrics is not None):
             raise ConfigError(
                 f"{self!r} has a compiled model, and loss or metrics beside it; expected them in "
@@ -328,106 +318,12 @@ class KerasModel(BaseModel):
             )
 
 
-class Network:
-    """A built model, and its variables by name."""
-
-    def __init__(self, model: Any, seed: int, owner: KerasModel) -> None:
-        """
-        Raises:
-            ConfigError: the model has no variables yet.
-        """
-        self.model, self.owner = model, owner
-        self.initial_seed: int | None = seed  # while the variables have their initial values
-        self.optimizer = model.optimizer
-        model.optimizer = None  # it would make slots
-        if not all(layer.built for layer in model._flatten_layers()):
-            raise ConfigError(
-                f"the model of {owner!r} has no variables yet; begin it with keras.Input(shape), "
-                "or call it on a batch in build"
-            )
-        self.variables = _named(model.variables)
-        fixed = _ids_of_frozen(model)
-        trained = {id(variable) for variable in model.trainable_variables}
-        self.trained = {n: v for n, v in self.variables.items() if id(v) in trained}
-        self.frozen = {n: v for n, v in self.variables.items() if id(v) in fixed}
-        kinds = self.trained.keys() | self.frozen.keys()
-        self.state = {n: v for n, v in self.variables.items() if n not in kinds}
-        self.computer = _computer(self, owner)  # copies of the owner that share this share it
-        self._inputs_like = getattr(model, "_inputs_struct", None)
-        self.outputs_like = getattr(model, "_outputs_struct", None)
-        inputs = [one.name for one in getattr(model, "inputs", None) or ()]
-        self.inputs = _names(self._inputs_like, inputs)
-        self.outputs = _names(self.outputs_like, getattr(model, "output_names", ()))
-        own_loss = type(model).compute_loss is not keras.Model.compute_loss
-        self._needs_targets = model.loss is not None and not own_loss
-        self.measures = measures_of(model._compile_metrics, self.outputs)
-        masks = map(get_keras_mask, getattr(model, "outputs", None) or ())
-        self.mask_axes = [None if mask is None else len(mask.shape) for mask in masks]
-
-    def values(self) -> Weights:
-        return _values(self.variables)
-
-    def assign(self, weights: Mapping[str, Any]) -> None:
-        for name, variable in self.variables.items():
-            variable.assign(weights[name])
-
-    def is_summed(self, measure: Measure) -> bool:
-        """Return whether a measure is no mean over all examples."""
-        is_masked = any(axes for axes in self.mask_axes[measure.output : measure.output + 1])
-        return measure.is_weighted or is_masked or not is_mean(measure.metric)
-
-    def check_masks(self, outputs: Any) -> None:
-        """
-        Raises:
-            ConfigError: outputs of a model without ``keras.Input`` have a mask, and metrics.
-        """
-        means = [one.name for one in self.measures if not self.is_summed(one)]
-        for mask in map(get_keras_mask, keras.tree.flatten(outputs)):
-            if mask is not None and means and not any(self.mask_axes):
-                raise ConfigError(
-                    f"the model of {self.owner!r} gives its outputs a mask, of which nothing is "
-                    f"known before it is called, so {', '.join(means)} would be measured without "
-                    "it; begin the model with keras.Input(shape), or leave these metrics out"
-                )
-
-    def inputs_of(self, batch: Batch) -> Any:
-        return _like(self._inputs_like, batch[: len(self.inputs)])
-
-    def parts_of(self, batch: Batch) -> tuple[Any, Any, Any]:
-        """Return inputs, targets and weights of the examples, as Keras takes them.
-
-        Raises:
-            ConfigError: the batch has too few arrays, or too many.
-        """
-        inputs, outputs = len(self.inputs), len(self.outputs)
-        targets, more = batch[inputs : inputs + outputs], batch[inputs + outputs :]
-        needed = inputs + self._needs_targets
-        if len(batch) < needed or len(more) > 1:
-            raise ConfigError(
-                f"a batch for {self.owner!r} has {len(batch)} arrays; expected {inputs} "
-                f"inputs, {outputs} targets, and at most one of weights"
-            )
-        tree = self.outputs_like if len(targets) == outputs else None
-        return self.inputs_of(batch), _like(tree, targets), more[0] if more else None
-
-
-def _computer(network: Network, owner: KerasModel) -> Any:
-    """Return what computes steps on the backend of this process."""
-    if BACKEND == "torch":
-        from zmqtrain.adapters.keras_torch import OnTorch
-
-        return OnTorch(network, owner)
-    from zmqtrain.adapters.keras_jax import OnJax
-
-    return OnJax(network, owner)
-
-
 def load_weights(
     model: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
 ) -> None:
-    """Load what zmqtrain has trained into a Keras model: a logdir, or what `zmqtrain.load` returns.
+    """Load trained weights into a Keras model: of a logdir, or the result of `zmqtrain.load`.
 
-    The numbers that Keras gives to layers without a name may be others. ``average``: the moving
+    The numbers that Keras gives to layers without a name may differ. ``average``: the moving
     averages of a logdir.
 
     Raises:
@@ -436,7 +332,7 @@ def load_weights(
     """
     values = weights_of(weights, average=average)
     given = dict(zip(_renumbered(values), values.values(), strict=True))
-    variables = _named(model.variables)
+    variables = named(model.variables)
     own = dict(zip(_renumbered(variables), variables.values(), strict=True))
     if text := difference(given, own):
         raise ConfigError(f"the weights do not fit the model: {text}")
@@ -464,34 +360,8 @@ def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
                 global_state.set_global_attribute(name, value)
 
 
-def _named(variables: Iterable[Any]) -> dict[str, Any]:
-    """Return variables by path; one that another has already gets a number."""
-    found: dict[str, Any] = {}
-    for variable in variables:
-        name, number = variable.path, 1
-        while name in found:
-            name, number = f"{variable.path}_{number}", number + 1
-        found[name] = variable
-    return found
-
-
-def _ids_of_frozen(model: Any) -> set[int]:
-    """Return which variables nobody changes: weights and statistics of layers that rest.
-
-    A seed of such a layer still changes, and so may a variable that a layer of the user's own has
-    made with ``trainable=False``.
-    """
-    found: set[int] = set()
-    for layer in model._flatten_layers():
-        fixed = [v for v in layer._trainable_variables if not v.trainable]
-        if not layer.trainable and isinstance(layer, keras.layers.BatchNormalization):
-            fixed += layer.non_trainable_weights
-        found |= {id(variable) for variable in fixed}
-    return found
-
-
 def _renumbered(names: Iterable[str]) -> list[str]:
-    """Return names with the numbers at the ends of their parts counted from 0, in order.
+    """Return names in which the numbers at the ends of parts count from 0, in order.
 
     Keras numbers layers through a whole process: "dense_4" may be the second of its model.
     """
@@ -512,47 +382,3 @@ def _renumbered(names: Iterable[str]) -> list[str]:
 def _numbered(part: str) -> tuple[str, int]:
     found = re.fullmatch(r"(.*?)_(\d+)", part)
     return (found[1], int(found[2])) if found else (part, 0)
-
-
-def _values(variables: Mapping[str, Any]) -> Weights:
-    """Return copies, in dtypes of NumPy."""
-    return {name: _plain(array_of(variable)) for name, variable in variables.items()}
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in a dtype that every NumPy has."""
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def _arrays_of(outputs: Any) -> Any:
-    """Return outputs as an array, or a tuple of several; masked arrays where they have a mask."""
-    arrays = [_output_array(one) for one in keras.tree.flatten(outputs)]
-    return tuple(arrays) if len(arrays) > 1 else arrays[0]
-
-
-def _output_array(output: Any) -> NDArray[Any]:
-    array, mask = _plain(keras.ops.convert_to_numpy(output)), get_keras_mask(output)
-    if mask is None:
-        return array
-    counts = np.asarray(keras.ops.convert_to_numpy(mask), bool)
-    if counts.shape != array.shape[: counts.ndim]:
-        raise ConfigError(
-            f"an output of the model has the shape {array.shape}, and its mask {counts.shape}; "
-            "expected a mask of its first axes"
-        )
-    hidden = np.broadcast_to(
-        ~counts.reshape(*counts.shape, *[1] * (array.ndim - counts.ndim)), array.shape
-    )
-    return np.ma.masked_array(array, hidden)
-
-
-def _names(tree: Any, names: Sequence[str]) -> list[str]:
-    """Return the names of inputs or outputs in the order of a batch; [""] if they are not known."""
-    return sorted(tree) if isinstance(tree, dict) else list(names) or [""]
-
-
-def _like(tree: Any, arrays: Sequence[Any]) -> Any:
-    """Return arrays as Keras takes them: nested like ``tree``; without one, as a list."""
-    if keras.tree.is_nested(tree):
-        return keras.tree.pack_sequence_as(tree, list(arrays))
-    return (list(arrays) if len(arrays) > 1 else arrays[0]) if arrays else None

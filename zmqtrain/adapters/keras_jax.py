@@ -17,8 +17,8 @@ from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.models.checks import check_classes, written_in_a_step
 
 
-class _Classes(NamedTuple):
-    """Which targets are numbers of classes, and of how many."""
+class _ClassTarget(NamedTuple):
+    """A target of class numbers, and the number of classes."""
 
     target: int
     classes: int
@@ -37,7 +37,7 @@ class OnJax:
         self._evaluation = jax.jit(self._evaluate)
         self._outputs = jax.jit(self._predict)
         self._compiled: set[Any] = set()  # functions and shapes
-        self._classes: list[_Classes] = []  # once a loss is compiled
+        self._class_targets: list[_ClassTarget] = []  # once a loss is compiled
         self._lock = threading.Lock()  # while Keras's model is traced
 
     def seed(self, seed: int, batch: int) -> None:
@@ -80,11 +80,11 @@ class OnJax:
         return _with_masks(*found)
 
     def _check_labels(self, targets: Any) -> None:
-        """Check what the losses themselves do not: on jax a label of no class counts as none."""
+        """Check labels, which Keras's losses on jax do not: there a wrong label counts as none."""
         every = keras.tree.flatten(targets)
         if len(every) != len(self._network.outputs):
             return  # outputs without a loss have no target
-        for number, classes, ignored in self._classes:
+        for number, classes, ignored in self._class_targets:
             labels = every[number]
             labels = labels if ignored is None else labels[labels != ignored]
             if labels.size:
@@ -103,7 +103,7 @@ class OnJax:
             self._compiled.add(kind)
         return result
 
-    # What is compiled.
+    # These methods are compiled.
 
     def _differentiate(
         self, is_measured: bool, trained: Values, others: Values, parts: Any
@@ -120,8 +120,8 @@ class OnJax:
         return self._steps[is_measured].of(loss_of, trained)
 
     def _measures(self, outputs: Any, parts: Any, metrics: list[Any]) -> dict[str, Any]:
-        """Return what the compiled metrics say of one batch; ``metrics``: their values, which hold
-        the loss of each output."""
+        """Return the compiled metrics of one batch; ``metrics``: values of their variables, which
+        hold the loss of each output."""
         x, y, weights = parts
         begin = list(zip(self._model.metrics_variables, metrics, strict=True))
         with keras.StatelessScope(state_mapping=begin):
@@ -148,21 +148,21 @@ class OnJax:
         )
         if training:
             self._check_frozen(given[1], others)
-        self._classes = list(self._classes_of(outputs))
+        self._class_targets = list(self._classes_of(outputs))
         new = dict(zip(self._ids(self._model.non_trainable_variables), others, strict=True))
         state = self._network.state
         values = {name: new[id(variable)] for name, variable in state.items()}
         return loss, outputs, metrics, values
 
-    def _classes_of(self, outputs: Any) -> Iterator[_Classes]:
-        """Yield which targets Keras's own losses take for numbers of classes."""
+    def _classes_of(self, outputs: Any) -> Iterator[_ClassTarget]:
+        """Yield the targets that Keras's own losses take for class numbers."""
         found = dict(keras.tree.flatten_with_path(outputs))
         for path, loss, *_ in getattr(self._model._compile_loss, "_flat_losses", None) or ():
             is_sparse = getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
             if is_sparse and path in found:
                 options = loss._fn_kwargs
                 classes = found[path].shape[options.get("axis", -1)]
-                yield _Classes(list(found).index(path), classes, options.get("ignore_class"))
+                yield _ClassTarget(list(found).index(path), classes, options.get("ignore_class"))
 
     def _check_frozen(self, before: list[Any], after: list[Any]) -> None:
         """

@@ -22,9 +22,8 @@ _MEASURING = threading.Lock()  # workers of one process share the variables of m
 class Measure(NamedTuple):
     """A compiled metric.
 
-    ``name``: in Keras's logs. ``metric``: None for an accuracy of a kind that only data tell.
-    ``output``: number of the one that is measured. ``is_weighted``: by weights of the examples, if
-    there are any.
+    ``name``: in Keras's logs. ``metric``: None for an accuracy whose kind depends on the data.
+    ``output``: number of the measured output. ``is_weighted``: by weights of the examples, if any.
     """
 
     name: str
@@ -35,7 +34,7 @@ class Measure(NamedTuple):
 
     @property
     def direction(self) -> str | None:
-        """Where Keras wants the measure to go: "up" or "down"; None: it does not know."""
+        """The better direction, "up" or "down"; None: Keras does not know it."""
         return "up" if self.metric is None else getattr(self.metric, "_direction", None)
 
 

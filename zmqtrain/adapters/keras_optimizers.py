@@ -1,6 +1,6 @@
 """Keras's optimizers and schedules as those of zmqtrain.
 
-Each pair computes the same update, up to rounding. What has no twin is refused.
+Each pair computes the same update, up to rounding. Optimizers without a twin are refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _REMEDIES = {
     "gradient_accumulation_steps": "use the policy sync-replicas:aggregate=R",
     "amsgrad": "leave it out",
 }
-"""Options that no rule has, and what to do."""
+"""Options that no rule has, and remedies."""
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """Return the rule that computes what a Keras optimizer does.
+    """Return the rule that computes the update of a Keras optimizer.
 
     Raises:
         ConfigError: there is none.

@@ -34,35 +34,38 @@ class OnTorch:
         """
         self._bind(values, out)
         self._bound.clear()
-        x, y, weights = _tensors(parts)
+        parts = _tensors(parts)
         if is_measured:
             self._model.reset_metrics()  # some keep the loss of an output
-        loss, outputs = self._loss_of((x, y, weights), training=True)
+        loss, outputs = self._loss_of(parts, training=True)
         if not loss.requires_grad:
             raise constant_loss(self._network.owner)
         loss.backward()
         self._bound.complete()
         loss, outputs = loss.detach(), keras.tree.map_structure(_detached, outputs)
-        if not is_measured:
-            return loss, outputs, {}
         with torch.no_grad():
-            return loss, outputs, self._model.compute_metrics(x, y, outputs, _copied(weights))
+            return loss, outputs, self._measures(parts, outputs) if is_measured else {}
 
     def evaluate(
         self, values: Parameters, parts: tuple[Any, ...]
     ) -> tuple[Any, Any, dict[str, Any]]:
         """Return loss, outputs, and measures."""
         self._bind(values, None)
-        self._model.reset_metrics()  # some keep the loss of an output
-        x, y, weights = _tensors(parts)
+        parts = _tensors(parts)
+        self._model.reset_metrics()
         with torch.no_grad():
-            loss, outputs = self._loss_of((x, y, weights), training=False)
-            return loss, outputs, self._model.compute_metrics(x, y, outputs, _copied(weights))
+            loss, outputs = self._loss_of(parts, training=False)
+            return loss, outputs, self._measures(parts, outputs)
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
         self._bind(values, None)
         with torch.no_grad():
             return self._call(_tensors(inputs), training=False)
+
+    def _measures(self, parts: tuple[Any, ...], outputs: Any) -> dict[str, Any]:
+        x, y, weights = parts
+        measures: dict[str, Any] = self._model.compute_metrics(x, y, outputs, _copied(weights))
+        return measures
 
     def _loss_of(self, parts: tuple[Any, ...], *, training: bool) -> tuple[Any, Any]:
         x, y, weights = parts

@@ -8,7 +8,6 @@ gradient are frozen.
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,13 @@ try:
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
+from zmqtrain.adapters.torch_losses import (
+    are_classes,
+    has_weights,
+    reduction_of,
+    takes_one_target,
+    weighted_loss,
+)
 from zmqtrain.adapters.torch_memory import (
     SAME_SHAPE,
     BoundVariables,
@@ -72,21 +78,21 @@ class TorchModel(BaseModel):
 
         ``loss(outputs, *targets)`` returns the mean loss: the batch's first array goes into the
         module, the others are targets; float64 becomes float32. ``metrics(outputs, *targets)``
-        returns mean measures beside the loss; without it, accuracy is measured if outputs are
-        scores (n, classes) and all labels are numbers of these classes. A loss of outputs and
-        labels that takes torch's ``reduction`` gets no third array of floats, shape (n,): these are
-        weights of the examples, and multiply what each of them loses.
+        returns further mean measures; without it, accuracy is measured if outputs are scores
+        (n, classes) and all labels are numbers of these classes. If a loss of outputs and labels
+        has torch's ``reduction``, a third array of floats, shape (n,), is not passed to it: these
+        are weights, and multiply the losses of the examples.
 
-        ``training_step(module, batch)`` returns the loss of batches of any other kind, instead of
-        ``loss``, or a dict of it and other mean measures, which ``fit`` has of the training; then
+        ``training_step(module, batch)`` replaces ``loss`` for batches of any other kind. It returns
+        the loss, or a dict of the loss and other mean measures, which ``fit`` shows; then
         ``metrics(module, batch)`` returns all measures of an evaluation.
 
-        ``labels_at``: which array of a batch holds the labels, for metrics, accuracy and
-        ``class_weight``; the loss tells it if it takes one target.
+        ``labels_at``: the index of the labels in a batch, for metrics, accuracy and
+        ``class_weight``; not needed if the loss takes one target.
 
         ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
-        parts of a batch that are computed one after another, to save memory; the loss must be the
-        mean of each example's own, which is checked. ``compile``: whether the module is compiled,
+        number of parts of a batch, computed one after another to save memory; the loss must be the
+        mean of the examples' losses, which is checked. ``compile``: whether the module is compiled,
         or the options of ``module.compile()``.
 
         Raises:
@@ -98,10 +104,10 @@ class TorchModel(BaseModel):
                 "TorchModel needs either loss(outputs, targets) or training_step(module, batch), "
                 f"and got {'neither' if loss is None else 'both'}"
             )
-        if _reduction(loss) == "sum":
+        if reduction_of(loss) == "sum":
             raise ConfigError(
-                f"the loss {loss} adds up what its examples lose, so it is no mean over examples "
-                'and depends on how large a batch is; expected one with reduction="mean"'
+                f"the loss {loss} adds up the losses of its examples, so it depends on the size "
+                'of a batch; expected a mean over examples: reduction="mean"'
             )
         if autocast not in (None, torch.bfloat16):
             raise ConfigError(
@@ -112,7 +118,7 @@ class TorchModel(BaseModel):
             raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
         self.build, self.loss, self._metrics = build, loss, metrics
         self._training_step = training_step
-        self.labels_at = 1 if labels_at is None and _takes_one_target(loss) else labels_at
+        self.labels_at = 1 if labels_at is None and takes_one_target(loss) else labels_at
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
 
@@ -164,11 +170,11 @@ class TorchModel(BaseModel):
         return {name: array_of(p) for name, p in parameters if not p.requires_grad}
 
     def state(self, seed: int) -> dict[str, NDArray[Any]]:
-        """Return the buffers, those left out that the ``state_dict`` leaves out."""
+        """Return the buffers that are in the ``state_dict``."""
         return {name: array_of(buffer) for name, buffer in buffers_of(self._initial(seed))}
 
     def aliases(self) -> dict[str, str]:
-        """Return the first name of each variable's other ones: those of tied weights."""
+        """Return a variable's first name by each of its other ones: those of tied weights."""
         first: dict[int, str] = {}
         module, found = self.module, {}
         for every in (module.named_parameters, module.named_buffers):
@@ -223,8 +229,8 @@ class TorchModel(BaseModel):
             return numbers_of(self._measures_of(tensors), self)
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
-        """Return the module's outputs for the batch's first array, one row an example; of several
-        outputs a tuple.
+        """Return the module's outputs for the batch's first array, one row an example; a tuple if
+        there are several.
 
         Raises:
             ConfigError: they are no tensors.
@@ -240,7 +246,7 @@ class TorchModel(BaseModel):
         return arrays
 
     def _loss_of(self, batch: tuple[Any, ...]) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Return the loss, and what is known beside it: outputs, if there are, and measures."""
+        """Return the loss, the outputs (None if they are not known) and other measures."""
         outputs: Any = None
         measures: Mapping[str, Any] = {}
         if self._training_step is not None:
@@ -249,7 +255,7 @@ class TorchModel(BaseModel):
                 measures, loss = loss, loss.get("loss")
         else:
             outputs = self._module(batch[0])
-            loss = self._weighed(outputs, *batch[1:])
+            loss = weighted_loss(self.loss, outputs, *batch[1:])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             found = f"a {type(loss).__name__}"
             if isinstance(loss, torch.Tensor):
@@ -265,8 +271,8 @@ class TorchModel(BaseModel):
         return PartsCheck(self, self.loss, 2e-2 if self._autocast else tolerance)
 
     def _begin_parts(self, parts: Sequence[tuple[Any, ...]]) -> None:
-        """Check that the parts of a batch count as they do in the whole one, if a training_step
-        computes their losses.
+        """Check that the parts of a batch count as in the whole batch, if a training_step computes
+        their losses.
 
         Raises:
             ConfigError: the loss is no mean over examples.
@@ -285,16 +291,16 @@ class TorchModel(BaseModel):
         self._bound.clear()
 
     def _check_part(self, outputs: Any, part: tuple[Any, ...], parts: int) -> None:
-        """Do the same for the outputs of a part, if ``loss`` computes it."""
+        """Check the same for the outputs of a part, if ``loss`` computes the loss."""
         check = self._parts
         if check is None or self._training_step is not None or not check.is_due(part[1:]):
             return
         loss, rows = own_loss(self.loss), (outputs, *part[1:])
         with comparing(self._module):
-            check.check(lambda rows: self._weighed(*rows, loss=loss), rows, len(part[0]), parts)
+            check.check(lambda rows: weighted_loss(loss, *rows), rows, len(part[0]), parts)
 
     def _report(self, out: Gradients, batch: Any, outputs: Any, measures: Any) -> None:
-        """Report what a step has measured of a part of its batch."""
+        """Report the measures of a part of the step's batch."""
         with torch.no_grad(), self._autocasting(batch):
             if outputs is not None:
                 outputs = _detached(outputs)
@@ -307,25 +313,6 @@ class TorchModel(BaseModel):
 
         measured(out, len(batch[0]), numbers_of(measures, self), given)
 
-    def _weighed(self, outputs: Any, *targets: Any, loss: Any = None) -> Any:
-        """Return the mean loss; if examples have weights, the mean of their weighted losses."""
-        loss = self.loss if loss is None else loss
-        if not _has_weights(loss, targets):
-            return loss(outputs, *targets)
-        labels, weights = targets
-        if getattr(loss, "weight", None) is not None:
-            raise ConfigError(
-                f"examples have weights, and {loss} weighs classes; expected the mean of each "
-                "example's own loss: a loss without weight"
-            )
-        if isinstance(loss, torch.nn.Module):
-            each = copy.copy(loss)
-            each.reduction = "none"
-            losses = each(outputs, labels)
-        else:
-            losses = loss(outputs, labels, reduction="none")
-        return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
-
     def _measures_of(self, batch: tuple[Any, ...]) -> Mapping[str, Any]:
         if self._training_step is not None:
             if self._metrics is not None:
@@ -333,15 +320,17 @@ class TorchModel(BaseModel):
             found = self._training_step(self._module, batch)
             return found if isinstance(found, Mapping) else {"loss": found}
         outputs, targets = self._module(batch[0]), batch[1:]
-        return {"loss": self._weighed(outputs, *targets)} | self._beside_loss(outputs, *targets)
+        return {"loss": weighted_loss(self.loss, outputs, *targets)} | self._beside_loss(
+            outputs, *targets
+        )
 
     def _beside_loss(self, outputs: Any, *targets: Any) -> dict[str, Any]:
-        if _has_weights(self.loss, targets):
+        if has_weights(self.loss, targets):
             targets = targets[:1]
         if self._metrics is not None:
             return dict(self._metrics(outputs, *targets))
         at = 1 if self.labels_at is None and len(targets) == 1 else self.labels_at
-        if at and at <= len(targets) and _are_classes(outputs, targets[at - 1]):
+        if at and at <= len(targets) and are_classes(outputs, targets[at - 1]):
             return {"accuracy": (outputs.argmax(1) == targets[at - 1]).float().mean()}
         return {}
 
@@ -361,7 +350,7 @@ class TorchModel(BaseModel):
                 module.training = is_training
 
     def _rest(self, modules: Sequence[Any]) -> None:
-        """Set the module to eval mode; at first, check what an ``eval()`` of its own does.
+        """Set the module to eval mode; the first time, check its own ``eval()``.
 
         Raises:
             ConfigError: it changes parameters.
@@ -412,7 +401,7 @@ class TorchModel(BaseModel):
         return module
 
     def _train(self, module: Any) -> None:
-        """Have a new module train, as loops of torch do; parts that alone are in eval mode rest."""
+        """Set a new module to train mode; parts that alone are in eval mode stay so."""
         if not module.training:
             module.train()
         elif resting := [name for name, part in module.named_modules() if not part.training]:
@@ -456,7 +445,7 @@ def _single(array: Any) -> Any:
 
 @contextmanager
 def _keeping_shapes(owner: object) -> Iterator[None]:
-    """Name the mistake of a buffer that is resized, which the worker's memory cannot be."""
+    """Raise ConfigError for a buffer that is resized, which the worker's memory cannot be."""
     try:
         yield
     except RuntimeError as error:
@@ -468,7 +457,7 @@ def _keeping_shapes(owner: object) -> Iterator[None]:
 
 
 def _arrays(outputs: Any) -> Any:
-    """Return outputs as an array, or a tuple of several; None: they are no tensors."""
+    """Return outputs as an array or a tuple of arrays; None: they are no tensors."""
     several = outputs if isinstance(outputs, tuple | list) else (outputs,)
     if not all(isinstance(one, torch.Tensor) for one in several):
         return None
@@ -484,7 +473,7 @@ def _detached(outputs: Any) -> Any:
 def load_state_dict(
     module: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
 ) -> None:
-    """Load what zmqtrain has trained into a module: a logdir, or what `zmqtrain.load` returns.
+    """Load trained weights into a module: those of a logdir, or the result of `zmqtrain.load`.
 
     ``average``: the moving averages of a logdir.
 
@@ -503,41 +492,3 @@ def load_state_dict(
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ConfigError(f"the weights do not fit the module: {error}") from None
-
-
-def _are_classes(outputs: Any, targets: Any) -> bool:
-    """Return whether outputs are scores (n, classes) of at least two classes, and targets (n,) are
-    numbers of these classes."""
-    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
-    if not is_scores or targets.shape != outputs.shape[:1] or targets.is_floating_point():
-        return False
-    return bool(((targets >= 0) & (targets < outputs.shape[1])).all())
-
-
-def _takes_one_target(loss: Any) -> bool:
-    """Return whether a loss has two arguments without defaults: outputs and labels."""
-    required = [one for one in _parameters(loss).values() if one.default is one.empty]
-    return len(required) == 2 and all(one.kind is not one.VAR_POSITIONAL for one in required)
-
-
-def _reduction(loss: Any) -> Any:
-    """Return how a loss of torch's kind is made one number of those of the examples, if known."""
-    options = getattr(loss, "keywords", {})
-    return getattr(loss, "reduction", options.get("reduction"))
-
-
-def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a loss by name; none if they are not known."""
-    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
-    try:
-        return inspect.signature(call).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
-def _has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
-    """Return whether a loss of torch's kind gets labels and a weight for each example."""
-    if len(targets) != 2 or targets[1].ndim != 1 or not targets[1].is_floating_point():
-        return False
-    takes_reduction = hasattr(loss, "reduction") or "reduction" in _parameters(loss)
-    return takes_reduction and _takes_one_target(loss)

@@ -29,7 +29,7 @@ SAME_SHAPE = (
 
 
 def use_own_threads() -> None:
-    """Have torch use the threads of this task; OpenMP has a number for each calling thread."""
+    """Limit torch to the threads of this task; OpenMP has a limit for each calling thread."""
     threads = thread_limit()
     if threads is not None and threads != torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -66,8 +66,8 @@ class BoundVariables:
         _BOUND.add(self)
 
     def rebind(self, values: Parameters, out: Gradients | None) -> bool:
-        """Return False if the variables lie in this memory already; otherwise release them, and
-        all are to be added again."""
+        """Release all variables, which must be added again; return False if they lie in this
+        memory already."""
         use_own_threads()
         arrays = [*values.values(), *(out or {}).values()]
         is_same = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
@@ -83,7 +83,7 @@ class BoundVariables:
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
-        """Keep a parameter in the memory; its gradient, too, if it is trained."""
+        """Keep a parameter in the memory, and its gradient if it is trained."""
         memory = tensor_over(self._values[name])
         if not _has_numpy(parameter.dtype):  # a frozen one
             memory = memory.to(parameter.dtype)
@@ -107,7 +107,7 @@ class BoundVariables:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(on_accumulated))
 
     def add_state(self, name: str, owner: Any, attribute: str) -> None:
-        """Keep a tensor in the memory that a step may write to, or replace in its owner."""
+        """Keep a tensor in the memory; a step may write to it, or replace it in its owner."""
         result = None if self._out is None else tensor_over(self._out[name])
         self._state.append(_State(owner, attribute, tensor_over(self._values[name]), result))
 
@@ -149,7 +149,7 @@ class BoundVariables:
             )
 
     def complete(self) -> None:
-        """Take in what a step has left elsewhere.
+        """Copy gradients and state that a step has left elsewhere into the memory.
 
         Raises:
             ConfigError: a gradient is sparse, no parameter has one, or the step has changed a
@@ -179,7 +179,7 @@ class BoundVariables:
         return [zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in arrays]
 
     def _marked(self) -> list[Any]:
-        """Return what changes with each change to a parameter, but for one through ``.data``."""
+        """Return marks that differ after any change to a parameter, except through ``.data``."""
         every = self._tensors
         marks = [each.data_ptr() for each in every]
         marks += [each._version for each in every]
@@ -194,7 +194,7 @@ class BoundVariables:
             view.data = memory
 
     def _take_in(self, name: str, parameter: Any, view: Any) -> None:
-        """Copy a gradient that is not in the worker's memory there; the next one is made there."""
+        """Copy a gradient into the worker's memory, where the next one is made."""
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             view.zero_()
@@ -219,14 +219,14 @@ class _Parameter:
     def __init__(
         self, name: str, parameter: Any, memory: Any, is_own: bool, is_trained: bool
     ) -> None:
-        """``is_own``: no other task has this memory, so what a step writes there counts."""
+        """``is_own``: no other task has this memory, so writes of a step count."""
         self.parameter = parameter
         self._name, self._memory = name, memory
         self._is_own, self._is_trained = is_own, is_trained
         self._version = parameter._version
 
     def take_in(self, owner: object) -> None:
-        """Take in what a step has done to the parameter.
+        """Keep a change that a step made to the parameter.
 
         Raises:
             ConfigError: that cannot count.
@@ -287,7 +287,7 @@ class _State:
 
 
 class _Writable:
-    """A read-only array as torch takes it without a warning; nothing writes to it all the same."""
+    """A read-only array that torch accepts without a warning; nothing writes to it."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array  # keeps the memory

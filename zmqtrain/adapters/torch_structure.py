@@ -1,4 +1,4 @@
-"""Which parameters and buffers a module has, and whether it still has them after a step."""
+"""Checks that a module keeps its parameters and buffers, each in memory of its own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Structure:
         self._note()
 
     def _note(self) -> None:
-        """Note what can be compared fast: the dicts in which modules keep what they have."""
+        """Note the dicts in which modules keep their parts, which are fast to compare."""
         parts = list(self._module.modules())
         self._parameters_of_parts = [part._parameters for part in parts]
         others = [held for part in parts for held in (part._buffers, part._modules)]
@@ -64,7 +64,7 @@ def check_apart(module: Any, owner: object) -> None:
     """Check that each parameter and buffer has memory of its own.
 
     Raises:
-        ConfigError: two share some, which they would not do in the worker's memory.
+        ConfigError: two share memory; in the worker's memory they would not.
     """
     by_storage: dict[int, list[tuple[str, Any]]] = {}
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
@@ -83,7 +83,7 @@ def check_apart(module: Any, owner: object) -> None:
 
 
 def _overlapping(tensors: Sequence[Any]) -> tuple[int, int] | None:
-    """Return the places of two tensors of one storage that have bytes in common, if there are."""
+    """Return the places of two tensors of one storage that share bytes, if any do."""
     ends = sorted(_bounds(tensor) for tensor in tensors)
     if all(end <= start for (_, end), (start, _) in pairwise(ends)):
         return None

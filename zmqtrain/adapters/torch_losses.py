@@ -1,0 +1,69 @@
+"""Losses of torch's kind: their arguments, and weights of the examples."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from zmqtrain.errors import ConfigError
+
+
+def weighted_loss(loss: Any, outputs: Any, *targets: Any) -> Any:
+    """Return the mean loss; if examples have weights, the mean of their weighted losses."""
+    if not has_weights(loss, targets):
+        return loss(outputs, *targets)
+    labels, weights = targets
+    if getattr(loss, "weight", None) is not None:
+        raise ConfigError(
+            f"examples have weights, and {loss} weighs classes; expected the mean of each "
+            "example's own loss: a loss without weight"
+        )
+    if isinstance(loss, torch.nn.Module):
+        each = copy.copy(loss)
+        each.reduction = "none"
+        losses = each(outputs, labels)
+    else:
+        losses = loss(outputs, labels, reduction="none")
+    return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
+
+
+def are_classes(outputs: Any, targets: Any) -> bool:
+    """Return whether outputs are scores (n, classes) of at least two classes, and targets (n,) are
+    numbers of these classes."""
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+    if not is_scores or targets.shape != outputs.shape[:1] or targets.is_floating_point():
+        return False
+    return bool(((targets >= 0) & (targets < outputs.shape[1])).all())
+
+
+def takes_one_target(loss: Any) -> bool:
+    """Return whether a loss has two arguments without defaults: outputs and labels."""
+    required = [one for one in _parameters(loss).values() if one.default is one.empty]
+    return len(required) == 2 and all(one.kind is not one.VAR_POSITIONAL for one in required)
+
+
+def reduction_of(loss: Any) -> Any:
+    """Return the ``reduction`` of a loss of torch's kind; None: it is not known."""
+    options = getattr(loss, "keywords", {})
+    return getattr(loss, "reduction", options.get("reduction"))
+
+
+def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a loss by name; none if they are not known."""
+    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    try:
+        return inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
+    """Return whether a loss of torch's kind gets labels and a weight for each example."""
+    if len(targets) != 2 or targets[1].ndim != 1 or not targets[1].is_floating_point():
+        return False
+    takes_reduction = hasattr(loss, "reduction") or "reduction" in _parameters(loss)
+    return takes_reduction and takes_one_target(loss)
