@@ -190,7 +190,7 @@ def test_logits_need_a_threshold_of_their_own(metric: Any) -> None:
     assert found.tolist() == type(metric)().update(CHANCE, (CHANCE, YES)).tolist()
 
 
-def test_area_of_scores_that_are_not_numbers_is_none() -> None:
+def test_area_of_scores_with_nan_is_nan() -> None:
     sums = AUC().update(np.where(YES == 1, np.nan, CHANCE), (CHANCE, YES))
     assert np.isnan(AUC().result(sums))
 
@@ -205,21 +205,21 @@ BOUGHT = (np.arange(4), np.arange(4) + 100, np.array([1.0, 2.0, 3.0, 4.0], np.fl
 
 
 @pytest.mark.parametrize("more", [(), (np.ones(4, np.float32),)])
-def test_labels_are_where_the_model_has_them(more: Any) -> None:
+def test_labels_are_at_the_index_of_the_model(more: Any) -> None:
     totals = Totals([MeanAbsoluteError()])
     totals.add(BOUGHT[2] + 0.5, (*BOUGHT, *more), Rating())
     assert totals.results() == {"mean_absolute_error": 0.5}
 
 
 @pytest.mark.parametrize("place", [None, 0, 3, "2"])
-def test_labels_are_not_guessed(place: Any) -> None:
+def test_labels_without_a_valid_index_are_refused(place: Any) -> None:
     model = Rating()
     model.labels_at = place
     with pytest.raises(ConfigError, match=r"MeanAbsoluteError.*needs labels.*expected"):
         Totals([MeanAbsoluteError()]).add(BOUGHT[2], BOUGHT, model)
 
 
-def test_own_metric_finds_the_labels_last_whatever_is_behind_them() -> None:
+def test_own_metric_gets_the_labels_last_without_the_weights() -> None:
     class Last:
         name = "last"
 
@@ -275,7 +275,7 @@ def test_list_of_metrics_with_a_mistake_is_refused(metrics: Any) -> None:
         checked(metrics)
 
 
-def test_two_metrics_of_a_kind_have_different_names() -> None:
+def test_metrics_of_one_kind_differ_by_their_names() -> None:
     metrics = checked([TopK(2), TopK(3), Accuracy(), Accuracy(0.3, name="generous")])
     totals = Totals(metrics)
     totals.add(SCORES, (SCORES, CLASS))

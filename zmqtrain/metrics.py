@@ -1,7 +1,7 @@
 """Measures of a model's outputs, each a sum over examples.
 
 A metric turns a batch into an array of sums. Sums of parts of a data set are added, so a result
-does not depend on how the set was cut. The outputs come from the model's ``predict``.
+does not depend on the cuts. The outputs come from the model's ``predict``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Metric(Protocol):
     def update(self, outputs: Array, batch: Batch) -> Sums:
         """Return the sums over one batch, always of the same shape.
 
-        ``outputs``: what the model's ``predict`` returned for ``batch``, one row an example. The
+        ``outputs``: the result of the model's ``predict`` for ``batch``, one row an example. The
         last array of ``batch`` holds the labels: weights behind them are left out. The model's
-        ``labels_at`` says where the labels are, unless a batch has two arrays.
+        ``labels_at`` is their index, unless a batch has two arrays.
 
         Raises:
-            ConfigError: outputs or labels have a shape that this metric has no use for.
+            ConfigError: outputs or labels have a shape that this metric cannot measure.
         """
         ...
 
@@ -63,9 +63,9 @@ class _Mean:
 class _Classes:
     """A metric of class scores.
 
-    ``ignore_index``: examples with this label do not count. ``axis``: which axis of the outputs has
-    the classes, if they have more than two axes; by default the one that the shape of the labels
-    tells, else the last one.
+    ``ignore_index``: examples with this label do not count. ``axis``: the axis of the classes in
+    outputs of more than two axes; by default it follows from the shape of the labels, or is the
+    last one.
     """
 
     ignore_index: int | None = None
@@ -88,7 +88,7 @@ class Accuracy(_Mean, _Classes):
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         scores, classes = _scores_and_classes(self, outputs, batch)
-        right = _said(self, scores) == classes
+        right = _predicted(self, scores) == classes
         return np.array([np.count_nonzero(right), len(right)], np.float64)
 
 
@@ -119,24 +119,24 @@ class TopK(_Mean, _Classes):
 class _Detection(_Classes):
     """Counts of true positives, false positives and false negatives.
 
-    Outputs are scores of "yes" for labels 0 and 1: ``output > threshold`` says yes; the default
-    threshold is 0.5, for probabilities. With ``class_id`` outputs and labels are those of
-    :class:`Accuracy`, and the outputs say which class it is.
+    Outputs are scores for labels 0 and 1: ``output > threshold`` is positive; the default threshold
+    is 0.5, for probabilities. With ``class_id`` outputs and labels are those of :class:`Accuracy`,
+    and a predicted ``class_id`` is positive.
     """
 
     threshold: float | None = None
     class_id: int | None = None
-    _wrong: ClassVar[int]  # which of the counts are examples that the measure holds against it
+    _wrong: ClassVar[int]  # the index of the count that lowers the measure
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         if self.class_id is None:
             scores, truth = _binary(self, outputs, batch)
-            said = _positive(self, scores)
+            predicted = _positive(self, scores)
         else:
             every, classes = _scores_and_classes(self, outputs, batch)
             _class_numbers(self, np.array([self.class_id]), max(2, every.shape[1]))
-            said, truth = _said(self, every) == self.class_id, classes == self.class_id
-        counts = [said & truth, said & ~truth, ~said & truth]
+            predicted, truth = _predicted(self, every) == self.class_id, classes == self.class_id
+        counts = [predicted & truth, predicted & ~truth, ~predicted & truth]
         return np.array([np.count_nonzero(count) for count in counts], np.float64)
 
     def result(self, sums: Sums) -> float:
@@ -145,10 +145,10 @@ class _Detection(_Classes):
 
 @dataclass(frozen=True)
 class Precision(_Detection):
-    """Share of the examples said to be positive that are: TP / (TP + FP).
+    """Share of the predicted positives that are positive: TP / (TP + FP).
 
-    ``output > threshold`` says that an example is positive; labels are 0 and 1. With ``class_id``
-    an example is positive if it is of that class.
+    ``output > threshold`` predicts a positive; labels are 0 and 1. With ``class_id`` an example is
+    positive if it is of that class.
     """
 
     name: str = "precision"
@@ -192,9 +192,9 @@ class AUC:
             return np.full((2, self.thresholds + 1), np.nan)
         inner = np.arange(1, self.thresholds - 1) / (self.thresholds - 1)
         places = np.concatenate([[-np.inf], inner, [np.inf]])
-        said = np.searchsorted(places, scores, side="left")  # so many thresholds are below
+        above = np.searchsorted(places, scores, side="left")  # number of thresholds below
         histograms = [
-            np.bincount(said[which], minlength=self.thresholds + 1) for which in (truth, ~truth)
+            np.bincount(above[which], minlength=self.thresholds + 1) for which in (truth, ~truth)
         ]
         return np.array(histograms, np.float64)
 
@@ -206,10 +206,10 @@ class AUC:
 
 @dataclass(frozen=True)
 class ConfusionMatrix(_Classes):
-    """How many examples of each class (row) were taken for each class (column).
+    """Number of examples of each class (row) by their predicted class (column).
 
     Outputs have a column for each of ``classes``; with one column there are the classes 0 and 1.
-    Examples whose outputs hold NaN were taken for no class.
+    Examples whose outputs hold NaN are not counted.
     """
 
     classes: int
@@ -223,8 +223,9 @@ class ConfusionMatrix(_Classes):
         scores, truth = _scores_and_classes(self, outputs, batch)
         if max(2, scores.shape[1]) != self.classes:
             raise _wrong_shapes(self, outputs, batch, f"outputs for {self.classes} classes")
-        said = _said(self, scores)
-        cells = np.bincount((truth * self.classes + said)[said >= 0], minlength=self.classes**2)
+        predicted = _predicted(self, scores)
+        places = (truth * self.classes + predicted)[predicted >= 0]
+        cells = np.bincount(places, minlength=self.classes**2)
         return cells.reshape(self.classes, self.classes).astype(np.float64)
 
     def result(self, sums: Sums) -> Sums:
@@ -288,14 +289,14 @@ class Totals:
         """Count one batch of a model.
 
         Raises:
-            ConfigError: a metric raises, or has no use for such outputs; or nobody knows which
-                array holds the labels.
+            ConfigError: a metric raises, or cannot measure such outputs; or the labels' index is
+                not known.
         """
         for metric in self._metrics:
             self._add(metric, sums_of(metric, outputs, batch, model))
 
     def merge(self, sums: Mapping[str, Sums]) -> None:
-        """Count the examples of these sums, too.
+        """Add these sums.
 
         Raises:
             ConfigError: they have another shape.
@@ -347,10 +348,10 @@ def sums_of(
 def check_sums(
     metric: Metric, outputs: Any, batch: Batch, model: object, is_weighted: bool = False
 ) -> None:
-    """Check that what a metric returns of a batch is the sum of what it returns of two parts.
+    """Check that a metric's result for a batch is the sum of its results for two parts.
 
     Raises:
-        ConfigError: it is something else, such as a mean; or as for :func:`sums_of`.
+        ConfigError: it is no sum, but a mean, for instance; or as for :func:`sums_of`.
     """
     if len(batch[0]) < 2 or getattr(metric, "takes_whole_batch", False):
         return
@@ -379,13 +380,13 @@ _NAMES = {
     **dict.fromkeys(("auc", "precision", "recall", "f1", "f1_score"), True),
     "perplexity": False,
 }
-"""Whether measures of these names, or whose names end with such a word, should be large."""
+"""Whether larger is better for measures of these names, or names that end with these words."""
 
 
 def larger_is_better(name: str, directions: Mapping[str, bool]) -> bool | None:
-    """Return whether a measure, or ``val_`` and its name, should be large; None: nobody knows.
+    """Return whether a larger value of a measure, also with ``val_``, is better; None: unknown.
 
-    ``directions``: of the metrics that are known, by name; they count more than names.
+    ``directions``: of known metrics, by name; they count more than words in names.
     """
     measure = name.removeprefix("val_")
     if measure in directions:
@@ -398,12 +399,12 @@ def larger_is_better(name: str, directions: Mapping[str, bool]) -> bool | None:
 
 
 def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of what both have: what one part lacks is not measured of the whole."""
+    """Return the sums by the names that both have."""
     return {name: value + other[name] for name, value in one.items() if name in other}
 
 
 def numbers(measures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures that are numbers; arrays and what callbacks add besides are left out."""
+    """Return the measures that are numbers, without arrays and callbacks' texts."""
     return {
         name: float(value)
         for name, value in measures.items()
@@ -438,11 +439,11 @@ def _scores_and_classes(
 
 
 def _class_axis(metric: Any, outputs: tuple[int, ...], labels: tuple[int, ...]) -> int:
-    """Return which axis of the outputs has the classes: by the shape of the labels the second axis
-    or, if that does not tell, the last one.
+    """Return the axis of the classes in the outputs: the second one if only it fits the labels'
+    shape, else the last one.
 
     Raises:
-        ConfigError: ``axis`` of the metric is none of them.
+        ConfigError: the outputs do not have the metric's ``axis``.
     """
     axis = metric.axis
     if axis is None:
@@ -456,7 +457,7 @@ def _class_axis(metric: Any, outputs: tuple[int, ...], labels: tuple[int, ...]) 
 
 
 def _fitting_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> list[int]:
-    """Return which axes of outputs with more than two may have the classes: 1, -1 or both."""
+    """Return the possible axes of the classes in outputs of more than two axes: 1, -1 or both."""
     without = {1: outputs[:1] + outputs[2:], -1: outputs[:-1]} if len(outputs) > 2 else {}
     return [axis for axis, left in without.items() if _without_ones(left) == _without_ones(labels)]
 
@@ -487,7 +488,7 @@ def _binary(
 def _pairs(
     metric: object, outputs: Array, batch: Batch, expected: str
 ) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return outputs (m,) and the label of each, those left out that are masked."""
+    """Return outputs (m,) and their labels, without masked ones."""
     values, labels, counts = _given(metric, outputs, batch)
     if len(values) != len(labels) or _without_ones(values.shape) != _without_ones(labels.shape):
         raise _wrong_shapes(metric, outputs, batch, expected)
@@ -513,15 +514,15 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:1], *(size for size in shape[1:] if size != 1))
 
 
-def _said(metric: Any, scores: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the class that each row of scores says; -1 if it holds NaN."""
+def _predicted(metric: Any, scores: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the predicted class of each row of scores; -1 if it holds NaN."""
     is_binary = scores.shape[1] == 1
-    said = _positive(metric, scores[:, 0]) if is_binary else scores.argmax(axis=1)
-    return np.where(np.isnan(scores).any(axis=1), -1, said)
+    predicted = _positive(metric, scores[:, 0]) if is_binary else scores.argmax(axis=1)
+    return np.where(np.isnan(scores).any(axis=1), -1, predicted)
 
 
 def _positive(metric: Any, scores: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which scores of one column say yes."""
+    """Return which scores of one column are positive."""
     if metric.threshold is None:
         _check_probabilities(metric, scores, f"{type(metric).__name__}(threshold=0)")
     threshold = 0.5 if metric.threshold is None else metric.threshold
