@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from zmqtrain.data import ArrayDataset, Cached
@@ -29,7 +28,7 @@ def examples(rows: int = 9) -> Counted:
     return Counted(np.arange(rows * 2.0).reshape(rows, 2), np.arange(rows))
 
 
-def test_memory_keeps_what_was_asked_for() -> None:
+def test_memory_keeps_the_examples_that_were_read() -> None:
     source = examples()
     cached = Cached(source)
     for indices in ([4, 4, 1], [1, 8], [4, 8]):
@@ -37,13 +36,16 @@ def test_memory_keeps_what_was_asked_for() -> None:
     np.testing.assert_array_equal(source.reads[[4, 1, 8, 0]], [1, 1, 1, 0])
 
 
-def test_memory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Little:
-        available = 100
+def test_cache_larger_than_the_memory_is_refused() -> None:
+    class Petabytes:
+        def __len__(self) -> int:
+            return 10**9
 
-    monkeypatch.setattr(psutil, "virtual_memory", Little)
+        def take(self, indices: Any) -> Any:
+            return (np.zeros((len(indices), 10**6)),)
+
     with pytest.raises(ConfigError, match="give it a directory"):
-        Cached(examples()).take(np.array([0]))
+        Cached(Petabytes()).take(np.array([0]))
 
 
 def test_directory_is_written_once_and_read_by_later_tasks(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def assert_rows(batch: Any, indices: Any) -> None:
     np.testing.assert_array_equal(batch[1], Y[indices])
 
 
-def test_rows_come_in_the_order_asked_for_each_time(make: Callable[[], Dataset]) -> None:
+def test_rows_come_in_the_order_of_the_indices_each_time(make: Callable[[], Dataset]) -> None:
     dataset = make()
     assert isinstance(dataset, Dataset)
     assert len(dataset) == ROWS

@@ -34,7 +34,7 @@ def scratch_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(array=arrays, zipped=st.booleans())
-def test_what_was_written_is_read_back(array: Any, zipped: bool, scratch_file: Path) -> None:
+def test_written_array_is_read_back(array: Any, zipped: bool, scratch_file: Path) -> None:
     content = idx_bytes(array)
     scratch_file.write_bytes(gzip.compress(content) if zipped else content)
     result = read_idx(scratch_file)

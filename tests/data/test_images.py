@@ -49,12 +49,12 @@ def test_folders_are_classes_and_images_come_by_number(folder: Path) -> None:
         ({"size": 2, "mode": "L"}, (1, 2, 2)),
     ],
 )
-def test_shape_is_the_one_asked_for(options: Any, shape: Any, folder: Path) -> None:
+def test_images_have_the_given_size_and_channels(options: Any, shape: Any, folder: Path) -> None:
     assert ImageFolder(folder, **options).take(np.array([0]))[0].shape == (1, *shape)
 
 
 @pytest.mark.parametrize("name", ["size", "channels", "mode"])
-def test_option_that_is_none_is_refused(name: str, folder: Path) -> None:
+def test_option_with_a_wrong_value_is_refused(name: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=f"ImageFolder got {name}="):
         ImageFolder(folder, **{"size": 4} | {name: {"size": (4, 0)}.get(name, "RGBA")})  # type: ignore[arg-type]
 

@@ -52,7 +52,7 @@ def test_augmentation_depends_on_seed_pass_and_example_and_not_on_the_batch() ->
     assert not np.isin(noise(1, 0, 4), one).any()
 
 
-def test_augmentation_knows_examples_behind_a_subset() -> None:
+def test_augmentation_depends_on_the_example_behind_a_subset() -> None:
     whole = Mapped(EXAMPLES, noisy)
     part = Subset(whole, np.array([7, 3]))
     passes = np.array([2, 5])

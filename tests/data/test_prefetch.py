@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -142,7 +141,7 @@ def test_failure_to_read_is_raised_where_the_batch_is_taken(
     np.testing.assert_array_equal(prefetcher.take(0)[0], PLAN.indices(0))
 
 
-def test_closed_prefetcher_ends_its_thread_and_reads_only_when_asked(
+def test_closed_prefetcher_ends_its_thread_and_reads_in_the_callers(
     dataset: Recorder, prefetcher: Prefetcher
 ) -> None:
     prefetcher.prepare(0)
@@ -154,23 +153,23 @@ def test_closed_prefetcher_ends_its_thread_and_reads_only_when_asked(
     assert dataset.threads[-1] == threading.current_thread().name
 
 
-def test_batches_are_read_ahead_for_as_long_as_a_slow_one_is_remembered(
-    dataset: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: times[-1])
+def test_batches_are_read_ahead_for_as_long_as_a_slow_one_is_remembered() -> None:
+    now = read_s = 0.0
 
-    def prepared_after(read_s: float) -> bool:
-        def take(indices: Any) -> Any:
-            times.append(times[-1] + read_s)
+    class Slow(Recorder):
+        def take(self, indices: Any) -> Any:
+            nonlocal now
+            now += read_s
             return (indices,)
 
-        monkeypatch.setattr(dataset, "take", take)
+    def prepared_after(seconds: float) -> bool:
+        nonlocal read_s
+        read_s = seconds
         prefetcher.take(0)
         prefetcher.forget([1])
         return prefetcher.prepare(1)
 
-    with closing(Prefetcher(dataset, PLAN)) as prefetcher:
+    with closing(Prefetcher(Slow(), PLAN, clock=lambda: now)) as prefetcher:
         assert prefetcher.prepare(1)  # how long it takes is not known yet
         assert prepared_after(1.0)
         assert all(prepared_after(0.0) for _ in range(100))

@@ -126,7 +126,7 @@ def test_files_of_any_kinds_orders_and_gaps_are_read_right_or_refused_with_their
         max_size=3,
     )
 )
-def test_csv_files_give_what_their_texts_say_or_are_refused(files: list[list[str]]) -> None:
+def test_csv_files_give_the_values_of_their_texts_or_are_refused(files: list[list[str]]) -> None:
     has_floats = [bool({"0.5", "1e3"} & set(texts)) for texts in files]
     with tempfile.TemporaryDirectory() as directory:
         for number, texts in enumerate(files):
@@ -208,7 +208,7 @@ def test_batch_of_no_rows_has_the_dtypes_and_shapes_of_others(tmp_path: Path) ->
     np.testing.assert_array_equal(a, [[0.5]])
 
 
-def test_column_that_is_not_asked_for_may_be_anything(tmp_path: Path) -> None:
+def test_unused_column_may_hold_anything(tmp_path: Path) -> None:
     write(tmp_path / "0.parquet", a=[1], y=[0], z=["text"])
     write(tmp_path / "1.parquet", z=[None], y=[1], a=[2])
     write(tmp_path / "2.parquet", y=[2], a=[3])
@@ -235,7 +235,7 @@ def save(table: Any, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
-def test_column_that_occurs_twice_is_refused_if_it_is_asked_for(kind: str, tmp_path: Path) -> None:
+def test_used_column_that_occurs_twice_is_refused(kind: str, tmp_path: Path) -> None:
     table = arrow.table([[1.0], [2.0], [3.0]], names=["a", "a", "y"])
     given: Any = table if kind == "arrow" else tmp_path / f"x.{kind}"
     source = Table if kind == "arrow" else save(table, given)
@@ -290,7 +290,7 @@ def test_number_of_csv_that_no_array_can_hold_is_refused(number: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_later_file_with_more_columns_is_refused_when_all_are_meant(
+def test_later_file_with_more_columns_is_refused_unless_columns_are_named(
     kind: str, tmp_path: Path
 ) -> None:
     save(arrow.table({"a": [1], "y": [0]}), tmp_path / f"0.{kind}")
@@ -301,7 +301,7 @@ def test_later_file_with_more_columns_is_refused_when_all_are_meant(
     assert (a.tolist(), y.tolist()) == ([[1.0], [2.0]], [0, 1])
 
 
-def test_csv_column_that_is_not_asked_for_may_change_its_kind_anywhere(tmp_path: Path) -> None:
+def test_unused_csv_column_may_change_its_kind_anywhere(tmp_path: Path) -> None:
     rows = 200_000  # beyond what pyarrow looks at to guess the kinds
     (tmp_path / "0.csv").write_text("a,z\n" + "1,12345\n" * rows + "2,text\n")
     a = CSV(tmp_path / "0.csv", "a").take(np.array([0, rows]))[0]

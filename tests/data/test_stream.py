@@ -88,7 +88,7 @@ def test_batch_depends_on_its_number_alone_in_any_order_of_leases(
 
 
 @given(st.lists(st.integers(0, 40), max_size=20))
-def test_examples_come_in_the_order_asked_for(indices: list[int]) -> None:
+def test_examples_come_in_the_order_of_the_indices(indices: list[int]) -> None:
     found = zip(*Source().stream().take(np.array(indices or [0])), strict=True)
     places = [divmod(index, 3) for index in indices or [0]]
     assert list(found) == [(part, place % LENGTHS[part]) for place, part in places]
@@ -115,7 +115,7 @@ def test_steady_workers_read_their_own_parts_each_example_once_and_skip_nothing(
         (7, False, [10**6], 7 + 4 * 10**6 % 7 + 4, 3),  # one pass tells the length of those before
     ],
 )
-def test_no_more_is_read_and_opened_than_needed(
+def test_stream_reads_and_opens_no_more_than_it_needs(
     length: int, seeks: bool, numbers: list[int], read: int, opened: int
 ) -> None:
     source = Source((length,))
@@ -241,7 +241,7 @@ def test_iterable_data_set_of_torch_is_a_stream() -> None:
     assert batch_of(dataset, 1, parts=1)[1].tolist() == [16, 25, 0, 1]
 
 
-def test_streamed_data_set_of_hugging_face_is_told_how_it_becomes_one() -> None:
+def test_streamed_data_set_of_hugging_face_is_refused_with_the_way_to_read_it() -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"x": [1.0, 2.0, 3.0], "y": [1, 2, 3]})
     streamed = rows.to_iterable_dataset(num_shards=2)
@@ -297,13 +297,13 @@ def test_job_that_is_resumed_goes_on_in_the_stream(tmp_path: Path) -> None:
     ],
     ids=["epochs", "mapped", "evaluation", "Holdout", "Cached"],
 )
-def test_what_needs_a_length_is_refused_with_what_to_do(fields: dict[str, Any]) -> None:
+def test_use_that_needs_a_length_is_refused_with_a_remedy(fields: dict[str, Any]) -> None:
     text = r"^Stream\(parts: 3, examples_of\) has no length, .*give the job steps, and arrays"
     with pytest.raises(ConfigError, match=text):
         zmqtrain.run(job(**fields))
 
 
-def test_fit_is_refused_with_what_to_do() -> None:
+def test_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="has no length, which epochs, fit"):
         zmqtrain.Trainer(LinearRegression(), SGD(0.1)).fit(LINES, verbose=False)
 
@@ -343,12 +343,12 @@ def broken(part: int) -> Iterator[int]:
         "returns a number",
     ],
 )
-def test_stream_that_cannot_be_read_is_told(stream: Stream, text: str) -> None:
+def test_stream_that_cannot_be_read_is_refused(stream: Stream, text: str) -> None:
     with pytest.raises(DataError, match=text):
         stream.take(np.arange(40))
 
 
 @pytest.mark.parametrize(("parts", "read"), [([1], 3), (3, read_part)])
-def test_what_is_no_sequence_and_no_function_is_refused(parts: Any, read: Any) -> None:
+def test_stream_without_a_sequence_or_a_function_is_refused(parts: Any, read: Any) -> None:
     with pytest.raises(ConfigError, match=r"^a Stream was given .*3.*; expected its parts"):
         Stream(parts, read)

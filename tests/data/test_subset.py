@@ -1,4 +1,4 @@
-"""What is asked of every data set, wherever its examples are used."""
+"""Batches that do not have the requested rows are refused in every use of a data set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOUND = ArrayDataset(X, 2 * X)
 
 
 class Wrong(ArrayDataset):
-    """A data set one of whose arrays has other rows than were asked for."""
+    """A data set, one of whose arrays has the wrong number of rows."""
 
     def __init__(self, rows: Callable[[Any], Any], place: int = 1) -> None:
         super().__init__(X, 2 * X)
@@ -75,34 +75,25 @@ def job(data: Any, **fields: Any) -> Job:
 @pytest.mark.parametrize("rows", [fewer, one, more])
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_data_set_that_returns_other_rows_than_asked_for_is_named(
+def test_data_set_that_returns_the_wrong_rows_is_named(
     use: Callable[[Any, Path], Any], place: int, rows: Callable[[Any], Any], tmp_path: Path
 ) -> None:
-    text = rf"^take\(\) of .*Wrong\(\).* was asked for (\d+) examples, and array {place} .* shape"
+    text = rf"^take\(\) of .*Wrong\(\).* got (\d+) indices and returned array {place} .* shape"
     with pytest.raises(DataError, match=text):
         use(Wrong(rows, place), tmp_path)
 
 
-def test_message_says_what_was_asked_and_what_came() -> None:
-    with pytest.raises(DataError) as raised:
-        checked((X[:6], X[:5]), 6, "data")
-    assert str(raised.value) == (
-        "take() of 'data' was asked for 6 examples, and array 1 that it returned has the shape "
-        "(5, 1); expected 6 rows in each array, in the order of the indices"
-    )
-
-
-def test_evaluation_set_is_looked_at_as_well() -> None:
+def test_evaluation_set_with_wrong_rows_ends_the_job() -> None:
     summary = bad_end(job(Arrays(SOUND, Wrong(fewer))))
-    assert "step 20 of 20 is done, but take() of Wrong() was asked for" in summary.ended
+    assert "step 20 of 20 is done, but take() of Wrong() got" in summary.ended
 
 
-def test_task_that_describes_its_data_tells_at_once() -> None:
-    with pytest.raises(DataError, match=r"asked for 1 examples, .* has the shape \(2, 1\)"):
+def test_description_of_wrong_rows_is_refused() -> None:
+    with pytest.raises(DataError, match=r"got 1 indices .* of the shape \(2, 1\)"):
         describe(Wrong(more))
 
 
 @pytest.mark.parametrize("batch", [None, (), [X], (3.0,)])
-def test_what_is_no_batch_is_refused(batch: Any) -> None:
+def test_value_that_is_no_batch_is_refused(batch: Any) -> None:
     with pytest.raises(DataError, match="expected a tuple of arrays with a row for each example"):
         checked(batch, 1, "data")

@@ -98,7 +98,7 @@ def test_zeros_behind_the_parts_of_a_gzip_file_are_padding(zeros: int, tmp_path:
     assert read(TFRecord(path, summary)) == list(range(12))
 
 
-def test_later_tasks_use_the_index_and_what_was_decompressed(tmp_path: Path) -> None:
+def test_later_tasks_use_the_index_and_the_decompressed_file(tmp_path: Path) -> None:
     path = write(tmp_path / "part")
     path.write_bytes(gzip.compress(path.read_bytes()))
     read(TFRecord(path, summary))

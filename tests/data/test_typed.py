@@ -102,7 +102,7 @@ def test_whole_numbers_behind_fractions_are_converted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", [None, "cache"])
-def test_cache_has_what_its_data_set_has_or_refuses_it(
+def test_cache_has_the_values_of_its_data_set_or_refuses_them(
     directory: str | None, tmp_path: Path
 ) -> None:
     where = None if directory is None else tmp_path / directory
@@ -218,7 +218,7 @@ def test_shares_of_processes_are_held_against_each_other() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_masked_values_are_refused_wherever_they_come_from(place: int) -> None:
+def test_masked_values_of_any_source_are_refused(place: int) -> None:
     arrays: list[Any] = [X, np.arange(ROWS)]
     arrays[place] = np.ma.masked_array(
         arrays[place], mask=np.arange(ROWS).reshape(X.shape if place == 0 else -1) == 3
@@ -247,7 +247,7 @@ def test_big_endian_arrays_are_converted(tmp_path: Path) -> None:
         np.testing.assert_array_equal(y, [3, 1])
 
 
-def test_file_of_objects_and_archive_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_file_of_objects_and_archive_are_refused_with_a_remedy(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[1], [2, 3]], object))
     with pytest.raises(
         DataError, match=r"x\.npy: cannot be read \(it holds Python objects, or is no \.npy file\)"

@@ -55,8 +55,8 @@ class ArrayDataset:
         for path, size in self._mapped.items():  # pages beyond the end would kill the process
             if (found := _size(path)) != size:
                 raise DataError(
-                    f"{path} has {found} bytes, and had {size} when it was opened; data must stay "
-                    "as it is while it trains; start the task again with whole files"
+                    f"{path} has {found} bytes, and had {size} when it was opened; data must not "
+                    "change during training; start the task again with whole files"
                 )
         return plain_batch(tuple(array[indices] for array in self.arrays), self)
 
@@ -65,7 +65,7 @@ class ArrayDataset:
 
 
 def _checked(array: Array, what: str) -> Array:
-    """Return an array as it is, or as one of NumPy where that has other rows."""
+    """Return an array as it is; masked arrays and frames as one of NumPy."""
     if hasattr(array, "toarray"):
         raise DataError(
             f"{what} is a sparse {type(array).__name__}; expected an array with all values: give "
@@ -101,7 +101,7 @@ def split(arrays: Sequence[Array], fraction: float, seed: int) -> tuple[ArrayDat
 def parts_of(
     examples: int, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of the examples for training, and of those that are held out."""
+    """Return the numbers of the training examples, and of those held out."""
     held_out = round(fraction * examples)
     if not 0 < held_out < examples:
         raise DataError(
@@ -132,7 +132,7 @@ def check_seed(seed: int) -> None:
 
 
 def described(arrays: tuple[Any, ...]) -> str:
-    """Types and shapes: equal on every task that made the same arrays, and short."""
+    """Return types and shapes, which are equal on every task that made the same arrays."""
     return ", ".join(
         str(array) if isinstance(array, str | Path) else f"{array.dtype} {array.shape}"
         for array in (np.asarray(part) if is_of_frame(part) else part for part in arrays)

@@ -1,4 +1,4 @@
-"""Which examples are in which batch; every task computes the same."""
+"""The examples of each batch, which every task computes alike."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class BatchPlan:
 
     @property
     def of_pass(self) -> int:
-        """How many batches an exact pass has."""
+        """Number of batches in an exact pass."""
         return -(-self.examples // self.batch_size)
 
     def rows(self, number: int) -> int:
-        """Return how many examples batch ``number`` has."""
+        """Return the number of examples in batch ``number``."""
         if not self.exact:
             return self.batch_size
         return min(self.batch_size, self.examples - number % self.of_pass * self.batch_size)

@@ -34,9 +34,9 @@ NOTE = "cache.json"  # written last
 class Cached(Wrapper):
     """A data set that reads each example of another one once.
 
-    Without a ``directory`` examples are kept in memory as they are asked for; each process keeps
-    its own. With one, the first task reads all of them into files there, which are mapped into
-    memory: for data that is larger than memory or slow to decode. Augmentation belongs behind it:
+    Without a ``directory`` each process keeps its examples in memory, as they are used. With one,
+    the first task reads all of them into files there, which are mapped into memory: for data that
+    is larger than memory or slow to decode. Augmentation belongs outside:
     ``Mapped(Cached(data), augment)``.
     """
 
@@ -97,7 +97,7 @@ class Cached(Wrapper):
         return ArrayDataset(*(np.load(directory / name, "r") for name in found["files"]))
 
     def _description(self) -> str:
-        """Describe the examples, and the files or arrays that they are read from as a whole."""
+        """Describe the examples, and the whole files or arrays of their source."""
         digest = hashlib.blake2b(digest_size=6)
         for layer in layers(self.dataset):
             for path in getattr(layer, "source_files", ()):

@@ -1,4 +1,4 @@
-"""What a person may give as examples, as data sets: arrays, files of them, data sets of torch."""
+"""Makes data sets of a user's examples: arrays, files of arrays, data sets of torch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ READERS = {
     "polars": "Table(frame, inputs=..., target=...)",
     "pyarrow": "Table(table, inputs=..., target=...)",
 }
-"""How examples of other libraries are read; they have another ``take`` than a Dataset."""
+"""The readers of other libraries' examples, whose ``take`` is not that of a Dataset."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Arrays:
-    """Data that the job makes: ``train`` and ``evaluation`` examples, or None for the latter.
+    """Data of a job: ``train`` and ``evaluation`` examples; None: nothing is evaluated.
 
     Each is a tuple of arrays that share their first axis, usually (features, labels), or a Dataset.
     Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
@@ -67,10 +67,7 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Holdout:
-    """Data: examples of which the fraction ``fraction``, chosen by ``seed``, is held out.
-
-    The evaluation set is what is held out.
-    """
+    """Data: ``fraction`` of the examples, chosen by ``seed``, is the evaluation set."""
 
     examples: Any
     fraction: float = 0.2
@@ -99,7 +96,7 @@ def as_dataset(examples: Any) -> Dataset:
         if f"{type(examples).__module__}.".startswith(f"{module}."):
             kind = f"{module.partition('.')[0]} {type(examples).__name__}"
             raise DataError(
-                f"the examples are a {kind}; expected to know its columns: zmqtrain.data.{reader}"
+                f"the examples are a {kind}; expected its columns, too: zmqtrain.data.{reader}"
             )
     if isinstance(examples, Dataset) and not hasattr(examples, "shape"):  # an array has take, too
         return examples
@@ -119,8 +116,8 @@ def as_dataset(examples: Any) -> Dataset:
 def _of_torch(examples: Any) -> Dataset:
     if hasattr(examples, "batch_sampler"):
         raise DataError(
-            "the examples are a DataLoader; expected the data set that it loads: batches are "
-            "leased by number, so give loader.dataset, and batch_size to the job"
+            "the examples are a DataLoader; expected the data set that it loads: give "
+            "loader.dataset, and batch_size to the job"
         )
     if any(kind.__name__ == "IterableDataset" for kind in type(examples).__mro__):
         return Stream([examples], iter)
@@ -149,6 +146,6 @@ def _mapped(path: str | Path) -> NDArray[Any]:
 
 
 def _classes(dataset: Dataset) -> list[str] | None:
-    """Return the names of the classes of a data set that numbers them itself."""
+    """Return the names of the classes of an image folder, None for other data sets."""
     named = (layer.classes for layer in layers(dataset) if isinstance(layer, ImageFolder))
     return next(named, None)

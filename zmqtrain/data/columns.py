@@ -1,7 +1,7 @@
-"""Columns of tables as arrays: which ones, and of which dtype in all files of a data set.
+"""Columns of tables as arrays, with one dtype in all files of a data set.
 
-Columns that are missing or hold no numbers, and values that are missing or would change, are a
-DataError that names the file, the column and the row.
+Missing columns, columns without numbers, and values that are missing or would change raise a
+DataError with the file, the column and the row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ EXPECTED = (
 
 
 class Choice:
-    """Which columns make the arrays of a batch, by name."""
+    """The columns of the arrays of a batch, by name."""
 
     def __init__(self, available: Sequence[str], inputs: Names, target: Names, where: str) -> None:
-        """``available``: all columns of the first file; ``where`` names it in errors."""
+        """``available``: all columns of the first file; ``where``: its name in errors."""
         self.groups: list[str | list[str]] = [
             _names(group) for group in (inputs, target) if group is not None
         ]
@@ -70,7 +70,7 @@ class Choice:
         if self.is_all and (more := sorted(count.keys() - self._available)):
             raise DataError(
                 f"{where} has columns that {self._first} lacks: {', '.join(more)}; expected the "
-                "same columns in every file: name those that are meant, with inputs="
+                "same columns in every file: name the columns to use, with inputs="
             )
 
     def batch(self, column: Callable[[str], Any], where: str) -> Batch:
@@ -99,9 +99,9 @@ class Columns:
         target: Names,
         is_decoded: Callable[[pyarrow.DataType], bool] = lambda kind: False,
     ) -> None:
-        """``schemas``: of each file, with the name by which errors call it.
+        """``schemas``: of each file, with its name in errors.
 
-        ``is_decoded``: whether the arrays of a type are made by others; they have no dtype here.
+        ``is_decoded``: whether another library decodes a type, whose dtype is not known here.
         """
         (first, schema), *_ = schemas = list(schemas)
         self.choice = Choice(schema.names, inputs, target, first)
@@ -133,7 +133,7 @@ class Columns:
     def column(
         self, name: str, table: pyarrow.Table, where: str, rows: Sequence[int]
     ) -> NDArray[Any] | None:
-        """Return a column of a table as an array, None if others decode it."""
+        """Return a column of a table as an array, None if another library decodes it."""
         what, column = _of(name, where), table.column(name).combine_chunks()
         if name in self.decoded:
             _check_complete(column, what, rows)

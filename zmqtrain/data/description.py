@@ -16,9 +16,9 @@ from zmqtrain.user_code import user_code
 def describe(dataset: Dataset) -> str:
     """Return the length, the types of the arrays, and a digest of the first and last example.
 
-    It is equal on tasks with equal data. Of a stream these are the number of parts, and the first
-    examples of the first and last part. Augmented examples, which differ at each reading, have no
-    digest.
+    It is equal on tasks with equal data. For a stream it has the number of parts, and a digest of
+    the first examples of the first and last part. Augmented examples, which differ at each reading,
+    have no digest.
 
     Raises:
         DataError: the dataset raises.

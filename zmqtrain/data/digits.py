@@ -1,4 +1,4 @@
-"""Real handwritten digits that come with the package; ``digits.md`` names their source."""
+"""Handwritten digits that are part of the package; ``digits.md`` names their source."""
 
 from __future__ import annotations
 

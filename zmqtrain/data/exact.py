@@ -1,6 +1,6 @@
-"""Conversions of arrays that keep every value, or name one that they would change.
+"""Conversions of arrays that keep every value, or refuse the array.
 
-Each of them raises DataError for values, shapes or dtypes that cannot be kept; its text begins with
+Each raises DataError for values, shapes or dtypes that it cannot keep; the text begins with
 ``what``, the name of the array, and ends with ``advice``.
 """
 
@@ -22,7 +22,7 @@ ONE_DTYPE = "return one dtype for every example, as np.float32(value) does"
 def plain(array: Any, what: str) -> NDArray[Any]:
     """Return an array of NumPy in native byte order; ``what`` names ``array`` in an error.
 
-    Columns of pandas and polars lose their index, which NumPy would take for numbers of rows.
+    Columns of pandas and polars lose their index, which would be mistaken for row numbers.
     """
     if is_of_frame(array):
         array = _of_frame(array, what)
@@ -132,7 +132,7 @@ def promoted(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
 def joined(
     arrays: Sequence[Array], what: str, join: Callable[[Sequence[Array]], Array]
 ) -> NDArray[Any]:
-    """Return what ``join``, such as ``numpy.stack``, makes of arrays, with all values unchanged."""
+    """Return the arrays joined by ``join``, such as ``numpy.stack``, with all values unchanged."""
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) > 1:
         try:

@@ -31,7 +31,7 @@ message_type { name: "Example"
   field { name: "features" number: 1 type_name: ".Features" type: TYPE_MESSAGE }
   field { name: "feature_lists" number: 2 type: TYPE_BYTES } }
 """
-"""What tensorflow/core/example/example.proto and feature.proto declare; feature_lists is
+"""The messages of tensorflow/core/example/example.proto and feature.proto; feature_lists is
 SequenceExample's."""
 
 
@@ -51,8 +51,8 @@ def parse_example(record: bytes) -> dict[str, Any]:
         example = Example.FromString(record)
     except DecodeError as error:
         raise DataError(
-            f"a record of {len(record)} bytes is not an Example ({error}); expected what "
-            "tf.train.Example's SerializeToString returns; parse it as what it is"
+            f"a record of {len(record)} bytes is not an Example ({error}); expected the result of "
+            "tf.train.Example's SerializeToString; parse it in its own format"
         ) from error
     if example.feature_lists:
         raise DataError(

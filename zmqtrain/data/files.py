@@ -18,8 +18,19 @@ Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file, a pattern such as ``train-*.csv``, or several of them."""
 
 
+class Files:
+    """A data set in files; ``paths``: a file, a pattern, or a list of them."""
+
+    paths: Paths
+
+    @property
+    def source_files(self) -> list[Path]:
+        """The files, in their order."""
+        return files_of(self.paths)
+
+
 def files_of(paths: Paths) -> list[Path]:
-    """Return the files that are named: those of a pattern by name, patterns in the order given.
+    """Return the files: those of a pattern sorted by name, patterns in the given order.
 
     Raises:
         DataError: there is no such file.
@@ -41,7 +52,7 @@ def files_of(paths: Paths) -> list[Path]:
 
 
 def _pattern(text: str) -> str:
-    """Return a pattern in which the directories that exist stand for themselves."""
+    """Return the pattern with existing directories escaped."""
     there = next((parent for parent in Path(text).parents if parent.exists()), None)
     return (
         text
@@ -54,12 +65,12 @@ DAMAGED = (
     *(OSError, ValueError, EOFError, LookupError, TypeError, NotImplementedError, MemoryError),
     *(zlib.error, zipfile.BadZipFile),
 )
-"""What readers of files raise for those that are missing or damaged."""
+"""Errors of readers for missing or damaged files."""
 
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Say which file could not be read.
+    """Name the file in errors of reading it.
 
     Raises:
         DataError: the block raised an error of a file or of its format.
@@ -75,20 +86,20 @@ def reading(path: object) -> Iterator[None]:
 
 
 def _ending(directory: object) -> str:
-    """Return the ending of most files in a directory."""
+    """Return the most frequent ending of files in a directory."""
     paths = Path(str(directory)).iterdir()
     endings = [path.suffix for path in paths if path.name[0] not in "._"]
     return max(endings, key=endings.count, default="")
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, int]:
-    """Return size and time of change: a file in which both are the same has not changed."""
+    """Return size and time of change, which differ once a file has changed."""
     return status.st_size, status.st_mtime_ns
 
 
 @contextmanager
 def one_task_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock of a file that is to be made, so that tasks of a host make it once.
+    """Hold the lock of a file to make, so that the tasks of a host make it once.
 
     Raises:
         DataError: its directory cannot be written to.

@@ -110,7 +110,7 @@ class ImageFolder:
 
 
 def _in_bytes(image: Any, mode: str, path: Path) -> Any:
-    """Return an image of at most 8 bits a channel in this mode."""
+    """Convert an image of at most 8 bits a channel to this mode."""
     try:
         return image.convert(mode)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Examples that go through a function."""
+"""Examples transformed by a function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zmqtrain.user_code import parameters_of, user_code
 
 
 class Mapped(Seeded):
-    """A data set whose examples go through a function: ``map`` of other libraries.
+    """A data set whose examples a function transforms: ``map`` of other libraries.
 
     ``function(features, label)`` gets the arrays of one example and returns those of the new one:
     a tuple of arrays or numbers, or a single one. If it has a parameter ``rng``, that is a

@@ -74,7 +74,7 @@ def _of_archive(path: Path) -> tuple[ArrayDataset, ArrayDataset]:
 
 
 def _of_idx(files: list[Path], name: str) -> ArrayDataset | None:
-    """Read the set of this name, None if there is no file of it."""
+    """Read the set of this name, None if it has no file."""
     images, labels = (_find(files, f"{name}-{kind}") for kind in ("images", "labels"))
     if images is None and labels is None:
         return None

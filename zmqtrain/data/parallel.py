@@ -1,4 +1,4 @@
-"""Examples that several processes read: for decoding and augmentation that take their time."""
+"""Examples that several processes read: for slow decoding and augmentation."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import Any
 
 from zmqtrain.data.coerce import as_dataset
 from zmqtrain.data.processes import Readers
-from zmqtrain.data.subset import Seeded
-from zmqtrain.models.base import Array, Batch
 
 
-class Parallel(Seeded):
+class Parallel(Readers):
     """A data set of which ``processes`` read a share of each batch.
 
     They are forked when the first batch is read. They end with their parent, however it ends, once
-    they have read what they are reading.
+    they have finished their current read.
     """
 
     may_be_read_ahead = True  # whatever they read
@@ -25,12 +23,7 @@ class Parallel(Seeded):
         Raises:
             ConfigError: ``processes`` is below 1.
         """
-        super().__init__(as_dataset(examples))
-        self.processes = processes
-        self._readers = Readers(self.dataset, processes)
-
-    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
-        return self._readers.take_seeded(indices, seed, passes)
+        super().__init__(as_dataset(examples), processes)
 
     def __repr__(self) -> str:
         return f"Parallel({self.dataset!r}, {self.processes})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
@@ -16,14 +16,14 @@ QUICK_S = 0.001
 """Reading in another thread costs both threads some 0.2 ms, which is lost if a read is faster."""
 
 _FADING = 0.99
-"""One slow read is remembered for some hundred reads: another may be as slow."""
+"""The time of a slow read fades over some hundred reads, as another may be slow, too."""
 
 
 class Prefetcher:
     """Reads the batches of a plan ahead of time, in one background thread.
 
     Batches are not read ahead while reading one takes less than ``quick_s``, nor if the data set,
-    or one that it wraps, says ``may_be_read_ahead = False``. At most ``limit`` batches are held,
+    or one that it wraps, has ``may_be_read_ahead = False``. At most ``limit`` batches are held,
     finished or not. Two threads never call ``Dataset.take`` at once. One thread calls ``prepare``,
     ``forget`` and ``close``; another may call ``take``.
     """
@@ -34,7 +34,9 @@ class Prefetcher:
         plan: BatchPlan | StreamPlan,
         limit: int = 64,
         quick_s: float = QUICK_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._dataset = dataset
         self._plan = plan
         self._limit = limit
@@ -48,8 +50,8 @@ class Prefetcher:
     def prepare(self, number: int) -> bool:
         """Start reading batch ``number``, unless it was started before.
 
-        Returns whether the batch is held. It is not if ``limit`` others are, if reads are quick, or
-        after ``close``; then ``take`` reads it.
+        Returns whether the batch is held. It is not if ``limit`` others are held, if reads are
+        quick, or after ``close``; then ``take`` reads it.
         """
         if number in self._futures:
             return True
@@ -88,11 +90,11 @@ class Prefetcher:
 
     def _read(self, number: int) -> Batch:
         with self._reading:
-            started = time.monotonic()
+            started = self._clock()
             plan = self._plan
             indices = plan.indices(number)
             batch = take_seeded(self._dataset, indices, plan.seed, plan.passes(number))
-            self._slow_s = max(time.monotonic() - started, _FADING * self._slow_s)
+            self._slow_s = max(self._clock() - started, _FADING * self._slow_s)
             return batch
 
 

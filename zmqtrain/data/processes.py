@@ -19,30 +19,30 @@ from typing import IO, Any
 import numpy as np
 
 from zmqtrain.data.exact import concatenated
-from zmqtrain.data.subset import take_seeded
+from zmqtrain.data.subset import Seeded, take_seeded
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 from zmqtrain.user_code import user_code
 
 ALIVE_S = 1.0
-"""A process looks this often whether its parent is still there."""
+"""Interval at which a process checks that its parent is alive."""
 
 
-class Readers:
-    """Up to ``count`` processes, each of which reads a share of a batch.
+class Readers(Seeded):
+    """A data set that up to ``processes`` processes read, each a share of a batch.
 
-    They are forked when the first batch is read. They end with their parent, however it ends, once
-    they have read what they are reading.
+    See :class:`zmqtrain.data.Parallel`.
     """
 
-    def __init__(self, dataset: Dataset, count: int) -> None:
+    def __init__(self, dataset: Dataset, processes: int) -> None:
         """
         Raises:
-            ConfigError: ``count`` is below 1.
+            ConfigError: ``processes`` is below 1.
         """
-        if type(count) is not int or count < 1:
-            raise ConfigError(f"processes is {count!r}; expected a whole number from 1 on")
-        self._dataset, self._count = dataset, count
+        if type(processes) is not int or processes < 1:
+            raise ConfigError(f"processes is {processes!r}; expected a whole number from 1 on")
+        super().__init__(dataset)
+        self.processes = processes
         self._lock = threading.Lock()
         self._readers: list[_Reader] = []
 
@@ -51,11 +51,11 @@ class Readers:
         Raises:
             DataError: an example cannot be read, or a process has died.
         """
-        count = max(1, min(self._count, len(indices)))
+        count = max(1, min(self.processes, len(indices)))
         shares = zip(np.array_split(indices, count), np.array_split(passes, count), strict=True)
         with self._lock:
             while len(self._readers) < count:
-                self._readers.append(_Reader(self._dataset))
+                self._readers.append(_Reader(self.dataset))
             readers = self._readers[:count]
             try:
                 for reader, (rows, of_rows) in zip(readers, shares, strict=True):
@@ -66,15 +66,15 @@ class Readers:
                     reader.end()
                 self._readers = []
                 raise DataError(
-                    f"a process that reads {self._dataset!r} has died, perhaps memory ran out; "
+                    f"a process that reads {self.dataset!r} has died, perhaps memory ran out; "
                     "use fewer processes, or smaller batches"
                 ) from error
         if failure := next((answer for answer in answers if isinstance(answer, DataError)), None):
             raise failure
-        return concatenated(answers, repr(self._dataset))  # type: ignore[arg-type]
+        return concatenated(answers, repr(self.dataset))  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
-        return Readers, (self._dataset, self._count)  # processes cannot be copied
+        return type(self), (self.dataset, self.processes)  # processes cannot be copied
 
 
 class _Reader:
@@ -108,13 +108,13 @@ class _Reader:
 
 
 def _serve(dataset: Dataset, link: socket.socket, parent: int) -> None:
-    """Read what is asked for, until the parent has gone."""
+    """Answer requests for examples until the parent has ended."""
     signal.set_wakeup_fd(-1)  # it is the parent's
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # its other threads have stayed in the parent
+        torch.set_num_threads(1)  # the fork has none of its other threads
     with contextlib.suppress(EOFError, OSError):  # the parent has closed the socket
         while True:
             while not select.select([link], [], [], ALIVE_S)[0]:
@@ -136,7 +136,7 @@ def _answer(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch
 
 
 def _send(link: socket.socket, value: object) -> None:
-    """Send a value in memory of its own: arrays are copied once, into it."""
+    """Send a value in an anonymous file, into which arrays are copied once."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [pickled, *(buffer.raw() for buffer in buffers)]

@@ -1,4 +1,4 @@
-"""Examples that are read one after another, and need no length: streams, by their parts."""
+"""Streams: examples that are read one after another, in parts of unknown length."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from zmqtrain.units import counted
 from zmqtrain.user_code import parameters_of, user_code
 
 OPEN = 2
-"""Iterators that are kept of a part: for what comes next, and for batches that are leased again."""
+"""Open iterators of a part: one for the next batches, one for batches that are leased again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The batches of a job on a stream of so many parts, numbered from 0 without end.
+    """The batches of a job on a stream of ``parts`` parts, numbered from 0 without end.
 
     Batch b holds the next examples of part b % ``parts``, in their order, after those of batch
     b - ``parts``.
@@ -37,7 +37,7 @@ class StreamPlan:
     seed: int
 
     def rows(self, number: int) -> int:
-        """Return how many examples batch ``number`` has."""
+        """Return the number of examples in batch ``number``."""
         return self.batch_size
 
     def indices(self, number: int) -> NDArray[np.int64]:
@@ -52,13 +52,13 @@ class StreamPlan:
 
 
 class Stream:
-    """Examples in parts that are read from their beginnings, such as files that cannot be indexed.
+    """Examples in parts that are read from the beginning, such as files without an index.
 
     Its length need not be known. A job on it has ``steps``, and an evaluation set of its own. A
     part that ends begins anew, so its examples are numbered without end: example i of part p of n
     is number i * n + p.
 
-    Each process reads what it is leased, and leaves out the rest; see :class:`StreamPlan`.
+    Each process reads the batches that it is leased, and skips the rest; see :class:`StreamPlan`.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Stream:
         read: Callable[..., Iterable[Any]],
         parse: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``parts``: a file, a pattern such as ``data/*.jsonl``, or what names the parts.
+        """``parts``: a file, a pattern such as ``data/*.jsonl``, or a sequence of names.
 
         ``read(part)`` returns the records of a part, the same ones each time. ``parse(record)``
         makes an example of each that this process is leased; without it records are examples: a
         tuple of arrays and numbers, or a single one.
 
-        If ``read`` has a second parameter ``start``, that is how many records to leave out at the
-        beginning: a reader that can seek need not read what was consumed.
+        If ``read`` has a second parameter ``start``, that is the number of records to skip at the
+        beginning: a reader that can seek need not read them.
 
         Raises:
             ConfigError: ``read`` cannot be called, or ``parts`` is one number, for instance.
@@ -163,7 +163,7 @@ class _Part:
             return found
 
     def _nearest(self, position: int, examples: int) -> int | None:
-        """Return which open iterator to go on with to a position; None: a new one is nearer."""
+        """Return the open iterator that is nearest to a position; None: a new one is nearer."""
         skipped = 0 if self._can_start else position % (self._length or position + 1)
         earliest = position - max(skipped, examples)  # to open one costs time, too
         return max((at for at in self._open if earliest <= at <= position), default=None)
@@ -200,12 +200,12 @@ class _Part:
             before = f", and {self._length} in the pass before" if self._length else ""
             raise DataError(
                 f"{self._name} of {self._stream!r} has {counted(count, 'record')}{before}; "
-                "expected at least one, and as many in each pass; read() must begin anew at each "
-                "call; correct it, or leave that part out"
+                "expected at least one, and the same number in each pass: read() must begin anew "
+                "at each call; correct it, or leave that part out"
             )
         self._length = count
 
 
 def stream_of(dataset: Any) -> Stream | None:
-    """Return the stream that a data set is, or wraps; None if it has a length."""
+    """Return a data set itself if it is a stream, or the one that it wraps; else None."""
     return next((each for each in layers(dataset) if isinstance(each, Stream)), None)

@@ -1,6 +1,6 @@
-"""Reading some examples of a data set, and making a batch of single ones.
+"""Reads some examples of a data set, and makes batches of single ones.
 
-What is no batch of the examples asked for is a DataError that names the data set.
+A result that is no batch of these examples raises a DataError with the data set's name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def take_seeded(
 
 
 def checked(batch: Any, rows: int, owner: object) -> Batch:
-    """Return what ``take()`` of a data set has returned, if it is a batch of so many examples."""
+    """Return the result of a data set's ``take()``, checked to be a batch of ``rows`` examples."""
     if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
         raise DataError(
             f"take() of {owner!r} returned {batch!r:.80}; expected a tuple of arrays with a row "
@@ -39,9 +39,9 @@ def checked(batch: Any, rows: int, owner: object) -> Batch:
     for place, array in enumerate(batch):
         if np.shape(array)[:1] != (rows,):
             raise DataError(
-                f"take() of {owner!r} was asked for {rows} examples, and array {place} that it "
-                f"returned has the shape {np.shape(array)}; expected {rows} rows in each array, in "
-                "the order of the indices"
+                f"take() of {owner!r} got {rows} indices and returned array {place} of the shape "
+                f"{np.shape(array)}; expected {rows} rows in each array, in the order of the "
+                "indices"
             )
     return plain_batch(batch, owner)
 
@@ -57,7 +57,7 @@ def plain_batch(batch: Batch, owner: object) -> Batch:
 
 
 def _is_plain(array: Any) -> bool:
-    """Return whether an array can stay as it is; those of other libraries may."""
+    """Return whether an array can stay as it is, as those of other libraries can."""
     if type(array) is np.ndarray:
         return bool(array.dtype.isnative)
     is_other = isinstance(array, np.ndarray) or is_of_frame(array)
@@ -65,7 +65,7 @@ def _is_plain(array: Any) -> bool:
 
 
 def layers(dataset: Any) -> Iterator[Any]:
-    """Yield a data set, that which it wraps, and so on."""
+    """Yield a data set, the one that it wraps, and so on."""
     while dataset is not None:
         yield dataset
         dataset = getattr(dataset, "dataset", None)
@@ -99,7 +99,7 @@ def stacked_rows(rows: Sequence[Batch]) -> Batch:
 
 
 class Wrapper:
-    """A data set that has its examples of another one, by number."""
+    """A data set with the examples of another one."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -109,7 +109,7 @@ class Wrapper:
 
 
 class Seeded(Wrapper):
-    """A data set that has random numbers of the seed, the pass and the example."""
+    """A data set whose random numbers depend on the seed, the pass and the example."""
 
     def take(self, indices: Array) -> Batch:
         """Return these examples as in the first pass of a job with seed 0."""
@@ -122,14 +122,14 @@ class Seeded(Wrapper):
 class Typed(Wrapper):
     """A data set whose batches have arrays like those of the first one.
 
-    Their number, dtypes and ranks are the same whatever rows a batch has; numbers of another dtype
-    are converted if all stay as they are. What a task trains on and evaluates is wrapped in this.
+    Every batch has the same number of arrays, with the same dtypes and ranks; numbers of another
+    dtype are converted if none changes. All data that a task trains on or evaluates is wrapped.
     """
 
     def __init__(
         self, dataset: Dataset, owner: object = None, *, has_one_shape: bool = False
     ) -> None:
-        """``owner``: what errors name instead of ``dataset``.
+        """``owner``: named in errors instead of ``dataset``.
 
         ``has_one_shape``: rows have the shape of those of the first batch, and texts its length.
         """
@@ -201,5 +201,5 @@ class Subset(Wrapper):
 
 
 def first_of(dataset: Dataset, count: int) -> Subset:
-    """Return the first examples of a data set, at most so many."""
+    """Return the first examples of a data set, at most ``count``."""
     return Subset(dataset, np.arange(min(count, len(dataset))))

@@ -5,7 +5,7 @@ One name is one array. Of several names, columns of numbers become one float32 a
 (n, columns), and columns of lists an array each. Without ``inputs`` all other columns count.
 
 All files of a data set have one schema: columns are found by name, in the order of the first file,
-and have one dtype. Floats are rounded to float32; a whole number that its array cannot hold is an
+and have one dtype. Floats are rounded to float32; a whole number that does not fit its array is an
 error.
 """
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.data.columns import Choice, Columns, Names, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
-from zmqtrain.data.files import Paths, files_of, reading
+from zmqtrain.data.files import Files, Paths, reading
 from zmqtrain.errors import DataError, imported
 from zmqtrain.models.base import Array, Batch
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _InMemory:
-    """A table that is converted to arrays once."""
+    """A table that becomes arrays once."""
 
     @cached_property
     def _arrays(self) -> ArrayDataset:
@@ -66,7 +66,7 @@ class Table(_InMemory):
 
 
 @dataclass(frozen=True, eq=False)
-class CSV(_InMemory):
+class CSV(Files, _InMemory):
     """Examples in CSV files, whose first line names the columns; read once into memory.
 
     ``paths``: a file, a pattern such as ``data/*.csv``, or a list of them.
@@ -76,11 +76,6 @@ class CSV(_InMemory):
     inputs: Names = None
     target: Names = None
     delimiter: str = ","
-
-    @property
-    def source_files(self) -> list[Path]:
-        """The files, in their order."""
-        return files_of(self.paths)
 
     def _read(self) -> Batch:
         files = list(map(str, self.source_files))
@@ -148,8 +143,8 @@ class _Group(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Parquet:
-    """Examples in Parquet files, whose row groups are read when they are asked for.
+class Parquet(Files):
+    """Examples in Parquet files, whose row groups are read when they are used.
 
     ``paths``: a file, a pattern such as ``data/*.parquet``, or a list of them. Up to
     ``memory_nbytes`` of rows stay in memory. Batches are drawn from all rows, so larger data is
@@ -164,11 +159,6 @@ class Parquet:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    @property
-    def source_files(self) -> list[Path]:
-        """The files, in their order."""
-        return files_of(self.paths)
 
     def take(self, indices: Array) -> Batch:
         indices = np.asarray(indices)
@@ -208,7 +198,7 @@ class Parquet:
         return tuple(array[:0].copy() for array in self._read(first))
 
     def _read(self, number: int) -> Batch:
-        """Return a row group; the last ones that were read stay in memory."""
+        """Return a row group; the last ones stay in memory."""
         from pyarrow import parquet
 
         arrays = self._kept.pop(number, None)
@@ -223,7 +213,7 @@ class Parquet:
             if len(table) != group.rows:
                 raise DataError(
                     f"{where} has {len(table)} rows, and had {group.rows} when the job began; data "
-                    "must stay as it is while it trains; start the task again"
+                    "must not change during training; start the task again"
                 )
             arrays = columns.batch(
                 table, str(group.path), range(group.first_row, group.first_row + group.rows)
@@ -263,7 +253,7 @@ class HuggingFace:
         return len(self.dataset)
 
     def take(self, indices: Array) -> Batch:
-        """Return these rows; the columns and the transform that were set stay in force."""
+        """Return these rows, with the columns and the transform that the data set has."""
         rows = np.asarray(indices).tolist()
         if self.dataset.format["type"] == "custom":
             found = self.dataset[rows]
@@ -282,7 +272,7 @@ class HuggingFace:
 
     @cached_property
     def _stored(self) -> tuple[Columns, Any, Any]:
-        """The columns, all of them as a table of Arrow, and those that ``datasets`` decodes."""
+        """The schema, all columns as an Arrow table, and the columns that ``datasets`` decodes."""
         schema, shown = self.dataset.features.arrow_schema, self.dataset.format["columns"]
         schema = imported("pyarrow", "data").schema([schema.field(name) for name in shown])
         columns = Columns([(WHERE, schema)], self.inputs, self.target, _is_decoded)
@@ -302,7 +292,7 @@ def _nbytes(arrays: Batch) -> int:
 
 
 def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Table:
-    """Return a table as one of Arrow; of pandas only the columns that are meant are converted."""
+    """Return a table as one of Arrow; of pandas only the chosen columns are converted."""
     arrow = imported("pyarrow", "data")
     if isinstance(table, arrow.Table):
         return table
@@ -318,7 +308,7 @@ def _arrow(table: Any, inputs: Names, target: Names, where: str) -> pyarrow.Tabl
     except (TypeError, ValueError, ArithmeticError, LookupError, NotImplementedError) as error:
         raise DataError(
             f"{where}, a {type(table).__name__}, cannot be read ({error}); expected a DataFrame of "
-            "pandas or polars, or an Arrow table, with numbers in the columns that are meant"
+            "pandas or polars, or an Arrow table, with numbers in the chosen columns"
         ) from error
 
 
@@ -328,7 +318,7 @@ def _converted(found: Any, name: str) -> NDArray[Any]:
 
 
 def _is_decoded(kind: pyarrow.DataType) -> bool:
-    """Return whether ``datasets`` makes other values, such as images, of those of an Arrow type."""
+    """Return whether ``datasets`` decodes values of an Arrow type, such as images."""
     while hasattr(kind, "value_type") and not hasattr(kind, "storage_type"):
         kind = kind.value_type
     return hasattr(kind, "storage_type") or bool(imported("pyarrow", "data").types.is_struct(kind))

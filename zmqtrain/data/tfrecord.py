@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from zmqtrain.data.files import (
     DAMAGED,
+    Files,
     Paths,
-    files_of,
     one_task_at_a_time,
     reading,
     replacing,
@@ -44,16 +44,16 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class TFRecord:
+class TFRecord(Files):
     """Examples in TFRecord files, also those compressed as GZIP or ZLIB.
 
     ``paths``: a file, a pattern such as ``data/train-*``, or a list of them. ``parse(record)`` gets
     the bytes of a record and returns an example: a tuple of arrays and numbers, or a single one;
     :func:`zmqtrain.data.parse_example` decodes TensorFlow's ``Example``.
 
-    A file is indexed once. The index, and what is in a compressed file, is kept beside the file, or
-    in the directory ``cache``. ``on_error``: "stop" when a checksum is wrong, or "skip" that
-    record: then all are read while indexing, and every task leaves out the same ones.
+    A file is indexed once. The index, and the content of a compressed file, is kept beside the
+    file, or in the directory ``cache``. ``on_error``: "stop" when a checksum is wrong, or "skip"
+    that record: then indexing reads all records, and every task skips the same ones.
     """
 
     paths: Paths
@@ -67,11 +67,6 @@ class TFRecord:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    @property
-    def source_files(self) -> list[Path]:
-        """The files, in their order."""
-        return files_of(self.paths)
 
     def take(self, indices: Array) -> Batch:
         return stacked(map(self._example, np.asarray(indices).tolist()))
@@ -128,7 +123,7 @@ def _opened(path: Path, stamp: tuple[int, int]) -> _Open:
     file = _Open(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     if stamp_of(os.stat(file.descriptor)) != stamp:
         raise DataError(
-            f"{path} has changed since it was indexed; data must stay as it is while it trains; "
+            f"{path} has changed since it was indexed; data must not change during training; "
             "start the task again"
         )
     return file
@@ -145,7 +140,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:
-    """Return a file with its index, which is made unless it is there."""
+    """Return a file with its index, which is made if it is missing."""
     name = f".{source.name}"
     if cache is not None:
         name = (
@@ -175,7 +170,7 @@ def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:
 
 
 def _load(index: Path, source: Path, path: Path, skip: bool) -> _Indexed | None:
-    """Return the index if it is there and of this file."""
+    """Return the index if it exists and fits the file."""
     try:
         with index.open("rb") as file, np.load(file) as content:
             if np.array_equal(content["key"], _key(source, path, skip)):
@@ -200,7 +195,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _length(header: bytes) -> int | None:
-    """Return how many bytes of data follow, None if the header is damaged."""
+    """Return the number of bytes that follow, None if the header is damaged."""
     if len(header) < HEADER.size:
         return None
     nbytes, crc = HEADER.unpack(header)
@@ -208,7 +203,7 @@ def _length(header: bytes) -> int | None:
 
 
 def _spans(source: Path, path: Path, skip: bool) -> NDArray[np.int64]:
-    """Return place and length of each record's data; ``skip``: of those that are whole."""
+    """Return place and length of each record's data; with ``skip``, only of whole records."""
     spans: list[tuple[int, int]] = []
     left_out: list[int] = []
     place, size = 0, path.stat().st_size
@@ -243,7 +238,7 @@ def _damaged(name: str, record: int, place: int, reason: str) -> DataError:
 
 
 def _decompress(source: Path, target: Path) -> None:
-    """Write what a compressed file holds."""
+    """Write the content of a compressed file."""
     log.info("decompressing %s to %s", source, target)
     with source.open("rb") as file, replacing(target) as plain:
         for part in _decompressed(file):

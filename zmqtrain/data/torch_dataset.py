@@ -1,4 +1,4 @@
-"""Examples of a ``torch.utils.data.Dataset``, read in processes if wanted."""
+"""Examples of a ``torch.utils.data.Dataset``, read in processes if ``num_workers`` is set."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TorchDataset(Seeded):
 
     The random numbers of torch, NumPy and ``random`` that transforms draw are seeded by the job's
     seed, the pass and the example. Without ``num_workers`` they come from generators that a model
-    may use, too, which go on as they were: so nothing is read ahead then, and where several workers
-    are threads of one process, they disturb each other.
+    may share, and whose states are restored: so nothing is read ahead then, and workers that are
+    threads of one process disturb each other.
     """
 
     def __init__(

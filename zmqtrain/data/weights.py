@@ -12,11 +12,11 @@ from zmqtrain.units import counted
 
 
 def with_class_weights(batch: Batch, weights: Mapping[int, float], labels_at: int = 1) -> Batch:
-    """Return (features, labels, weights), each example weighing what its class does.
+    """Return (features, labels, weights), each example with the weight of its class.
 
     ``batch``: (features, labels), the labels being class numbers (n,) or (n, 1), or scores of shape
     (n, classes), of which the largest counts; or with weights already, which are multiplied. A
-    class that is not among ``weights`` weighs 1. ``labels_at``: how many arrays are features.
+    class without a weight has 1. ``labels_at``: number of arrays of features.
 
     Raises:
         DataError: the batch holds something else.
