@@ -225,7 +225,7 @@ def test_training_ends_where_the_frameworks_own_loop_does(
         np.testing.assert_allclose(weights[name], value, 1e-4, 1e-5, err_msg=name)
 
 
-def test_history_has_what_each_batch_measured_before_its_update(kind: Kind) -> None:
+def test_history_has_measures_of_each_batch_before_its_update(kind: Kind) -> None:
     trainer = Trainer(kind.model(), RULES["sgd"], metrics=[Accuracy(name="share")])
     history = trainer.fit(X, Y, epochs=1, batch_size=BATCH_SIZE, verbose=False).history
     _, right = kind.trained("sgd", batches(10, exact=True))
@@ -283,7 +283,7 @@ def test_predictions_have_one_row_an_example(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "keras"])
-def test_adapter_without_its_framework_says_which_extra_to_install(
+def test_adapter_without_its_framework_names_the_extra_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, f"zmqtrain.adapters.{name}", raising=False)
@@ -341,7 +341,7 @@ job = Job(model=model, data=Digits(), optimizer=SGD(0.1))
 
 
 @pytest.mark.parametrize("framework", UNSEEDED)
-def test_check_tells_of_initial_values_that_no_seed_decides(
+def test_check_reports_initial_values_that_ignore_the_seed(
     framework: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

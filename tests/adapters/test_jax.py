@@ -224,7 +224,7 @@ def test_step_of_an_own_loop_takes_a_pytree_like_the_parameters() -> None:
         (init, {"dtype": jnp.float16}),
     ],
 )
-def test_what_cannot_be_trained_is_refused(init: Any, options: dict[str, Any]) -> None:
+def test_pytree_that_cannot_be_trained_is_refused(init: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         JaxModel(init, loss, **options).parameters(0)
 
@@ -271,7 +271,7 @@ def test_module_of_flax_is_refused_if_it_is_no_function_or_has_state() -> None:
         JaxModel(lambda key: nnx.BatchNorm(5, rngs=nnx.Rngs(key)), loss).parameters(0)
 
 
-def test_optimizer_of_optax_is_refused_with_what_there_is() -> None:
+def test_optimizer_of_optax_is_refused_with_a_remedy() -> None:
     optimizer = pytest.importorskip("optax").adam(0.1)
     with pytest.raises(ConfigError, match=r"zmqtrain\.optim"):
         Job(model=JaxModel(init, loss), data=BATCH, optimizer=optimizer)

@@ -167,7 +167,7 @@ def test_module_is_built_once_for_parameters_state_and_steps() -> None:
     assert len(built) == 1
 
 
-def test_module_stays_that_of_the_steps_when_initial_values_are_asked_for_again() -> None:
+def test_initial_values_leave_the_module_of_the_steps() -> None:
     step = Step()
     step()
     module = step.model.module

@@ -107,7 +107,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("act", [clamp, clamp_data, load, through_double, halve_gradient_data])
-def test_what_a_step_does_to_parameters_counts_on_one_worker_alone(act: Act) -> None:
+def test_writes_of_a_step_to_parameters_count_on_one_worker_alone(act: Act) -> None:
     build = partial(Acting, act)
     check_same(zmqtrain.run(job(build)).parameters, by_torch(build))
 
@@ -277,15 +277,6 @@ def test_optimizer_of_another_module_may_step() -> None:
     assert session.steps == 12
 
 
-def test_module_that_build_returns_in_eval_mode_is_trained() -> None:
-    def pretrained() -> Any:
-        return nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), line()).eval()
-
-    found = zmqtrain.run(job(pretrained, steps=3)).parameters
-    assert found["0.num_batches_tracked"] == 3
-    assert abs(found["0.running_mean"]).max() > 0
-
-
 def test_part_in_eval_mode_rests_and_a_warning_names_it(caplog: pytest.LogCaptureFixture) -> None:
     def build() -> Any:
         net = nn.Sequential(nn.BatchNorm1d(6), line())
@@ -413,21 +404,6 @@ def test_constant_buffer_of_infinities_is_frozen(form: dict[str, Any], tmp_path:
     assert np.isneginf(zmqtrain.load(tmp_path)["mask"]).sum() == 6
 
 
-def test_frozen_bfloat16_stays_bfloat16() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = nn.Linear(6, 6).bfloat16().requires_grad_(False)
-            self.last = line()
-
-        def forward(self, x: Any) -> Any:
-            assert self.base.weight.dtype == torch.bfloat16
-            return self.last(self.base(x.bfloat16()).float())
-
-    found = zmqtrain.run(job(Net)).parameters
-    check_same(found, {"last.weight": by_torch(Net)["last.weight"]})
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -513,7 +489,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("build", "options", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_count_is_refused_by_name(
+def test_module_whose_change_cannot_count_is_refused_by_name(
     build: Any, options: dict[str, Any], text: str
 ) -> None:
     form = {name: value for name, value in options.items() if name == "ps"}
