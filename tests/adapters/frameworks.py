@@ -1,4 +1,9 @@
-"""The same small models in each framework: 5 features, a hidden layer of 4, scores of 3 classes."""
+"""The same small models in each framework: 5 features, a hidden layer of 4, scores of 3 classes.
+
+``stateful`` has state, if the framework knows any. ``trained`` trains it in the framework's own
+loop, with the rule "sgd" or "adamw" of a rate of 0.1 or 0.01; it returns the variables, and the
+number of examples that were right before their batch's update.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,41 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zmqtrain.models import MLP
+
+
+class Numpy:
+    """The model of this package."""
+
+    gives_outputs = True  # in a step
+
+    def stateful(self) -> Any:
+        return MLP(features=5, hidden=8, classes=3)
+
+    def trained(self, rule: str, batches: Any) -> tuple[dict[str, Any], int]:
+        model, right = self.stateful(), 0
+        weights = model.parameters(0)
+        moments = {name: [np.zeros_like(w), np.zeros_like(w)] for name, w in weights.items()}
+        out = {name: np.empty_like(w) for name, w in weights.items()}
+        for step, batch in enumerate(batches, start=1):
+            right += np.sum(model.predict(weights, batch).argmax(1) == batch[1])
+            model.loss_and_gradients(weights, batch, out)
+            for name, weight in weights.items():
+                if rule == "sgd":
+                    weight -= 0.1 * out[name]
+                    continue
+                m, v = moments[name]
+                m += 0.1 * (out[name] - m)
+                v += 0.001 * (out[name] ** 2 - v)
+                weight *= 1 - 0.01 * 0.01
+                weight -= 0.01 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+        return weights, right
+
 
 class Torch:
     """Models of PyTorch."""
+
+    gives_outputs = True
 
     def __init__(self) -> None:
         self._torch = pytest.importorskip("torch")
@@ -85,6 +122,26 @@ class Torch:
         named = model.module.named_parameters()
         return {name: (value.data_ptr(), value.grad.data_ptr()) for name, value in named}
 
+    def stateful(self) -> Any:
+        return self._model(self._normalised)
+
+    def trained(self, rule: str, batches: Any) -> tuple[dict[str, Any], int]:
+        torch, right = self._torch, 0
+        torch.manual_seed(0)
+        net = self._normalised()
+        kind, rate = (torch.optim.SGD, 0.1) if rule == "sgd" else (torch.optim.AdamW, 0.01)
+        optimizer = kind(net.parameters(), rate)
+        for x, y in batches:
+            optimizer.zero_grad()
+            outputs = net(torch.from_numpy(x))
+            right += np.sum(outputs.detach().numpy().argmax(1) == y)
+            self._functions.cross_entropy(outputs, torch.from_numpy(y)).backward()
+            optimizer.step()
+        return {name: value.numpy() for name, value in net.state_dict().items()}, right
+
+    def _normalised(self) -> Any:
+        return self.net(self._torch.nn.BatchNorm1d(4))
+
     def net(self, *layers: Any) -> Any:
         nn = self._torch.nn
         return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), *layers, nn.Linear(4, 3))
@@ -97,6 +154,8 @@ class Torch:
 
 class Jax:
     """Models of JAX."""
+
+    gives_outputs = False
 
     def __init__(self) -> None:
         self._jax = pytest.importorskip("jax")
@@ -167,7 +226,51 @@ class Jax:
         """Load weights into a pytree; return its leaves."""
         from zmqtrain.adapters.jax import load_pytree
 
-        tree = load_pytree(self.init(self._jax.random.key(0)), weights)
+        return self._named(load_pytree(self.init(self._jax.random.key(0)), weights))
+
+    def stateful(self) -> Any:
+        return self._model(self._begun, self._measured, predict=self._centred, has_state=True)
+
+    def trained(self, rule: str, batches: Any) -> tuple[dict[str, Any], int]:
+        jax, optax, right = self._jax, pytest.importorskip("optax"), 0
+        parameters, state = self._begun(jax.random.key(0))
+        optimizer = optax.sgd(0.1) if rule == "sgd" else optax.adamw(0.01, weight_decay=0.01)
+        moments = optimizer.init(parameters)
+
+        def loss(*given: Any) -> Any:
+            measures, state = self._measured(*given)
+            return measures["loss"], (measures["accuracy"], state)
+
+        @jax.jit
+        def step(parameters: Any, state: Any, moments: Any, batch: Any) -> Any:
+            given = parameters, state, batch, jax.random.key(0)
+            gradients, (share, state) = jax.grad(loss, has_aux=True)(*given)
+            updates, moments = optimizer.update(gradients, moments, parameters)
+            return optax.apply_updates(parameters, updates), state, moments, share
+
+        for batch in batches:
+            parameters, state, moments, share = step(parameters, state, moments, batch)
+            right += round(float(share) * len(batch[0]))
+        return self._named(parameters) | state, right
+
+    def _begun(self, key: Any) -> Any:
+        state = {"mean": self._jnp.zeros(3), "batches": self._jnp.zeros((), self._jnp.int32)}
+        return self.init(key), state
+
+    def _centred(self, parameters: Any, state: Any, x: Any) -> Any:
+        return self.scores(parameters, x) - state["mean"]
+
+    def _measured(self, parameters: Any, state: Any, batch: Any, key: Any) -> Any:
+        if key is not None:
+            mean = 0.9 * state["mean"] + 0.1 * self.scores(parameters, batch[0]).mean(0)
+            state = {"mean": mean, "batches": state["batches"] + 1}
+        outputs = self._centred(parameters, state, batch[0])
+        losses = self._jax.nn.log_softmax(outputs)
+        loss = -self._jnp.take_along_axis(losses, batch[1][:, None], 1).mean()
+        return {"loss": loss, "accuracy": (outputs.argmax(1) == batch[1]).mean()}, state
+
+    @staticmethod
+    def _named(tree: Any) -> dict[str, Any]:
         return {f"{place}.{name}": v for place, part in enumerate(tree) for name, v in part.items()}
 
     def init(self, key: Any) -> Any:
@@ -194,6 +297,8 @@ class Jax:
 
 class Keras:
     """Models of Keras, on the backend of this process."""
+
+    gives_outputs = True
 
     def __init__(self) -> None:
         os.environ.setdefault("KERAS_BACKEND", "torch")  # make test-frameworks runs both
@@ -248,6 +353,25 @@ class Keras:
         """Return where each parameter and its gradient lie."""
         values = {v.path: v.value for v in model.module.trainable_variables}
         return {name: (v.data_ptr(), v.grad.data_ptr()) for name, v in values.items()}
+
+    def stateful(self) -> Any:
+        return self._model(self._normalised)
+
+    def trained(self, rule: str, batches: Any) -> tuple[dict[str, Any], int]:
+        keras, right = self._keras, 0
+        optimizer = keras.optimizers.SGD(0.1)
+        if rule == "adamw":
+            optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=1e-8)
+        keras.utils.clear_session()  # layers have the numbers of a new process
+        keras.utils.set_random_seed(0)
+        net = self._normalised(optimizer)
+        for x, y in batches:
+            net.reset_metrics()
+            right += round(net.train_on_batch(x, y, return_dict=True)["accuracy"] * len(x))
+        return {v.path: keras.ops.convert_to_numpy(v.value) for v in net.variables}, right
+
+    def _normalised(self, optimizer: Any = "sgd") -> Any:
+        return self.net(self._keras.layers.BatchNormalization(name="norm"), optimizer=optimizer)
 
     def net(self, *more: Any, **options: Any) -> Any:
         keras, layers = self._keras, self._keras.layers

@@ -127,7 +127,8 @@ class Towers:
     def _compute(self, tower: int, batch: Batch, number: int) -> tuple[float, bool]:
         """Compute one part, in its tower's thread."""
         runner, name = self._runners[tower], self._job.devices[tower]
-        batch = runner.place(batch)
+        # Products of matrices may have other bits where memory is not aligned, as in a part.
+        batch = runner.place(tuple(map(np.copy, batch)))
         runner.load_parameters()
         try:
             if self._nccl is not None:
