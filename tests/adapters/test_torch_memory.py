@@ -310,11 +310,11 @@ WEIGHTS = torch.tensor([5.0, 1.0, 1.0, 0.1])
     ],
 )
 def test_loss_that_is_no_mean_over_examples_needs_the_whole_batch(loss: Any, parts: int) -> None:
-    with pytest.raises(ConfigError, match="is no mean over examples"):
+    with pytest.raises(ConfigError, match="mean over examples"):
         zmqtrain.run(job(line, loss, micro_batches=parts, steps=1))
     step = partial(lambda loss, net, batch: loss(net(batch[0]), batch[1]), loss)
     if not isinstance(loss, nn.Module):
-        with pytest.raises(ConfigError, match="is no mean over examples"):
+        with pytest.raises(ConfigError, match="mean over examples"):
             zmqtrain.run(job(line, None, training_step=step, micro_batches=parts, steps=1))
 
 
@@ -322,7 +322,7 @@ def test_labels_that_are_left_out_in_a_later_batch_are_found() -> None:
     data = np.tile(X, (8, 1)), np.tile(Y, 8)
     found = job(line, lambda o, y: F.cross_entropy(o, y), data=data, micro_batches=4, steps=4)
     data[1][found.plan(64).indices(3)[0]] = -100  # of a step that compares nothing otherwise
-    with pytest.raises(ConfigError, match="is no mean over examples"):
+    with pytest.raises(ConfigError, match="mean over examples"):
         zmqtrain.run(found)
 
 
