@@ -93,7 +93,7 @@ class Chief(JobActor):
             evaluator,
             self._evaluations.follow,
             self._on_progress,
-            examples=len(training),
+            training=training,
             heartbeat_s=self.timing.heartbeat_s,
         )
         await cluster.saver.check()

@@ -21,6 +21,7 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures
+from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
 from zmqtrain.protocol.status import Status
 
@@ -42,16 +43,18 @@ class Conductor:
         evaluate_due: Callable[[int], Awaitable[None]],
         on_progress: Callable[[Status], None],
         *,
-        examples: int,
+        training: Dataset,
         heartbeat_s: float = 0.0,
     ) -> None:
-        """``evaluate_due`` makes the evaluations that are due at a step. ``examples``: in the
+        """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the
         training set. ``heartbeat_s``: how late an update may be announced.
         """
         self._job, self._conducted = job, conducted
         self._saver, self._evaluator, self._evaluate_due = saver, evaluator, evaluate_due
         self._on_progress, self._heartbeat_s = on_progress, heartbeat_s
-        self._epochs = Epochs(job, examples, evaluator, conducted) if job.epochs else None
+        self._epochs = None
+        if job.epochs:  # without them, a stream may have no length
+            self._epochs = Epochs(job, len(training), evaluator, conducted)
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
 
     async def begin(self, at: At) -> bool:

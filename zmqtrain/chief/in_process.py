@@ -74,7 +74,7 @@ class LocalRun:
             self._evaluator,
             self._evaluator.report_if_due,
             on_progress,
-            examples=len(self._training),
+            training=self._training,
         )
 
     def stop(self, code: int) -> None:
