@@ -1,4 +1,4 @@
-"""The checks find what is wrong: each is shown a mistake that somebody might make."""
+"""The checks of a simulated run find a mistake of each kind."""
 
 from __future__ import annotations
 
@@ -63,12 +63,11 @@ def test_update_that_is_lost_is_found(monkeypatch: Patch) -> None:
 def test_sum_in_another_order_is_found_in_the_last_bit(monkeypatch: Patch) -> None:
     carry_out = Shard.carry_out
 
-    def backwards(shard: Shard, order: Order, number: int = 0) -> Any:
-        if isinstance(order, Reduce):
-            order = Reduce(order.workers[::-1])
-        return carry_out(shard, order, number)
+    def reverse(shard: Shard, order: Order, number: int = 0) -> Any:
+        is_sum = isinstance(order, Reduce)
+        return carry_out(shard, Reduce(order.workers[::-1]) if is_sum else order, number)
 
-    monkeypatch.setattr(Shard, "carry_out", backwards)
+    monkeypatch.setattr(Shard, "carry_out", reverse)
     broken = simulate(calm(policy="sync-replicas", workers=6)).broken
     assert "trail0 is not, to the last bit, what an undisturbed run makes of it" in broken
     assert "learned" not in broken
@@ -146,5 +145,5 @@ def test_error_that_names_no_task_is_found(monkeypatch: Patch) -> None:
 
 
 def test_unexpected_exception_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Receiver, "_take_push", lambda *_: 1 // 0)
+    once(monkeypatch, Receiver, "take_in", lambda *_: 1 // 0)
     assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken
