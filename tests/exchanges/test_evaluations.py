@@ -23,7 +23,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.training.evaluation import evaluate, parts_of, rows_of
 from zmqtrain.training.loop import TrainingLoop
-from zmqtrain.training.own_loop import Meeting
+from zmqtrain.training.own_loop import LoopBridge
 from zmqtrain.wire.messages import Evaluate, Evaluated
 
 RANDOM = np.random.default_rng(5)
@@ -196,7 +196,7 @@ async def test_worker_reads_the_parameters_once_for_each_evaluation() -> None:
         (Alone(), {"version": 8}),
         (Alone(), {"data": "101 examples of something else"}),
         (Alone(is_computing=True), {}),
-        (Alone(of_job=job(steps=1).model_copy(update={"model": Meeting(InOwnLoop(3, 1))})), {}),
+        (Alone(of_job=job(steps=1).model_copy(update={"model": LoopBridge(InOwnLoop(3, 1))})), {}),
     ],
     ids=["another version of a shard", "another version", "other data", "a step", "an own loop"],
 )

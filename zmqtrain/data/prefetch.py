@@ -34,9 +34,9 @@ class Prefetcher:
         plan: BatchPlan | StreamPlan,
         limit: int = 64,
         quick_s: float = QUICK_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._clock = clock
+        self._clock = time.monotonic if clock is None else clock
         self._dataset = dataset
         self._plan = plan
         self._limit = limit

@@ -18,7 +18,7 @@ from zmqtrain.metrics import Metric
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.training.evaluation import PartSums, measure, parts_of, rows_of
 from zmqtrain.training.loop import TrainingLoop
-from zmqtrain.training.own_loop import Meeting
+from zmqtrain.training.own_loop import LoopBridge
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import Evaluate, Evaluated
 
@@ -82,7 +82,7 @@ class Evaluations:
     def on_evaluate(self, request: Request, message: Evaluate) -> None:
         if not message.parts:
             self.stop()
-        elif not isinstance(self._job.model, Meeting):  # the user's loop uses it at any time
+        elif not isinstance(self._job.model, LoopBridge):  # the user's loop uses it at any time
             self._current = message.evaluation
             self._spawn(self._measure(request, message))
 

@@ -24,7 +24,7 @@ from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process, script
-from zmqtrain.training.own_loop import Lease, LoopEndedError, Meeting
+from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
 """Exit codes of a run whose loop made no mistake; orphaned if the loop ended before the job."""
@@ -56,8 +56,8 @@ def attach(job: Job) -> Session:
             f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "
             "one; leave them out, or use zmqtrain.run"
         )
-    meeting = Meeting(job.model)
-    return Session(job.model_copy(update={"model": meeting}), meeting, train)
+    bridge = LoopBridge(job.model)
+    return Session(job.model_copy(update={"model": bridge}), bridge, train)
 
 
 class Session:
@@ -67,14 +67,14 @@ class Session:
     tasks, and in a script that is a task by its variables; the chief's process has the parameters.
     """
 
-    def __init__(self, job: Job, meeting: Meeting, train: script.Train | None) -> None:
+    def __init__(self, job: Job, bridge: LoopBridge, train: script.Train | None) -> None:
         """``train`` runs the task of this process; None: the job trains in this process alone."""
         with generators_kept():
             job.variables()  # before that, the model knows no seed
-        self.module = meeting.module
+        self.module = bridge.module
         self.summary: Summary | None = None
         self.steps = 0
-        self._job, self._meeting, self._train = job, meeting, train
+        self._job, self._bridge, self._train = job, bridge, train
         self._batch: int | None = None  # that has to be stepped
         self._lease: Lease | None = None  # of the next batch, once one was stepped
         self._stop = Stop()
@@ -98,7 +98,7 @@ class Session:
         with self._stack:
             interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
             self._stop(ExitCode.INTERRUPTED if interrupted else ExitCode.ORPHANED)
-            self._meeting.end_loop()
+            self._bridge.end_loop()
             self._thread.join()
         if kind is None:
             self._raise()
@@ -117,10 +117,10 @@ class Session:
                 "`with zmqtrain.attach(job) as session:`"
             )
         self._check_stepped()
-        self._lease = self._lease or self._meeting.next()
+        self._lease = self._lease or self._bridge.next()
         while (lease := self._lease) is not None:
             self._batch = lease.number
-            yield self._meeting.start(lease)
+            yield self._bridge.start(lease)
             self._check_stepped()
         self._thread.join()
         self._raise()
@@ -139,10 +139,10 @@ class Session:
         """
         if self._batch is None:
             raise ConfigError("step() was called twice for a batch, or before the first one")
-        self._meeting.stepped(self._meeting.finish(loss, *results))
+        self._bridge.stepped(self._bridge.finish(loss, *results))
         self._batch = None
         self.steps += 1
-        self._lease = self._meeting.next()
+        self._lease = self._bridge.next()
 
     def _check_stepped(self) -> None:
         if self._batch is not None:
@@ -168,7 +168,7 @@ class Session:
         except BaseException as error:
             self._error = error
         finally:
-            self._meeting.end_leases()
+            self._bridge.end_leases()
 
     def _raise(self) -> None:
         error, self._error = self._error, None

@@ -26,7 +26,7 @@ from zmqtrain.models.checks import labels_at
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.exchange import Exchange, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
-from zmqtrain.training.own_loop import Meeting
+from zmqtrain.training.own_loop import LoopBridge
 from zmqtrain.training.runner import Runner
 from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code
@@ -84,7 +84,7 @@ class TrainingLoop:
             else ModelRunner(job, make_device(job.device, "--device"), self._team, exchange.written)
         )
         # A loop of the user's own may take any time between two steps.
-        self._computing = Offload("compute", in_place=not isinstance(job.model, Meeting))
+        self._computing = Offload("compute", in_place=not isinstance(job.model, LoopBridge))
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False

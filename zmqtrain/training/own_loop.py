@@ -26,7 +26,7 @@ class Lease(NamedTuple):
     number: int
 
 
-class Meeting(Wrapped):
+class LoopBridge(Wrapped):
     """A model whose gradients the thread of the user's loop computes.
 
     The trainer's thread calls ``loss_and_gradients``, which waits for that thread.
@@ -41,7 +41,7 @@ class Meeting(Wrapped):
         self._leases: SimpleQueue[Lease | None] = SimpleQueue()
         self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Meeting:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoopBridge:
         return self  # there is one loop, and it has a copy for evaluations
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
