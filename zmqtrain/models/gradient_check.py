@@ -56,7 +56,7 @@ def mistakes_of_a_step(
     """
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
-    loss = _Step(model, batch, state, frozen).compute(parameters, out)
+    loss = _Objective(model, batch, state, frozen).compute(parameters, out)
     if not math.isfinite(loss):  # then the gradient means nothing
         yield f"the loss of the first batch is {loss}; expected a finite number"
         return
@@ -66,7 +66,7 @@ def mistakes_of_a_step(
     yield from wrong
     if not wrong:
         rows = tuple(array[:ROWS] for array in batch)
-        yield from _check_slopes(_Step(model, rows, state, frozen), parameters)
+        yield from _check_slopes(_Objective(model, rows, state, frozen), parameters)
 
 
 def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
@@ -98,8 +98,8 @@ def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> It
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The step of one batch as a function of the parameters: it always begins with one state."""
+class _Objective:
+    """The loss of one batch as a function of the parameters: it always begins with one state."""
 
     model: Model
     batch: Batch
@@ -127,7 +127,7 @@ class _Precision:
     noise: float
 
 
-def _check_slopes(of: _Step, parameters: Arrays) -> Iterator[str]:
+def _check_slopes(of: _Objective, parameters: Arrays) -> Iterator[str]:
     precision = _precision(of, parameters)
     if precision is None:
         return  # the loss differs from call to call, as with dropout
@@ -167,7 +167,7 @@ def _directions(
 
 
 def _slope(
-    of: _Step, point: Arrays, name: str, direction: NDArray[Any], precision: _Precision
+    of: _Objective, point: Arrays, name: str, direction: NDArray[Any], precision: _Precision
 ) -> tuple[float, float]:
     """Return the slope of the loss along a direction, and its possible error.
 
@@ -185,7 +185,7 @@ def _slope(
     return near, 2 * abs(near - far) + precision.noise / precision.step
 
 
-def _precision(of: _Step, parameters: Arrays) -> _Precision | None:
+def _precision(of: _Objective, parameters: Arrays) -> _Precision | None:
     """Return the precision of the model's loss; None if equal calls give different losses.
 
     Tiny equal steps of the parameters change a loss in float64 by equal steps, a loss in float32
