@@ -16,7 +16,7 @@ from tests.plans import planned
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
-from zmqtrain.chief.cluster import Cluster
+from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, RefusedError
@@ -168,7 +168,7 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
     is_given_up: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = Cluster(Chief(task_of(Role.CHIEF), planned(make_job()), MemoryTransport(), print))
+    cluster = LinkedJob(Chief(task_of(Role.CHIEF), planned(make_job()), MemoryTransport(), print))
     cluster.links = [cast(Link, Leader(told, versions))]
     with caplog.at_level(logging.WARNING):
         await cluster.settle()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-
 import zmqtrain.chief.cluster
+
 import zmqtrain.exchanges.lanes as lanes
 from tests.exchanges.conftest import guest_of
 from tests.exchanges.test_state import make_job, train

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import math
 
-from zmqtrain.chief.cluster import Cluster
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.models.base import Parameters
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class BackgroundEvaluations:
     """The evaluations of one job before its end."""
 
-    def __init__(self, evaluator: Evaluator, cluster: Cluster, *, every: int, steps: int) -> None:
+    def __init__(self, evaluator: Evaluator, cluster: LinkedJob, *, every: int, steps: int) -> None:
         """``every``: steps between two. ``steps``: of the job."""
         self._evaluator, self._cluster = evaluator, cluster
         self._every, self._steps = every, steps

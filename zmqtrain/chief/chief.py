@@ -17,10 +17,10 @@ from typing import Any
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.background import BackgroundEvaluations
-from zmqtrain.chief.cluster import Cluster
 from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluation_parts import EvaluationWorkers
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import RETRYABLE, ExitCode, FencedError, NotAdmittedError, ZmqTrainError
 from zmqtrain.models.base import Dataset
@@ -52,7 +52,7 @@ class Chief(JobActor):
         self._leaves_on_term = self._goes_on_term and not plan.is_on_workers  # else it ends the job
         self._on_progress = on_progress
         self._data = data
-        self._cluster = Cluster(self)
+        self._cluster = LinkedJob(self)
         self._evaluation_workers = EvaluationWorkers(
             self.job, lambda message: self._cluster.leader.send(message), self._cluster.idle_workers
         )

@@ -111,8 +111,8 @@ class Stream:
         return parts
 
     @cached_property
-    def _readers(self) -> list[_Part]:
-        return [_Part(self, part) for part in self.parts]
+    def _readers(self) -> list[_StreamPart]:
+        return [_StreamPart(self, part) for part in self.parts]
 
     def take(self, indices: Array) -> Batch:
         readers = self._readers
@@ -133,7 +133,7 @@ class Stream:
         return type(self), (self._given, self.read, self.parse)  # iterators cannot be copied
 
 
-class _Part:
+class _StreamPart:
     """One part of a stream; its passes lie end to end, and positions count from 0 over them."""
 
     def __init__(self, stream: Stream, part: Any) -> None:

@@ -39,7 +39,7 @@ SHUTDOWN_S = 2.0  # how long a ps may take to confirm the end
 log = logging.getLogger(__name__)
 
 
-class Cluster:
+class LinkedJob:
     """What the chief does with the tasks that train its job.
 
     A request to a ps raises FencedError if the ps was restarted.
