@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import zmqtrain.chief.cluster
 
+import zmqtrain.chief.linked_job
 import zmqtrain.exchanges.lanes as lanes
 from tests.exchanges.conftest import guest_of
 from tests.exchanges.test_state import make_job, train
@@ -66,7 +66,7 @@ async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes, "map_segment", map_near)
-        patch.setattr(zmqtrain.chief.cluster, "map_segment", map_near)
+        patch.setattr(zmqtrain.chief.linked_job, "map_segment", map_near)
         patch.setattr(Link, "request", note_read)
         patch.setattr(ParameterServerExchange, "join", note_written)
         guest, chief, servers = guest_of(plan, transport)

@@ -54,6 +54,11 @@ def actors_of(
     return actors
 
 
+def chief_among(actors: Sequence[JobActor]) -> Chief:
+    """Return the chief of a run whose actors these are."""
+    return next(actor for actor in actors if isinstance(actor, Chief))
+
+
 async def run_all(actors: Sequence[JobActor], *, serve_on: bool = False) -> list[int]:
     """Run all actors; an error of one ends the others, which know it by then.
 

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from zmqtrain.actors.task import JobActor
-from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
@@ -26,7 +25,7 @@ from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
+from zmqtrain.hosting.actors import OnProgress, actors_of, chief_among, run_all
 from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
@@ -200,9 +199,7 @@ async def _run_cluster(
         # Workers and the chief use models in different threads: each worker gets a copy.
         own = plan.with_own_model() if task.role is Role.WORKER else plan
         actors += actors_of(config.of(task), own, lambda _: transport, on_progress, data)
-    chief = actors[0]
-    if not isinstance(chief, Chief):
-        raise TypeError(f"the first task of {plan.tasks} is no chief")
+    chief = chief_among(actors)
     stop.reach(chief.stop)
     try:
         with claimed(job.logdir):

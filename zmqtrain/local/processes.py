@@ -29,6 +29,7 @@ from zmqtrain.config.options import flags_of, names_of
 from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
+from zmqtrain.hosting.actors import actors_of, chief_among
 from zmqtrain.hosting.process import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
@@ -227,7 +228,7 @@ async def run_processes(
         transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
-        chief = Chief(config, plan, transport, on_progress)
+        chief = chief_among(actors_of(config, plan, lambda _: transport, on_progress))
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
