@@ -11,16 +11,29 @@ from hypothesis import strategies as st
 from zmqtrain.policies import (
     Accumulate,
     Apply,
+    BasePolicy,
     Decision,
     Drop,
     Policy,
     Reduce,
     Release,
+    load_policy,
     make_policy,
 )
 
+
+class EveryPush(BasePolicy):
+    """The least that a policy of one's own says."""
+
+    def push(self, worker: int) -> list[Decision]:
+        return [Apply(worker), Release(worker)]
+
+
+load_policy(f"{__name__}:EveryPush")
+
 SPECS = [
     "hogwild",
+    f"{__name__}:EveryPush",
     "bounded-staleness:0",
     "bounded-staleness:1",
     "bounded-staleness:3",

@@ -8,6 +8,7 @@ all pushes at once has ``coordinated = False``, and every shard decides by itsel
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class TokenQueue(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """The rule of a run. Workers are named by their index.
+    """The rule of a run. Workers are named by their index. :class:`BasePolicy` has defaults.
 
     For ``module:Class:options`` the class is called with the options' text, for ``module:Class``
     with "" if it takes a parameter, else with nothing.
@@ -113,3 +114,38 @@ class Policy(Protocol):
 
     def held(self) -> Iterable[Held]:
         """Yield the live workers that are neither computing nor released."""
+
+
+class BasePolicy(ABC):
+    """A policy that releases a worker when it joins, and holds none: three methods make another.
+
+    Overriding :meth:`join`, :meth:`push` and :meth:`leave` makes a policy that holds workers; it
+    should then tell of them in :meth:`held`.
+    """
+
+    coordinated: bool = True
+    step_per_push: bool = True
+    staleness_bound: int | None = None
+
+    @property
+    def spec(self) -> str:
+        """The module and the class, for a class that takes no options."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    def start(self, version: int, workers: int) -> None:
+        return
+
+    def join(self, worker: int) -> list[Decision]:
+        return [Release(worker)]
+
+    def leave(self, worker: int) -> list[Decision]:
+        return []
+
+    @abstractmethod
+    def push(self, worker: int) -> list[Decision]: ...
+
+    def drain(self) -> list[Decision]:
+        return []
+
+    def held(self) -> Iterable[Held]:
+        return ()

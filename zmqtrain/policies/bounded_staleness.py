@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.policies.base import BasePolicy, Decision, Held, Release
 from zmqtrain.protocol.orders import Apply
 
 
-class BoundedStaleness:
+class BoundedStaleness(BasePolicy):
     """Apply every push at once; hold its worker while it is more than ``bound`` steps ahead."""
 
-    coordinated = True
-    step_per_push = True
+    staleness_bound: int
 
     def __init__(self, bound: int) -> None:
         self.staleness_bound = bound
@@ -58,9 +57,6 @@ class BoundedStaleness:
             self.waiting.remove(worker)
             released = [Release(worker)]
         return [Apply(worker), *released]
-
-    def drain(self) -> list[Decision]:
-        return []
 
     def held(self) -> Iterable[Held]:
         slowest = tuple(sorted(w for w, clock in self.clocks.items() if clock == self.slowest))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.policies.base import BasePolicy, Decision, Release
 from zmqtrain.protocol.orders import Apply
 
 
-class Hogwild:
+class Hogwild(BasePolicy):
     """No worker waits; staleness is measured, not bounded.
 
     ``whole``: a step counts on every shard or on none, even if its worker dies between its pushes
     to two of them; every push is reported to the leader before it counts anywhere.
     """
-
-    step_per_push = True
-    staleness_bound = None
 
     def __init__(self, *, whole: bool = False) -> None:
         self.coordinated = whole
@@ -40,9 +35,3 @@ class Hogwild:
     def push(self, worker: int) -> list[Decision]:
         self.steps[worker] += 1
         return [Apply(worker), Release(worker)]
-
-    def drain(self) -> list[Decision]:
-        return []
-
-    def held(self) -> Iterable[Held]:
-        return ()

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.policies.base import BasePolicy, Decision, Held, Release
 from zmqtrain.protocol.orders import Accumulate, Drop, Reduce
 
 
-class _Averaging:
+class _Averaging(BasePolicy):
     """A step is the mean of the gradients in hand."""
 
-    coordinated = True
     step_per_push = False
 
     def start(self, version: int, workers: int) -> None:
@@ -159,8 +158,6 @@ class TokenSyncReplicas(_Averaging):
     backup workers), all workers wait for ever, as in TensorFlow, but not with
     :class:`SyncReplicas`.
     """
-
-    staleness_bound = None
 
     def __init__(self, aggregate: int, tokens: int) -> None:
         self.aggregate = aggregate
