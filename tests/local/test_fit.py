@@ -738,7 +738,7 @@ def test_labels_of_an_own_model_are_those_that_it_names(class_weight: Any) -> No
     assert history["mean_absolute_error"] == [pytest.approx(np.mean(abs(3 - STARS)))]
     expected = np.mean(abs(trainer.predict(data) - STARS))
     assert history["val_mean_absolute_error"] == [pytest.approx(expected)]
-    with pytest.raises(ConfigError, match=r"which of them holds the labels.*labels_at"):
+    with pytest.raises(ConfigError, match=r"needs labels.*give it labels_at"):
         fit(Trainer(Ratings(), SGD(0.1), metrics=[MeanAbsoluteError()]), data, **options)
 
 
