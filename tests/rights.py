@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from zmqtrain.observe.metrics import versions
+
 _NOBODY = 65534
 
 
@@ -26,7 +28,8 @@ def no_root() -> Iterator[None]:
 
 def as_nobody(act: Callable[[], object]) -> str:
     """Return the text of what a forked child of another user returns or raises."""
-    "".encode("idna")  # loads what sockets need, which another user may not be able to read
+    "".encode("idna")  # loads what sockets need, which another user may not be able to read,
+    versions()  # and what metrics say
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -15,6 +15,7 @@ import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.metadata import version
 from math import inf, nan
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
@@ -198,6 +199,13 @@ class _Maker:
         return Info(name, text, **self._place)
 
 
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions that this process runs; reading them takes some milliseconds."""
+    found = {package: version(package) for package in ("numpy", "pyzmq")}
+    return {"version": version("zmqtrain"), "python": platform.python_version(), **found}
+
+
 class Metrics:
     """The metrics of one task, and the registry that exposes those of its role.
 
@@ -229,9 +237,7 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def _declare_task(self, make: _Maker, role: str, index: int) -> None:
-        versions = {"version": version("zmqtrain"), "python": platform.python_version()}
-        versions |= {package: version(package) for package in ("numpy", "pyzmq")}
-        make.info("build", "Versions that this task runs.").info(versions)
+        make.info("build", "Versions that this task runs.").info(versions())
         make.info("task", "Which task this is.").info({"role": role, "index": str(index)})
         text = "1 for the state that this task is in, else 0."
         self.role_state = RoleState(make.gauge("role_state", text, "state"))
