@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pkgutil import resolve_name
 
 import pytest
 
@@ -16,6 +17,7 @@ from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
+from zmqtrain.planning.exchanges import EXCHANGES
 from zmqtrain.roles.launch import run_task
 from zmqtrain.wire.messages import GetStatus, Message, RequestSave, RequestStop, SwitchPolicy
 
@@ -24,6 +26,12 @@ pytestmark = [pytest.mark.integration, needs_another_user]
 
 def asked(address: str, message: Message) -> str:
     return f"{ask(address, message, timeout_s=5.0)}"
+
+
+# What a worker imports when it needs it, another user may not be able to read.
+NoisyLine().load(None)
+for kind in EXCHANGES.values():
+    resolve_name(kind.made_by)
 
 
 def joined(address: str) -> str:
