@@ -23,6 +23,7 @@ from bench.workload import items_of
 from zmqtrain.compute.device import load_cupy
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update, new_slots
+from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -116,7 +117,11 @@ def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
     shard.initialize(parameters)
     shard.segment.gradient(0)[:] = gradient
     shard.stage(0, 0)
-    return lambda: shard.apply(0)
+
+    def step() -> None:
+        shard.carry_out(Apply(0))
+
+    return step
 
 
 def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:

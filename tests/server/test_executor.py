@@ -256,7 +256,7 @@ async def test_version_that_is_asked_for_is_copied_before_the_next_update(
     add_worker(expected)
     add_push(expected, 1)
     for _ in range(2):
-        expected.shard.apply(0)
+        expected.shard.carry_out(Apply(0))
     segment = expected.shard.segment
     kept = executor.kept(2)
     assert kept is not None  # of what it owns

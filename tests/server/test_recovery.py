@@ -8,7 +8,7 @@ import pytest
 from tests.coordination.parts import add_peer
 from tests.server.conftest import SIZE, make_state
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.protocol.orders import Answer
+from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Order, Reduce
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
@@ -69,9 +69,11 @@ def test_worker_is_as_it_was(
     ]
 
 
-@pytest.mark.parametrize(("order", "result"), [("apply", "applied"), ("accumulate", "accumulated")])
+@pytest.mark.parametrize(
+    ("order", "result"), [(Apply(0), "applied"), (Accumulate(0), "accumulated")]
+)
 def test_push_whose_update_was_made_is_known_as_such_though_its_mark_was_not_written(
-    state: ShardState, order: str, result: str
+    state: ShardState, order: Order, result: str
 ) -> None:
     worker = state.workers[0]
     worker.buffer = 0
@@ -79,7 +81,7 @@ def test_push_whose_update_was_made_is_known_as_such_though_its_mark_was_not_wri
     state.shard.stage(0, 0, PUSH.sequence, PUSH.examples)
     worker.pending = Pending(PUSH, None)
     state.keep(worker)
-    getattr(state.shard, order)(0)
+    state.shard.carry_out(order)
     after, _ = next_life(state)
     assert after.workers[0].pending is not None
     assert after.workers[0].pending.result == result
@@ -90,7 +92,7 @@ def test_push_of_a_new_life_is_not_taken_for_that_of_the_life_before(
 ) -> None:
     state.shard.segment.gradient(1)[:] = 1
     state.shard.stage(0, 0, PUSH.sequence, PUSH.examples)
-    state.shard.apply(0)
+    state.shard.carry_out(Apply(0))
     state.leave(0)
     state.join(add_peer(peers, "worker 0"))
     worker = state.workers[0]
@@ -115,5 +117,5 @@ def test_gradient_of_a_worker_that_is_not_known_any_more_still_lies_there(
         state.keep(state.workers[0])
     after, peers = next_life(state)
     assert (after.workers, list(peers)) == ({}, [])
-    after.shard.reduce((0,))
+    after.shard.carry_out(Reduce((0,)))
     assert np.array_equal(after.shard.parameters, np.full(SIZE, -1, np.float32))

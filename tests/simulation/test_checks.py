@@ -18,7 +18,7 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import PeerLostError
 from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
-from zmqtrain.protocol.orders import Order, Reduce
+from zmqtrain.protocol.orders import Apply, Order, Reduce
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.state import Result, ShardState, WorkerRecord
 from zmqtrain.store.shard import Shard
@@ -126,7 +126,7 @@ def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> 
     ) -> None:
         answer_again(receiver, worker, request, *how, **why)
         if isinstance(request.envelope.message, Push):
-            receiver._state.shard.apply(worker.index, 0)
+            receiver._state.shard.carry_out(Apply(worker.index), 0)
 
     monkeypatch.setattr(Receiver, "_answer_again", forgetful)
     weather = Weather(0.001, 0.02, repetition=0.7)

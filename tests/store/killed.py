@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from zmqtrain.optim import LAMB, Adam, Update
+from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -59,7 +60,7 @@ def update(shard: Shard) -> None:
     """Do the next update; which gradient it is of follows from its number."""
     number = shard.version % 3
     shard.stage(number, number)
-    shard.apply(number)
+    shard.carry_out(Apply(number))
 
 
 def _shard(rule: str, layout: ShardLayout, segment: Segment) -> Shard:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zmqtrain.compute.device import make_device
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adam, Flat, Momentum, Rule, Update
+from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -57,11 +58,11 @@ def run(shard: Shard, changes: Sequence[tuple[str, Sequence[int]]]) -> None:
             shard.segment.gradient(worker)[:] = normal(10 * number + worker)
             shard.stage(worker, worker)
         if change == "reduce":
-            shard.reduce(tuple(workers))
+            shard.carry_out(Reduce(tuple(workers)))
         elif change == "apply":
-            shard.apply(workers[0])
+            shard.carry_out(Apply(workers[0]))
         else:
-            shard.accumulate(workers[0])
+            shard.carry_out(Accumulate(workers[0]))
 
 
 WORKERS_OF = st.lists(st.integers(0, WORKERS - 1), min_size=1, max_size=WORKERS, unique=True)
@@ -103,7 +104,7 @@ def test_shard_on_a_device_goes_on_from_what_it_is_given() -> None:
     shard.initialize(normal(1), {"momentum": normal(2)}, version=7)
     shard.segment.gradient(0)[:] = 0
     shard.stage(0, 0)
-    shard.apply(0)
+    shard.carry_out(Apply(0))
     momentum = normal(2) * np.float32(0.9)
     np.testing.assert_array_equal(shard.slots["momentum"], momentum)
     np.testing.assert_array_equal(shard.parameters, normal(1) - momentum * np.float32(0.1))

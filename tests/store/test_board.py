@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kills import dying_at
 from zmqtrain.optim import SGD, Adam, Flat, Update, redo
+from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store import words
@@ -65,7 +66,7 @@ def expected(members: int, steps: int, update: Update = UPDATE) -> tuple[bytes, 
         for member in range(members):
             shard.segment.gradient(member)[:] = gradient(step, member)
             shard.stage(member, member, examples=10)
-        shard.reduce(tuple(range(members)))
+        shard.carry_out(Reduce(tuple(range(members))))
     return contents(shard)
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.kills import dying_at
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import LAMB, SGD, Adam, Flat, Update, redo
+from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store import shard as shards
@@ -99,10 +100,10 @@ class OnlyOnce:
         return 0.1
 
 
-CHANGES: dict[str, Callable[[Shard], None]] = {
-    "apply": lambda shard: shard.apply(0, order=7),
-    "accumulate": lambda shard: shard.accumulate(1, order=7),
-    "reduce": lambda shard: shard.reduce((2, 0, 1), order=7),
+CHANGES: dict[str, Callable[[Shard], object]] = {
+    "apply": lambda shard: shard.carry_out(Apply(0), 7),
+    "accumulate": lambda shard: shard.carry_out(Accumulate(1), 7),
+    "reduce": lambda shard: shard.carry_out(Reduce((2, 0, 1)), 7),
 }
 
 
@@ -111,7 +112,7 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
     line = 0
     while True:
         shard = begin(path, update)
-        shard.accumulate(2, order=6)  # so that accumulate adds and reduce has a sum
+        shard.carry_out(Accumulate(2), 6)  # so that accumulate adds and reduce has a sum
         if not dying_at(line, lambda shard=shard: CHANGES[kind](shard), INTERRUPTED):  # type: ignore[misc]
             shard.segment.remove()
             return
@@ -137,7 +138,7 @@ def test_change_of_a_killed_process_is_finished_or_never_was(
     monkeypatch.setattr(segments, "PART_SIZE", part_size)
     tmp_path.chmod(0o700)
     reference = begin(tmp_path / "reference", update)
-    reference.accumulate(2, order=6)
+    reference.carry_out(Accumulate(2), 6)
     before = contents(reference)
     CHANGES[kind](reference)
     after = contents(reference)
@@ -177,10 +178,10 @@ def test_update_that_is_refused_changes_nothing_and_is_not_finished_later(
     shard.initialize(np.ones(SIZE, np.float32))
     shard.segment.gradient(0)[:] = gradient(0)
     shard.stage(0, 0)
-    shard.apply(0)
+    shard.carry_out(Apply(0))
     before = contents(shard)
     with pytest.raises(ConfigError, match="no rate at step 1"):
-        shard.apply(0)
+        shard.carry_out(Apply(0))
     assert contents(shard) == before
     segment.close()
     adopted = Segment.adopt(segment_layout(layout(), update), path)

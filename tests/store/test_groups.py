@@ -29,6 +29,7 @@ from zmqtrain.optim import (
     Update,
     new_slots,
 )
+from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -77,7 +78,7 @@ def test_variable_is_updated_as_if_it_were_alone(
             for worker, gradients in enumerate(pushed):
                 layout.gather(gradients, shard.segment.gradient(worker))
                 shard.stage(worker, worker)
-            shard.reduce((0, 1))
+            shard.carry_out(Reduce((0, 1)))
             assert shard.version == version + 1
         for cut in layout.slices:
             name = cut.variable.name
@@ -135,9 +136,9 @@ def test_rate_that_one_group_refuses_changes_no_other() -> None:
     shard.initialize(layout.flat_of(normal(7)))
     layout.gather(normal(0), shard.segment.gradient(0))
     shard.stage(0, 0)
-    shard.reduce((0,))
+    shard.carry_out(Reduce((0,)))
     before = shard.parameters.tobytes()
     shard.stage(0, 0)
     with pytest.raises(ConfigError, match="the learning rate is 0 at step 1"):
-        shard.reduce((0,))
+        shard.carry_out(Reduce((0,)))
     assert shard.parameters.tobytes() == before

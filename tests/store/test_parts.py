@@ -18,6 +18,7 @@ from tests.harness import until
 from tests.kills import dying_at
 from tests.store import killed
 from zmqtrain.optim import Adam, Flat, Update, redo
+from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
@@ -58,10 +59,10 @@ def test_any_number_of_threads_and_parts_gives_the_same_bits(
         for worker in range(3):
             segment.gradient(worker)[:] = normal(size, worker)
             shard.stage(worker, worker)
-        shard.apply(1)
-        shard.accumulate(0)
-        shard.accumulate(1)
-        shard.reduce((2, 1))
+        shard.carry_out(Apply(1))
+        shard.carry_out(Accumulate(0))
+        shard.carry_out(Accumulate(1))
+        shard.carry_out(Reduce((2, 1)))
         found.add((*bits(shard), segment.sum.tobytes()))
     assert len(found) == 1
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.optim import LAMB, Adafactor, Adam, Flat, LayerRule, Update, new_slots
+from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -46,11 +47,11 @@ def test_reduce_applies_the_mean_of_all_gradients_in_order(early: int) -> None:
     for worker in range(3):
         push(shard, worker)
     for worker in range(early):
-        shard.accumulate(worker)
-    shard.reduce(tuple(range(early, 3)))
+        shard.carry_out(Accumulate(worker))
+    shard.carry_out(Reduce(tuple(range(early, 3))))
     by_hand.stage(0, 0)
     by_hand.segment.gradient(0)[:] = (gradient(0) + gradient(1) + gradient(2)) * np.float32(1 / 3)
-    by_hand.apply(0)
+    by_hand.carry_out(Apply(0))
     assert whole([shard]) == whole([by_hand])
     assert shard.slots["average"].tobytes() == by_hand.slots["average"].tobytes()
     assert (shard.version, shard.accumulated) == (1, 0)
@@ -62,9 +63,9 @@ def test_shards_of_several_ps_hold_the_bits_of_one(ps: int) -> None:
         for shard in made:
             for worker in range(4):
                 push(shard, worker)
-            shard.accumulate(3)
-            shard.reduce((0, 2, 1))
-            shard.apply(3)
+            shard.carry_out(Accumulate(3))
+            shard.carry_out(Reduce((0, 2, 1)))
+            shard.carry_out(Apply(3))
         return whole(made)
 
     assert len([shard for shard in shards(ps) if shard.layout.size]) == ps
@@ -77,11 +78,11 @@ def test_update_between_the_gradients_of_a_step_leaves_their_sum() -> None:
     for worker in range(3):
         push(shard, worker)
         push(whole, worker)
-    shard.accumulate(0)
-    shard.apply(2)
-    shard.reduce((1,))
-    whole.apply(2)
-    whole.reduce((0, 1))
+    shard.carry_out(Accumulate(0))
+    shard.carry_out(Apply(2))
+    shard.carry_out(Reduce((1,)))
+    whole.carry_out(Apply(2))
+    whole.carry_out(Reduce((0, 1)))
     assert shard.accumulated == 0
     assert (shard.parameters == whole.parameters).all()
 
@@ -103,7 +104,7 @@ def test_rule_with_norms_takes_what_a_ps_holds_of_a_variable_for_a_whole_one(
         for worker, gradient in enumerate(pushed):
             layout.gather(gradient, shard.segment.gradient(worker))
             shard.stage(worker, worker)
-        shard.reduce((0, 1))
+        shard.carry_out(Reduce((0, 1)))
         held = {cut.variable.name: cut for cut in layout.slices}
         assert len(held) == len(layout.slices)  # or a variable would lie in two places
         for cut in layout.slices:

@@ -187,21 +187,6 @@ class Shard:
                 self.learning_rate = learning_rate
         return "unchanged"
 
-    def apply(self, worker: int, order: int = 0) -> None:
-        """Apply the worker's gradient as one update."""
-        self.carry_out(Apply(worker), order)
-
-    def accumulate(self, worker: int, order: int = 0) -> None:
-        """Add the worker's gradient to the step's sum."""
-        self.carry_out(Accumulate(worker), order)
-
-    def reduce(self, workers: tuple[int, ...], order: int = 0) -> None:
-        """Apply the mean of the sum and of these workers' gradients, added in this order.
-
-        It is the mean over their examples.
-        """
-        self.carry_out(Reduce(workers), order)
-
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])
         before = 0 if isinstance(order, Apply) else self.accumulated
