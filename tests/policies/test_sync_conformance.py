@@ -47,14 +47,12 @@ class Replicas:
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case Apply(worker):
-                    self.shard.apply(worker)
-                case Accumulate(worker):
-                    self.shard.accumulate(worker)
+                case Apply() | Accumulate():
+                    self.shard.carry_out(decision)
                 case Reduce(workers):
                     self.averaged += self.shard.accumulated + len(workers)
                     self.pending -= self.shard.accumulated + len(workers)
-                    self.shard.reduce(workers)
+                    self.shard.carry_out(decision)
                 case Drop():
                     self.dropped += 1
                     self.pending -= 1

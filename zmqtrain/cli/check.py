@@ -43,8 +43,7 @@ from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
 from zmqtrain.optim import SGD
-from zmqtrain.planning.plan import Plan
-from zmqtrain.roles.launch import planned
+from zmqtrain.planning.plan import Plan, plan_task
 from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.segment_layout import MAX_WORKERS
 from zmqtrain.store.shard import segment_layout
@@ -93,7 +92,7 @@ def check_command(file: str | None, role: str | None, reach: bool, **flags: Any)
     plan = None
     with problems.caught():
         if config is not None:
-            config, plan = planned(config, job or _any_job(flags["strategy"] or "auto"))
+            config, plan = plan_task(config, job or _any_job(flags["strategy"] or "auto"))
             _check_unused(plan, flags, problems)
     with problems.caught():
         if job is not None:

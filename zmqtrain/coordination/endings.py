@@ -7,7 +7,7 @@ from zmqtrain.job import ENDLESS
 
 
 def ending(coordinator: Coordinator, steps: int) -> tuple[str, int]:
-    """Return why a job of so many steps needs no more gradients, and its exit code.
+    """Return why a job of ``steps`` needs no more gradients, and its exit code.
 
     ("", 0): it needs more.
     """

@@ -210,6 +210,17 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     )
 
 
+def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
+    """Return the configuration of a task as the plan of its job numbers it, and that plan.
+
+    Raises:
+        ConfigError: the job cannot be trained by this cluster, or has no such task.
+    """
+    task = strategy.task_under(job.strategy, config.task, config.cluster)
+    plan = plan_for(job, config.cluster, lane=config.lane, crash_safe=config.crash_safe)
+    return config.of(task), plan
+
+
 def _check_loss(job: Job, workers: int) -> None:
     """Check that a mean over workers is the gradient of the loss over all of their batches.
 

@@ -152,11 +152,11 @@ class SyncReplicas(_Averaging):
 class TokenSyncReplicas(_Averaging):
     """The original's token queue, for parity: anonymous first-in-first-out tokens.
 
-    ``tokens`` initial tokens carry the starting step, which wastes as many first gradients; a token
-    has the step of its taker's next gradient. A dead worker's token is lost. A step gives out
-    a token for each worker, at least R, and needs R of them. Once too many are lost (any, without
-    backup workers), all workers wait for ever, as in TensorFlow, but not with
-    :class:`SyncReplicas`.
+    The ``tokens`` initial tokens carry the starting step, so the first gradients computed with them
+    are wasted; a later token has the step of its taker's next gradient. A dead worker's token is
+    lost. A step gives out a token for each worker, at least R, and needs R of them. Once too many
+    are lost (any, without backup workers), all workers wait for ever, as in TensorFlow, but not
+    with :class:`SyncReplicas`.
     """
 
     def __init__(self, aggregate: int, tokens: int) -> None:

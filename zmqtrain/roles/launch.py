@@ -29,7 +29,7 @@ from zmqtrain.hosting.process import allow_descriptors, check_own_address, stop_
 from zmqtrain.hosting.task import OnStart, serve
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
-from zmqtrain.planning.plan import Plan, plan_for
+from zmqtrain.planning.plan import Plan, plan_task
 from zmqtrain.planning.strategy import task_under
 from zmqtrain.roles import script
 
@@ -118,17 +118,16 @@ def _command(of: Role | None) -> click.Command:
 
 
 def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
-    """Return which task of the job's plan this is, and the plan.
+    """Return which task of the job's plan this is, and the plan; log under that task's name.
 
     Raises:
         ConfigError: the job cannot be trained by this cluster.
     """
-    task = task_under(job.strategy, config.task, config.cluster)
-    found = plan_for(job, config.cluster, lane=config.lane, crash_safe=config.crash_safe)
-    if task != config.task:
-        setup_logging(str(task), config.log_level, config.log_format)
-        log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, task)
-    return config.of(task), found
+    own, plan = plan_task(config, job)
+    if own.task != config.task:
+        setup_logging(str(own.task), config.log_level, config.log_format)
+        log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, own.task)
+    return own, plan
 
 
 def _run_loop(config: TaskConfig, job: Job, on_start: OnStart) -> tuple[int, None]:
