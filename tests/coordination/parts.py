@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from simulation.model import counting_job
 from tests.asking import Asked
+from tests.plans import planned
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.events import PullArrived, Stepped
@@ -67,35 +69,45 @@ class NoBoard:
         """Nothing lies on it."""
 
 
-def make_leader(
+def make_host(
     *,
-    policy: str = "hogwild",
     shards: int = 1,
+    crash: Callable[[Any], None] = fail,
+    spawn: Callable[[Any], bool] = lambda coroutine: True,
+    **fields: Any,
+) -> Any:
+    """Return what its parts need of a ps, whose job has 10 steps and expects two workers."""
+    usual = {"policy": "hogwild", "steps": 10, "seed": 1, "logdir": "runs"}
+    job = counting_job(shards, frozenset(), **usual | fields)
+    return SimpleNamespace(
+        job=job,
+        plan=planned(job, ps=shards, workers=2),
+        timing=TIMING,
+        metrics=Metrics("ps"),
+        lane="tcp",
+        fingerprint={},
+        crash=crash,
+        spawn=spawn,
+        send_to_all=send_to_all,
+    )
+
+
+def make_leader(
+    host: Any = None,
+    *,
     segment: Segment | None = None,
     peers: PeerTable | None = None,
     carry_out: Callable[[Sequence[Numbered]], None] = ignore,
     has_board: bool = False,
     on_change: Callable[[], None] = nothing,
-    evaluate_every: int = 0,
+    **fields: Any,
 ) -> Leader:
-    """Return the leader of a job of 10 steps, in which two workers are expected."""
+    """Return the leader of a ``host``, or of one with these fields."""
+    host = host or make_host(**fields)
+    peers = peers or PeerTable(5.0, host.plan.shards, lambda peer: False)
     segment = segment or Segment.private(SegmentLayout(4, []))
-    peers = peers or PeerTable(5.0, shards, lambda peer: False)
-    fields = {"policy": policy, "steps": 10, "seed": 1, "evaluate_every": evaluate_every}
-    return Leader(
-        counting_job(shards, frozenset(), **fields),
-        peers,
-        segment,
-        Metrics("ps"),
-        TIMING,
-        shards=shards,
-        workers=2,
-        carry_out=carry_out,
-        send_to_all=send_to_all,
-        crash=fail,
-        on_change=on_change,
-        board=NoBoard() if has_board else None,
-    )
+    board = NoBoard() if has_board else None
+    return Leader(host, peers, segment, carry_out, on_change=on_change, board=board)
 
 
 def begun_leader(*, workers: Sequence[int] = (), **fields: Any) -> Leader:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, begin_with_a_roster, fail, host, make_leader
+from tests.coordination.parts import (
+    add_peer,
+    begin_with_a_roster,
+    fail,
+    host,
+    make_host,
+    make_leader,
+)
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.leader import Leader
@@ -42,11 +49,13 @@ def hosted(
     crash: Callable[[Exception], None] = fail,
     *,
     begun: bool = True,
+    has_board: bool = False,
     **fields: Any,
 ) -> tuple[Leader, AdminApi]:
     """Return a leader and the API of its requests; a chief has joined."""
-    leader = make_leader(on_change=lambda: admin.review(), **fields)
-    admin = AdminApi(leader, status, can_save=True, crash=crash)
+    ps = make_host(crash=crash, **fields)
+    leader = make_leader(ps, on_change=lambda: admin.review(), has_board=has_board)
+    admin = AdminApi(ps, leader, status)
     add_peer(leader.peers, "chief 0")
     if begun:
         leader.begin(1, 0, Ledger())

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, fail, send_to_all
+from tests.coordination.parts import add_peer, make_host
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.coordination.state import pack, unpack
@@ -43,9 +43,7 @@ class FirstShard:
             self.segment.words[ORDERS] = orders[-1][0]
 
     def delivery(self) -> OrderDelivery:
-        return OrderDelivery(
-            self.peers, self.segment.words, send_to_all, others=1, heartbeat_s=1.0, crash=fail
-        )
+        return OrderDelivery(make_host(shards=2), self.peers, self.segment.words)
 
 
 def begun() -> tuple[FirstShard, OrderDelivery]:

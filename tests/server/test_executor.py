@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.asking import Asked
+from tests.coordination.parts import make_host
 from tests.limits import within
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE, SGD
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Snapshot, Switch
 from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
@@ -68,9 +68,8 @@ def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
 
 
 def make_executor(state: ShardState, ears: Ears) -> Executor:
-    return Executor(
-        state, Metrics("ps"), ears.reports.append, spawn=ears.spawn, crash=ears.errors.append
-    )
+    host = make_host(spawn=ears.spawn, crash=ears.errors.append)
+    return Executor(host, state, ears.reports.append)
 
 
 def answer(sequence: int) -> Order:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.asking import Asked
+from tests.coordination.parts import make_host
 from tests.limits import within
 from tests.server.conftest import add_push, add_worker, make_state
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import RefusedError
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Answer, Apply, Drop, Switch
 from zmqtrain.server.follower import Follower
@@ -57,17 +57,8 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
         async def join() -> None:
             """The leader is there."""
 
-        follower = Follower(
-            state,
-            Metrics("ps", 1),
-            to_leader,
-            policy=policy,
-            heartbeat_s=1.0,
-            join=join,
-            spawn=lambda coroutine: True,
-            crash=pytest.fail,
-            order_log=order_log,
-        )
+        host = make_host(shards=2, policy=policy)
+        follower = Follower(host, state, to_leader, join, order_log)
         follower.executor.work.last_s = 0.0  # updates are known to be short
         executors.append(follower.executor)
         follower.begin()

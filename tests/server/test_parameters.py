@@ -8,6 +8,7 @@ from weakref import ref
 
 import numpy as np
 
+from tests.coordination.parts import make_host
 from tests.server.conftest import make_state
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.peers import PeerTable
@@ -47,7 +48,7 @@ class Reader:
 def test_readers_of_one_version_share_a_copy_which_no_update_changes(peers: PeerTable) -> None:
     state, rest = make_state(moving_average=0.5), AtRest()
     parts: Any = rest
-    access = ParameterAccess(state, peers, parts, None, None)  # type: ignore[arg-type]
+    access = ParameterAccess(make_host(), state, peers, parts)
 
     def read(**fields: Any) -> Reader:
         reader: Any = Reader()
@@ -67,7 +68,7 @@ def test_readers_of_one_version_share_a_copy_which_no_update_changes(peers: Peer
 
 def test_copy_is_freed_once_it_is_sent(peers: PeerTable) -> None:
     parts: Any = AtRest()
-    access = ParameterAccess(make_state(), peers, parts, None, None)  # type: ignore[arg-type]
+    access = ParameterAccess(make_host(), make_state(), peers, parts)
     reader: Any = Reader()
     access.on_read(reader, Read())
     assert reader.copy() is not None

@@ -8,11 +8,10 @@ import time
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer
+from tests.coordination.parts import add_peer, make_host
 from tests.server.conftest import make_state
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server import peer_handlers
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Leave, Shutdown
@@ -24,7 +23,7 @@ TIMING = Timing(heartbeat_s=100.0, lease_s=200.0)
 def members(peers: PeerTable, monkeypatch: pytest.MonkeyPatch) -> PeerHandlers:
     monkeypatch.setattr(peer_handlers, "FAREWELL_S", 0.01)
     state = make_state()
-    made = PeerHandlers(state, peers, Metrics("ps"), fingerprint={}, segment="")
+    made = PeerHandlers(make_host(), state, peers)
     state.join(add_peer(peers, "worker 0"))
     made.close(Shutdown(0, "step 10 of 10 is done"))
     return made

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
@@ -65,23 +66,10 @@ class AdminApi:
     """Answers the requests of the chief and of people."""
 
     def __init__(
-        self,
-        leader: Leader,
-        host: Callable[[], HostStatus],
-        *,
-        can_save: bool,
-        has_copies: bool = False,
-        crash: Callable[[Exception], None],
+        self, host: JobActor, leader: Leader, host_status: Callable[[], HostStatus]
     ) -> None:
-        """``host``: the state of the leader's host. ``can_save``: the job has a logdir.
-
-        ``has_copies``: several shards hold each slice.
-        """
-        self._leader = leader
-        self._host = host
-        self._can_save = can_save
-        self._has_copies = has_copies
-        self._crash = crash
+        """``host``: ps 0, which hosts the leader."""
+        self._host, self._leader, self._host_status = host, leader, host_status
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # at the last review
         self._evaluations = 0  # that were due at the last review
@@ -113,7 +101,7 @@ class AdminApi:
         }
 
     def status(self) -> Status:
-        host = self._host()
+        host = self._host_status()
         host.waits += tuple(self._waits_for_parts(host.task.task))
         return status_of(
             self._leader,
@@ -191,7 +179,7 @@ class AdminApi:
     def on_get_status(self, request: Request, message: GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self._event:
             self._watchers.append(request)
-            answer = guarded(self._answer, self._crash)
+            answer = guarded(self._answer, self._host.crash)
             asyncio.get_running_loop().call_later(message.wait_s, answer, request)
             return
         request.reply(self.status())
@@ -204,7 +192,7 @@ class AdminApi:
             policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
-        if not policy.coordinated and self._has_copies:
+        if not policy.coordinated and self._host.plan.copies > 1:
             raise RefusedError(
                 f"under {policy.spec} each part decides alone, so its copies would differ; "
                 "expected another policy, such as hogwild:whole"
@@ -217,7 +205,7 @@ class AdminApi:
         self._leader.event(SwitchPolicy(spec))
 
     def on_request_save(self, request: Request, _: RequestSave) -> None:
-        if not self._can_save:
+        if not self._leader.job.logdir:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
         if (left := self._ps_that_left()) is not None:
             _refuse_save(request, left)

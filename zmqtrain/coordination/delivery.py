@@ -15,6 +15,7 @@ from typing import Any
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.observe.logs import StateLogger
@@ -22,7 +23,7 @@ from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders, Saved
 from zmqtrain.protocol.orders import Answer, Numbered, Order, Rate, Snapshot, Switch
 from zmqtrain.store import segment_layout
-from zmqtrain.wire.messages import BATCH, Message, Orders
+from zmqtrain.wire.messages import BATCH, Orders
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +33,21 @@ class OrderDelivery:
 
     def __init__(
         self,
+        host: JobActor,
         peers: PeerTable,
         words: memoryview,
-        send_to_all: Callable[[Iterable[Request], Message], None],
-        *,
-        others: int,
-        heartbeat_s: float,
-        crash: Callable[[Exception], None],
         saved: Callable[[], Saved] | None = None,
     ) -> None:
-        """``words``: of the segment of this shard. ``others``: the number of other shards.
+        """``host``: ps 0. ``words``: of the segment of its shard.
 
-        ``saved``: the content of a checkpoint of now, if the others need it.
+        ``saved``: the content of a checkpoint of now, if the other shards need it.
         """
         self._peers = peers
         self._words = words
-        self._send_to_all = send_to_all
-        self._send_guarded = guarded(self._send_now, crash)
-        self._others = range(1, 1 + others)
-        self._heartbeat_s = heartbeat_s
+        self._send_to_all = host.send_to_all
+        self._send_guarded = guarded(self._send_now, host.crash)
+        self._others = range(1, host.plan.shards)
+        self._heartbeat_s = host.timing.heartbeat_s
         self._saved = saved
         self._coordinated = True  # the policy, by the orders so far
         self._given = 0  # number of this shard's last order

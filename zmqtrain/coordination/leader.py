@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.config.timing import Timing
+from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.endings import divergence
@@ -33,15 +33,14 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.errors import ExitCode, ProtocolError
-from zmqtrain.job import ENDLESS, Job
+from zmqtrain.job import ENDLESS
 from zmqtrain.observe.logs import StateLogger
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import Saved, WorkerMark
 from zmqtrain.protocol.orders import Numbered, Order, Switch
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
-from zmqtrain.wire.messages import Arrived, Extend, Message, ShardReport
+from zmqtrain.wire.messages import Arrived, Extend, ShardReport
 
 log = logging.getLogger(__name__)
 
@@ -80,49 +79,32 @@ class Leader:
 
     def __init__(
         self,
-        job: Job,
+        host: JobActor,
         peers: PeerTable,
         segment: Segment,
-        metrics: Metrics,
-        timing: Timing,
-        *,
-        shards: int,
-        workers: int,
         carry_out: Callable[[Sequence[Numbered]], None],
-        send_to_all: Callable[[Iterable[Request], Message], None],
-        crash: Callable[[Exception], None],
+        *,
         on_change: Callable[[], None] = nothing,
         board: RosterHost | None = None,
-        has_copies: bool = False,
     ) -> None:
-        """``segment``: of the journal. ``workers``: the expected number.
+        """``host``: ps 0. ``segment``: of the journal. ``carry_out``: its executor of orders.
 
-        ``carry_out``: the host's executor of orders. ``on_change`` is called after every event and
-        when the job has failed. ``board``: None without rosters. ``has_copies``: other shards need
-        the content of a checkpoint after their last orders.
+        ``on_change`` is called after every event and when the job has failed. ``board``: None
+        without rosters.
         """
-        self.job = job
+        self.job, self.timing, self.metrics = host.job, host.timing, host.metrics
         self.peers = peers
-        self.timing = timing
-        self.shards = shards
-        self.delivery = OrderDelivery(
-            peers,
-            segment.words,
-            send_to_all,
-            others=shards - 1,
-            heartbeat_s=timing.heartbeat_s,
-            crash=crash,
-            saved=self.saved if has_copies else None,
-        )
-        self.policy = job.policy
+        self.shards = host.plan.shards
+        saved = self.saved if host.plan.hands_over else None
+        self.delivery = OrderDelivery(host, peers, segment.words, saved)
+        self.policy = self.job.policy
         self.generation = 0  # none has begun
-        self.figures = JobFigures(job, peers, metrics)
+        self.figures = JobFigures(self.job, peers, self.metrics)
         self.failure = ""  # why the job cannot go on
         self.failure_code = ExitCode.OK
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
-        self._workers = workers
+        self._workers = host.plan.workers
         self._journal = Journal(segment)
-        self.metrics = metrics
         self._carry_out = carry_out
         self._on_change = on_change
         self._board = board
@@ -131,9 +113,9 @@ class Leader:
         self.coordinator = self._coordinator_from(0, Ledger())
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._states = StateLogger(log)
-        if job.steps < ENDLESS:
-            metrics.global_step_target.set(job.steps)
-        metrics.expected_workers.set(workers)
+        if self.job.steps < ENDLESS:
+            self.metrics.global_step_target.set(self.job.steps)
+        self.metrics.expected_workers.set(self._workers)
         self.figures.show_policy(self.policy)
 
     @property

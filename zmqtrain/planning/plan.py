@@ -89,6 +89,11 @@ class Plan:
         return self.ps[0].startswith(IPC)
 
     @property
+    def hands_over(self) -> bool:
+        """Whether tasks hold copies of one another's parts for the next group of workers."""
+        return self.group > 0 and self.copies > 1
+
+    @property
     def tasks(self) -> tuple[Task, ...]:
         """All tasks that the job begins with: chief, ps, workers."""
         ps = 0 if self.is_on_workers else self.shards

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import Peer
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.orders import Numbered
 from zmqtrain.server.executor import Executor, Outcome
 from zmqtrain.server.orphaned_shard import OrphanedShard
@@ -19,21 +19,11 @@ Handler = Callable[[Request, Any], None]
 class Decider:
     """Takes a shard's requests and the outcomes of orders; a kind for ps 0, one for the others."""
 
-    def __init__(
-        self,
-        state: ShardState,
-        metrics: Metrics,
-        *,
-        spawn: Callable[[Coroutine[Any, Any, None]], bool],
-        crash: Callable[[Exception], None],
-        copies_sent: bool = False,
-    ) -> None:
-        """``copies_sent``: copy parameters before sending, since updates continue."""
+    def __init__(self, actor: JobActor, state: ShardState) -> None:
+        """``actor``: the ps."""
+        self._actor = actor
         self._state = state
-        self._spawn = spawn
-        self.executor = Executor(
-            state, metrics, self.note, spawn=spawn, crash=crash, copies_sent=copies_sent
-        )
+        self.executor = Executor(actor, state, self.note)
 
     @property
     def handlers(self) -> dict[type, Handler]:

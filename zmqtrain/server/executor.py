@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError, ZmqTrainError
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.orders import (
     Accumulate,
     Answer,
@@ -73,24 +73,17 @@ class Executor:
     """Carries out the orders of one ps, and reports their outcomes."""
 
     def __init__(
-        self,
-        state: ShardState,
-        metrics: Metrics,
-        report: Callable[[Outcome], None],
-        *,
-        spawn: Callable[[Coroutine[Any, Any, None]], bool],
-        crash: Callable[[Exception], None],
-        copies_sent: bool = False,
+        self, actor: JobActor, state: ShardState, report: Callable[[Outcome], None]
     ) -> None:
-        """``copies_sent``: copy parameters before sending, since updates continue."""
+        """``actor``: the ps, whose ``state`` this is."""
         self._state = state
-        self._metrics = metrics
+        self._metrics = actor.metrics
         self._report = report
-        self._spawn = spawn
-        self._copies_sent = copies_sent
-        self.work = WorkQueue(str(state.task), on_error=crash)
+        self._spawn = actor.spawn
+        self._copies_sent = actor.job.consistent_reads  # updates continue while they are sent
+        self.work = WorkQueue(str(state.task), on_error=actor.crash)
         self._uncounted: deque[Applied] = deque()
-        self._count = guarded(self.count, crash)
+        self._count = guarded(self.count, actor.crash)
         self._halts = False
         self._policy = ""  # the last one in the log
         self._keep: Keep | None = None  # the last request

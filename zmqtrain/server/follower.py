@@ -16,9 +16,9 @@ from typing import Any
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
+from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import FencedError, RefusedError
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
@@ -31,8 +31,6 @@ from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardReport, ShardWri
 
 log = logging.getLogger(__name__)
 
-Spawn = Callable[[Coroutine[Any, Any, None]], bool]
-
 
 class Follower(Decider):
     """Decides about a shard by the leader's orders, or alone where the policy leaves it to shards.
@@ -42,40 +40,33 @@ class Follower(Decider):
 
     def __init__(
         self,
+        actor: JobActor,
         state: ShardState,
-        metrics: Metrics,
         link: Link,
-        *,
-        policy: str,
-        heartbeat_s: float,
         join: Callable[[], Coroutine[Any, Any, object]],
-        spawn: Spawn,
-        crash: Callable[[Exception], None],
-        copies_sent: bool = False,
-        order_log: OrderLog | None = None,
+        order_log: OrderLog | None,
     ) -> None:
-        """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link.
+        """``link``: to the leader, which ``join`` joins.
 
         ``order_log``: if others have copies of this shard's part.
         """
-        super().__init__(state, metrics, spawn=spawn, crash=crash, copies_sent=copies_sent)
+        super().__init__(actor, state)
         self._link = link
-        self._first_policy = policy
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s = actor.timing.heartbeat_s
         self._join = join
-        self._coordinated = make_policy(policy).coordinated
+        self._coordinated = make_policy(actor.job.policy).coordinated
         self._taken = 0  # number of the last order in the queue
         self._journal = Journal(state.shard.segment)
         self._unreported: list[tuple[int, int, int, bool]] = []
         self._awaits_orders = False  # a report has no answer yet
-        self._send_guarded = guarded(self._send_reports, crash)
+        self._send_guarded = guarded(self._send_reports, actor.crash)
         self._failure = ""  # why the update rule refused
         self._order_log = order_log
 
     async def run(self) -> None:
         """Join the leader, and report this shard's progress at once and with every heartbeat."""
         await self._join()
-        self._spawn(self._link.silence())
+        self._actor.spawn(self._link.silence())
         while True:
             self._report_shard()
             if self._coordinated and self._state.initialised:
@@ -133,7 +124,7 @@ class Follower(Decider):
             case Early(worker):
                 self.executor.carry_out(self.arrived(worker))
             case ShardWritten():
-                self._spawn(self._deliver(outcome))
+                self._actor.spawn(self._deliver(outcome))
 
     def at_rest(self, call: Callable[[], None]) -> None:
         call()  # rosters are of jobs with one shard
@@ -145,10 +136,11 @@ class Follower(Decider):
             self._order_log.begin()
         self._unreported.clear()
         self._awaits_orders = False
-        self._coordinated = make_policy(self._first_policy).coordinated
+        policy = self._actor.job.policy
+        self._coordinated = make_policy(policy).coordinated
         if self._link.joined:
             self._report_shard()  # the leader may have begun, and sent orders, before
-        return self._journal.begin(self._first_policy.encode())
+        return self._journal.begin(policy.encode())
 
     def orphan(self) -> OrphanedShard | None:
         if self._order_log is None:

@@ -34,50 +34,24 @@ class LeaderHost(Decider):
         peers: PeerTable,
         peer_handlers: PeerHandlers,
         host_status: Callable[[], HostStatus],
-        *,
-        has_copies: bool,
     ) -> None:
-        """``actor``: the ps. ``host_status``: its own status, for the leader.
-
-        ``has_copies``: other ps have copies of its shard.
-        """
-        job, timing = actor.job, actor.timing
-        super().__init__(
-            state,
-            actor.metrics,
-            spawn=actor.spawn,
-            crash=actor.crash,
-            copies_sent=job.consistent_reads,
-        )
+        """``actor``: the ps. ``host_status``: its own status, for the leader."""
+        super().__init__(actor, state)
         self._peer_handlers = peer_handlers
         self._host_status = host_status
-        self._fingerprint = actor.fingerprint
-        self._board = BoardHost(state, actor.waits, timing.peer_timeout_s)
+        self._board = BoardHost(state, actor.waits, actor.timing.peer_timeout_s)
         self._is_board_watched = False
         self.leader = Leader(
-            job,
+            actor,
             peers,
             state.shard.segment,
-            actor.metrics,
-            timing,
-            shards=actor.plan.shards,
-            workers=actor.plan.workers,
-            carry_out=self.executor.carry_out,
-            send_to_all=actor.send_to_all,
-            crash=actor.crash,
+            self.executor.carry_out,
             on_change=lambda: self._admin.review(),
             board=self._board if actor.plan.exchange.is_board else None,
-            has_copies=has_copies,
         )
-        self._admin = AdminApi(
-            self.leader,
-            self._status,
-            can_save=bool(job.logdir),
-            has_copies=actor.plan.copies > 1,
-            crash=actor.crash,
-        )
+        self._admin = AdminApi(actor, self.leader, self._status)
         if actor.plan.shards > 1:
-            self._spawn(self.leader.delivery.keep_others())
+            actor.spawn(self.leader.delivery.keep_others())
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -129,7 +103,7 @@ class LeaderHost(Decider):
         state = self._state
         ledger = Ledger()
         if state.restored_from is not None:
-            ledger = restored_ledger(read_manifest(state.restored_from), self._fingerprint)
+            ledger = restored_ledger(read_manifest(state.restored_from), self._actor.fingerprint)
         self._admin.forget_saves()
         rate = state.shard.learning_rate
         return self.leader.begin(state.generation, state.version, ledger, rate)
@@ -169,7 +143,7 @@ class LeaderHost(Decider):
     def _watch_board(self) -> None:
         if not self._is_board_watched:
             self._is_board_watched = True
-            self._spawn(self._follow_board())
+            self._actor.spawn(self._follow_board())
 
     async def _follow_board(self) -> None:
         """Pass the progress of rosters, and the deaths of their workers, to the leader."""

@@ -9,11 +9,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, RefusedError, ZmqTrainError
-from zmqtrain.job import Job
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState
@@ -30,14 +29,14 @@ class ParameterAccess:
     """Begins generations and answers reads, each between two orders."""
 
     def __init__(
-        self, state: ShardState, peers: PeerTable, decider: Decider, metrics: Metrics, job: Job
+        self, actor: JobActor, state: ShardState, peers: PeerTable, decider: Decider
     ) -> None:
         self._state = state
         self._peers = peers
         self._decider = decider
         self._executor = decider.executor
-        self._metrics = metrics
-        self._job = job
+        self._metrics = actor.metrics
+        self._job = actor.job
         self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # under way
 
     def on_initialize(self, request: Request, message: Initialize) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import fields
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.fingerprint import DATA, fingerprint_difference, remedy_of_difference
-from zmqtrain.observe.metrics import Metrics, Phases
+from zmqtrain.observe.metrics import Phases
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
 from zmqtrain.units import shortened
@@ -48,21 +48,14 @@ def check_times(beat: Heartbeat) -> None:
 class PeerHandlers:
     """Handles joins and leaves, and drops the requests of lost tasks."""
 
-    def __init__(
-        self,
-        state: ShardState,
-        peers: PeerTable,
-        metrics: Metrics,
-        *,
-        fingerprint: Mapping[str, str],
-        segment: str,
-    ) -> None:
-        """``segment``: name of the memory that tasks may map, "" if they may not."""
+    def __init__(self, actor: JobActor, state: ShardState, peers: PeerTable) -> None:
+        """``actor``: the ps."""
         self._state = state
         self._peers = peers
-        self._metrics = metrics
-        self._fingerprint = dict(fingerprint)
-        self._segment = segment
+        self._metrics = actor.metrics
+        self._fingerprint = dict(actor.fingerprint)
+        # Tasks may map the memory of this name.
+        self._segment = state.shard.segment.name if actor.lane != "tcp" else ""
         self._shutdown: Shutdown | None = None
         self._workers_gone = asyncio.Event()
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
@@ -29,13 +29,11 @@ class Receiver:
 
     def __init__(
         self,
+        actor: JobActor,
         state: ShardState,
         peers: PeerTable,
         buffers: GradientBuffers,
         executor: Executor,
-        metrics: Metrics,
-        *,
-        compression: str,
         holds_lease: Callable[[int, int], bool] | None,
     ) -> None:
         """``holds_lease``: whether a worker holds a lease on a batch; None if not known here."""
@@ -43,10 +41,10 @@ class Receiver:
         self._peers = peers
         self._buffers = buffers
         self._executor = executor
-        self._metrics = metrics
+        self._metrics = actor.metrics
         self._holds_lease = holds_lease
         trained = state.shard.layout.trained
-        self._decode = Decompressor(make_compression(compression), trained).decode
+        self._decode = Decompressor(make_compression(actor.job.compression), trained).decode
 
     def take_in(self, request: Request, message: Pull | Push) -> WorkerRecord | None:
         """Enter a worker's request; return None if it is repeated or lacks chunks."""

@@ -261,24 +261,14 @@ class ParameterServer(JobActor):
         self.state = state
         died = partial(has_dropped_its_lock, state)
         peers = self.peers = PeerTable(self.timing.lease_s, self.plan.shards, died)
-        segment_name = state.shard.segment.name if self.lane != "tcp" else ""
-        self._peer_handlers = PeerHandlers(
-            state, peers, self.metrics, fingerprint=self.fingerprint, segment=segment_name
-        )
+        self._peer_handlers = PeerHandlers(self, state, peers)
         decider = self._decider = self._lead() if self.task.index == 0 else self._follow()
         executor = self._executor = decider.executor
         self._drain = Drain(state, executor, self.timing.heartbeat_s)
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
-        receiver = self._receiver = Receiver(
-            state,
-            peers,
-            buffers,
-            executor,
-            self.metrics,
-            compression=self.job.compression,
-            holds_lease=self.leader.holds_lease if self.leader is not None else None,
-        )
-        parameters = ParameterAccess(state, peers, decider, self.metrics, self.job)
+        holds_lease = self.leader.holds_lease if self.leader is not None else None
+        receiver = self._receiver = Receiver(self, state, peers, buffers, executor, holds_lease)
+        parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             Join: self._on_join,
             Gather: self.on_gather,
@@ -301,38 +291,16 @@ class ParameterServer(JobActor):
         if worker is not None and self.state.initialised:
             self._decider.executor.carry_out(self._decider.arrived(worker))
 
-    @property
-    def _has_copies(self) -> bool:
-        """Whether ps hold copies of one another's parts for a hand-over."""
-        return bool(self.plan.group) and self.plan.copies > 1
-
     def _lead(self) -> Decider:
         self.metrics.group.set(self.plan.group)
-        host = LeaderHost(
-            self,
-            self.state,
-            self.peers,
-            self._peer_handlers,
-            self._host_status,
-            has_copies=self._has_copies,
-        )
+        host = LeaderHost(self, self.state, self.peers, self._peer_handlers, self._host_status)
         self.leader = host.leader
         return host
 
     def _follow(self) -> Decider:
         link = self.link(Task(Role.PS, 0), self.ps_endpoints[0])
-        follower = Follower(
-            self.state,
-            self.metrics,
-            link,
-            policy=self.job.policy,
-            heartbeat_s=self.timing.heartbeat_s,
-            join=partial(self._join_leader, link),
-            spawn=self.spawn,
-            crash=self.crash,
-            copies_sent=self.job.consistent_reads,
-            order_log=OrderLog(self.plan.most_workers) if self._has_copies else None,
-        )
+        order_log = OrderLog(self.plan.most_workers) if self.plan.hands_over else None
+        follower = Follower(self, self.state, link, partial(self._join_leader, link), order_log)
         self.spawn(follower.run())
         return follower
 
