@@ -26,24 +26,8 @@ from zmqtrain.policies import try_policy
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.transport.base import RoutingId
+from zmqtrain.wire import messages
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.messages import (
-    Close,
-    Done,
-    Evaluate,
-    Evaluated,
-    Extend,
-    GetStatus,
-    Leave,
-    Message,
-    RequestSave,
-    RequestStop,
-    Save,
-    SaveEnded,
-    SetRate,
-    ShardWritten,
-    SwitchPolicy,
-)
 
 log = logging.getLogger(__name__)
 
@@ -86,18 +70,18 @@ class AdminApi:
     @property
     def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
         return {
-            GetStatus: self.on_get_status,
-            SwitchPolicy: self.on_switch_policy,
-            RequestSave: self.on_request_save,
-            RequestStop: self.on_request_stop,
-            Save: self.on_save,
-            SaveEnded: self.on_save_ended,
-            ShardWritten: self.on_shard_file,
-            Close: self.on_close,
-            Evaluate: self.on_evaluate,
-            Evaluated: self.on_evaluated,
-            Extend: self.on_directive,
-            SetRate: self.on_directive,
+            messages.GetStatus: self.on_get_status,
+            messages.SwitchPolicy: self.on_switch_policy,
+            messages.RequestSave: self.on_request_save,
+            messages.RequestStop: self.on_request_stop,
+            messages.Save: self.on_save,
+            messages.SaveEnded: self.on_save_ended,
+            messages.ShardWritten: self.on_shard_file,
+            messages.Close: self.on_close,
+            messages.Evaluate: self.on_evaluate,
+            messages.Evaluated: self.on_evaluated,
+            messages.Extend: self.on_directive,
+            messages.SetRate: self.on_directive,
         }
 
     def status(self) -> Status:
@@ -124,7 +108,7 @@ class AdminApi:
         """Answer the requests that waited for the last event."""
         coordinator = self._leader.coordinator
         if coordinator.finished:
-            _answer_all(self._close_requests, Done())
+            _answer_all(self._close_requests, messages.Done())
         was_over = self._is_pass_over
         self._is_pass_over = coordinator.is_pass_over
         before, every = self._evaluations, self._leader.job.evaluate_every
@@ -133,9 +117,9 @@ class AdminApi:
         if coordinator.finished or self._leader.failure or is_due:
             self._notify()
         if self._switch_requests and coordinator.next_policy is None:
-            _answer_all(self._switch_requests, Done(coordinator.policy.spec))
+            _answer_all(self._switch_requests, messages.Done(coordinator.policy.spec))
 
-    def note_file(self, message: ShardWritten) -> None:
+    def note_file(self, message: messages.ShardWritten) -> None:
         """Note that a shard's part of a checkpoint is durable, or was not written."""
         directory = message.directory
         saving = self._saving.get(directory)
@@ -154,7 +138,7 @@ class AdminApi:
 
     def ended(self, reason: str) -> None:
         """Answer the requests for the end, since the host ends."""
-        _answer_all(self._stop_requests, Done(reason))
+        _answer_all(self._stop_requests, messages.Done(reason))
 
     def give_up_saves(self, error: ZmqTrainError) -> None:
         """Refuse the saves under way: a shard has lost its part."""
@@ -176,7 +160,7 @@ class AdminApi:
         """Give up the checkpoint of the previous generation."""
         self._saving.clear()
 
-    def on_get_status(self, request: Request, message: GetStatus) -> None:
+    def on_get_status(self, request: Request, message: messages.GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self._event:
             self._watchers.append(request)
             answer = guarded(self._answer, self._host.crash)
@@ -184,7 +168,7 @@ class AdminApi:
             return
         request.reply(self.status())
 
-    def on_switch_policy(self, request: Request, message: SwitchPolicy) -> None:
+    def on_switch_policy(self, request: Request, message: messages.SwitchPolicy) -> None:
         self._check_begun("there is no policy to change")
         if self._leader.coordinator.finished:
             raise RefusedError("the job needs no more gradients: there is no policy to change")
@@ -202,9 +186,9 @@ class AdminApi:
 
     def _switch(self, request: Request, spec: str) -> None:
         self._switch_requests.append(request)
-        self._leader.event(SwitchPolicy(spec))
+        self._leader.event(messages.SwitchPolicy(spec))
 
-    def on_request_save(self, request: Request, _: RequestSave) -> None:
+    def on_request_save(self, request: Request, _: messages.RequestSave) -> None:
         if not self._leader.job.logdir:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
         if (left := self._ps_that_left()) is not None:
@@ -213,18 +197,18 @@ class AdminApi:
         self._save_requests[_asking(request)] = request
         self._notify()
 
-    def on_request_stop(self, request: Request, _: RequestStop) -> None:
+    def on_request_stop(self, request: Request, _: messages.RequestStop) -> None:
         self._stop_requests.append(request)
         self._notify()
 
-    def on_save(self, request: Request, message: Save) -> None:
+    def on_save(self, request: Request, message: messages.Save) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to save")
         if message.directory not in self._saved and (left := self._ps_that_left()) is not None:
             raise CheckpointError(_without(left))
         self._leader.at_rest(partial(self._save, request, message))
 
-    def _save(self, request: Request, message: Save) -> None:
+    def _save(self, request: Request, message: messages.Save) -> None:
         if message.directory in self._saving:
             self._saving[message.directory].request = request
             return
@@ -236,7 +220,7 @@ class AdminApi:
         self._in_snapshot = set(self._save_requests)
         self._leader.event(message)
 
-    def on_save_ended(self, request: Request, message: SaveEnded) -> None:
+    def on_save_ended(self, request: Request, message: messages.SaveEnded) -> None:
         self._leader.peers.member(request)
         self._save_failure = message.error
         for asking, waiting in tuple(self._save_requests.items()):
@@ -244,47 +228,47 @@ class AdminApi:
                 waiting.refuse(CheckpointError(message.error))
             # A leaving ps knows by itself whether it carried out orders after the snapshot.
             elif asking in self._in_snapshot or waiting.sender.role == Role.PS:
-                waiting.reply(Done(message.path))
+                waiting.reply(messages.Done(message.path))
             else:
                 continue
             del self._save_requests[asking]
 
-    def on_close(self, request: Request, close: Close) -> None:
+    def on_close(self, request: Request, close: messages.Close) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to end")
         self._close_requests.append(request)
         self._leader.event(close)
 
-    def on_directive(self, request: Request, directive: Extend | SetRate) -> None:
+    def on_directive(self, request: Request, directive: messages.Extend | messages.SetRate) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to go on with")
         self._leader.at_rest(partial(self._direct, request, directive))
 
-    def _direct(self, request: Request, directive: Extend | SetRate) -> None:
+    def _direct(self, request: Request, directive: messages.Extend | messages.SetRate) -> None:
         self._leader.event(directive)
-        request.reply(Done())
+        request.reply(messages.Done())
 
-    def on_evaluate(self, request: Request, message: Evaluate) -> None:
+    def on_evaluate(self, request: Request, message: messages.Evaluate) -> None:
         """Forward it to the worker; the chief does not wait for an answer."""
         self._leader.peers.member(request)
         self._pass_on(Role.WORKER, message.worker, message)
 
-    def on_evaluated(self, request: Request, message: Evaluated) -> None:
+    def on_evaluated(self, request: Request, message: messages.Evaluated) -> None:
         """Forward it to the chief."""
         self._leader.peers.member(request)
         self._pass_on(Role.CHIEF, 0, message, request.envelope.tensors)
 
     def _pass_on(
-        self, role: Role, index: int, message: Message, tensors: tuple[Tensor, ...] = ()
+        self, role: Role, index: int, message: messages.Message, tensors: tuple[Tensor, ...] = ()
     ) -> None:
         peer = self._leader.peers.get(role, index)
         if peer is not None and not peer.gone and peer.contact is not None:
             peer.contact.send(message, tensors)
 
-    def on_shard_file(self, request: Request, message: ShardWritten) -> None:
+    def on_shard_file(self, request: Request, message: messages.ShardWritten) -> None:
         self._leader.peers.member(request)
         self.note_file(message)
-        request.reply(Done())
+        request.reply(messages.Done())
 
     def _check_begun(self, lacking: str) -> None:
         """Raise RefusedError with what is lacking, before the first generation."""
@@ -311,7 +295,7 @@ def _without(peer: Peer) -> str:
 def _refuse_save(request: Request, left: Peer) -> None:
     """Let a ps leave, too; refuse the checkpoints of others."""
     if request.sender.role == Role.PS:
-        request.reply(Leave(_without(left)))
+        request.reply(messages.Leave(_without(left)))
     else:
         request.refuse(RefusedError(f"{_without(left)}; ask again when it is back"))
 
@@ -320,7 +304,7 @@ def _asking(request: Request) -> Asking:
     return request.peer, str(request.sender), request.envelope.request_id
 
 
-def _answer_all(requests: list[Request], message: Message) -> None:
+def _answer_all(requests: list[Request], message: messages.Message) -> None:
     for request in requests:
         request.reply(message)
     requests.clear()

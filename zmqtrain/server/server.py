@@ -27,6 +27,7 @@ from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import TaskStatus
+from zmqtrain.server import shard_memory
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
@@ -39,38 +40,13 @@ from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.server.peer_handlers import PeerHandlers, within
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
-from zmqtrain.server.shard_memory import (
-    close_or_remove,
-    digest_of,
-    is_crash_safe,
-    log_memory,
-    make_shard,
-    may_go_on,
-    note_alive,
-    open_segment,
-)
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
-from zmqtrain.wire import chunks
+from zmqtrain.wire import chunks, messages
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import (
-    Chunk,
-    Done,
-    Gather,
-    Heartbeat,
-    Initialize,
-    Join,
-    Keep,
-    Leave,
-    MapSegment,
-    Pull,
-    Push,
-    Read,
-    Shutdown,
-)
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +62,7 @@ class ParameterServer(JobActor):
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._config = config
         self._segment: Segment | None = None
-        self._shutdown: Shutdown | None = None
+        self._shutdown: messages.Shutdown | None = None
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
         self.orphan: OrphanedShard | None = None  # once its group is over
@@ -106,9 +82,9 @@ class ParameterServer(JobActor):
             bind_endpoint(plan.ps[shard_number], self._config.bind),
             HIGH_WATER_MARK + 2 * chunks.count(layout.size),
         )
-        safe = is_crash_safe(self._config, self.job)
-        digest = digest_of(self.fingerprint, plan.shards, shard_number, plan.group)
-        segment, is_left = open_segment(
+        safe = shard_memory.is_crash_safe(self._config, self.job)
+        digest = shard_memory.digest_of(self.fingerprint, plan.shards, shard_number, plan.group)
+        segment, is_left = shard_memory.open_segment(
             segment_layout(layout, update),
             bound.address,
             self._config,
@@ -117,9 +93,11 @@ class ParameterServer(JobActor):
             is_board=plan.exchange.is_board,
         )
         self._segment = segment
-        shard = make_shard(layout, segment, self.job, safe=safe, threads=self._config.threads)
+        shard = shard_memory.make_shard(
+            layout, segment, self.job, safe=safe, threads=self._config.threads
+        )
         self._build(ShardState(self.task, shard, Marks(segment)))
-        log_memory(shard, bound.address, plan.most_workers, self.job)
+        shard_memory.log_memory(shard, bound.address, plan.most_workers, self.job)
         self.metrics.parameter_bytes.set(layout.nbytes)
         self.metrics.role_state.set("joining")
         if is_left:
@@ -137,7 +115,7 @@ class ParameterServer(JobActor):
         while True:
             before = time.monotonic()
             await asyncio.sleep(interval_s)
-            note_alive(self.state.shard.segment)
+            shard_memory.note_alive(self.state.shard.segment)
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             for peer in self._peer_handlers.end_leases():
@@ -150,7 +128,7 @@ class ParameterServer(JobActor):
                 self._check_group()
 
     @property
-    def end(self) -> Shutdown | None:
+    def end(self) -> messages.Shutdown | None:
         """The chief's shutdown of the run, once it has come."""
         return self._shutdown
 
@@ -160,9 +138,9 @@ class ParameterServer(JobActor):
         peers = self.peers if self._executor is not None else ()
         return {peer.index: peer.heard_at for peer in peers if peer.is_worker}
 
-    def _on_join(self, request: Request, message: Join) -> None:
+    def _on_join(self, request: Request, message: messages.Join) -> None:
         if message.group != self.plan.group:
-            self.on_gather(request, Gather(message.group, ()))
+            self.on_gather(request, messages.Gather(message.group, ()))
             return
         ended, begun = self._peer_handlers.on_join(request, message)
         if ended is not None:
@@ -170,7 +148,7 @@ class ParameterServer(JobActor):
         if begun is not None:
             self._decider.joined(begun)
 
-    def _on_leave(self, request: Request, message: Leave) -> None:
+    def _on_leave(self, request: Request, message: messages.Leave) -> None:
         if request.over_link and self._drain is not None:
             self._drain.leader_left(message.reason)
         else:
@@ -194,7 +172,7 @@ class ParameterServer(JobActor):
             names = ", ".join(f"worker {worker}" for worker in silent)
             raise GroupOverError(f"{names}: silent, and enough to go on without {self.task}")
 
-    def _on_shutdown(self, request: Request, message: Shutdown) -> None:
+    def _on_shutdown(self, request: Request, message: messages.Shutdown) -> None:
         known = self.peers.get(Role.CHIEF, 0)
         if known is not None and not self.peers.may_replace(known, request):
             self.peers.member(request)  # otherwise the chief was stopped before it joined here
@@ -203,7 +181,7 @@ class ParameterServer(JobActor):
         self.metrics.role_state.set("finished")
         self.metrics.ended_timestamp_seconds.set_to_current_time()
         self._peer_handlers.close(message)
-        request.reply(Done())
+        request.reply(messages.Done())
         self._may_leave.set()
         self.stop(message.exit_code)
 
@@ -230,10 +208,10 @@ class ParameterServer(JobActor):
                 link = self.link(self.task, self.ps_endpoints[0]) if is_lead else self.links[0]
                 reason = await self._drain.have_saved(link)
         if reason:
-            self._say_goodbye(Leave(reason))
+            self._say_goodbye(messages.Leave(reason))
         self._may_leave.set()
 
-    def _say_goodbye(self, message: Leave) -> None:
+    def _say_goodbye(self, message: messages.Leave) -> None:
         """Send the Leave to the chief and other ps, or to the leader."""
         for peer in self.peers if self._drain is not None else ():
             if not peer.is_worker and not peer.gone and peer.contact is not None:
@@ -248,11 +226,11 @@ class ParameterServer(JobActor):
             self._executor.close()
             if self.plan.group and isinstance(error, PeerLostError) and self.state.initialised:
                 self.orphan = self._decider.orphan()
-            goes_on = may_go_on(error, is_over=self._shutdown is not None)
+            goes_on = shard_memory.may_go_on(error, is_over=self._shutdown is not None)
             goes_on = goes_on and not (self.plan.group and isinstance(error, PeerLostError))
             keep = goes_on and self.state.initialised and self.state.shard.safe
         if self._segment is not None and self.orphan is None:
-            close_or_remove(self._segment, keep=keep)
+            shard_memory.close_or_remove(self._segment, keep=keep)
 
     # Its parts
 
@@ -270,22 +248,22 @@ class ParameterServer(JobActor):
         receiver = self._receiver = Receiver(self, state, peers, buffers, executor, holds_lease)
         parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
-            Join: self._on_join,
-            Gather: self.on_gather,
-            Leave: self._on_leave,
-            Heartbeat: self._peer_handlers.on_heartbeat,
-            MapSegment: buffers.on_map_segment,
-            Pull: self._on_request,
-            Chunk: receiver.on_chunk,
-            Push: self._on_request,
-            Initialize: parameters.on_initialize,
-            Read: parameters.on_read,
-            Keep: parameters.on_keep,
-            Shutdown: self._on_shutdown,
+            messages.Join: self._on_join,
+            messages.Gather: self.on_gather,
+            messages.Leave: self._on_leave,
+            messages.Heartbeat: self._peer_handlers.on_heartbeat,
+            messages.MapSegment: buffers.on_map_segment,
+            messages.Pull: self._on_request,
+            messages.Chunk: receiver.on_chunk,
+            messages.Push: self._on_request,
+            messages.Initialize: parameters.on_initialize,
+            messages.Read: parameters.on_read,
+            messages.Keep: parameters.on_keep,
+            messages.Shutdown: self._on_shutdown,
             **decider.handlers,
         }
 
-    def _on_request(self, request: Request, message: Pull | Push) -> None:
+    def _on_request(self, request: Request, message: messages.Pull | messages.Push) -> None:
         """Take in a worker's request, and carry out the orders that follow from it."""
         worker = self._receiver.take_in(request, message)
         if worker is not None and self.state.initialised:

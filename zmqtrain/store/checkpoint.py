@@ -26,15 +26,7 @@ from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular
 from zmqtrain.optim import AVERAGE
 from zmqtrain.protocol.checkpoint import ShardFile
-from zmqtrain.store.durable import (
-    digest_file,
-    discard,
-    new_token,
-    replace_file,
-    sync_path,
-    write_file,
-    writing,
-)
+from zmqtrain.store import durable
 from zmqtrain.store.layout import ShardLayout, Slice, Variable, empty_values, encode
 from zmqtrain.store.manifest import (
     MANIFEST_FILE,
@@ -99,11 +91,11 @@ def begin(logdir: Path, step: int) -> Path:
         CheckpointError: the directory cannot be created.
     """
     root = checkpoints_directory(logdir)
-    temporary = root / f"{_step_name(step)}.tmp-{new_token()}"
-    with writing(temporary):
+    temporary = root / f"{_step_name(step)}.tmp-{durable.new_token()}"
+    with durable.writing(temporary):
         if not root.is_dir():
             root.mkdir(parents=True, exist_ok=True)
-            sync_path(root.parent)
+            durable.sync_path(root.parent)
         temporary.mkdir()
     return temporary
 
@@ -178,7 +170,7 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
 
 
 def _write(file: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:
-    with writing(file):
+    with durable.writing(file):
         try:
             save_file(dict(tensors), file)
         except SafetensorError as error:
@@ -194,12 +186,12 @@ def seal_shard(file: Path, shard: int, version: int) -> ShardFile:
     Raises:
         CheckpointError: the disk failed.
     """
-    with writing(file):
+    with durable.writing(file):
         # safetensors makes private files; a checkpoint is as open as its directory.
         os.chmod(file, file.parent.stat().st_mode & 0o666)
-        sync_path(file)
-        sync_path(file.parent)
-        return ShardFile(shard, file.name, file.stat().st_size, digest_file(file), version)
+        durable.sync_path(file)
+        durable.sync_path(file.parent)
+        return ShardFile(shard, file.name, file.stat().st_size, durable.digest_file(file), version)
 
 
 def commit(temporary: Path, manifest: Manifest) -> Path:
@@ -217,16 +209,16 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     root = temporary.parent
     final = root / _step_name(manifest.global_step)
     verify_sizes(temporary, manifest)
-    with writing(final):
-        write_file(temporary / MANIFEST_FILE, encode_manifest(manifest))
-        sync_path(temporary)
+    with durable.writing(final):
+        durable.write_file(temporary / MANIFEST_FILE, encode_manifest(manifest))
+        durable.sync_path(temporary)
         replaced = _move_aside(final)
         os.rename(temporary, final)
-        sync_path(root)
+        durable.sync_path(root)
         # For people and scripts; zmqtrain never relies on it.
-        replace_file(root / LATEST_FILE, f"{final.name}\n".encode())
+        durable.replace_file(root / LATEST_FILE, f"{final.name}\n".encode())
         if replaced is not None:
-            discard(replaced)
+            durable.discard(replaced)
     return final
 
 
@@ -322,7 +314,7 @@ def _move_aside(final: Path) -> Path | None:
     """Rename an older checkpoint of the same step so that it is still found."""
     if not final.exists():
         return None
-    replaced = final.with_name(f"{final.name}.replaced-{new_token()}")
+    replaced = final.with_name(f"{final.name}.replaced-{durable.new_token()}")
     os.rename(final, replaced)
     return replaced
 

@@ -19,16 +19,8 @@ from pathlib import Path
 
 from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
 from zmqtrain.files import IrregularFileError, open_file, read_file
+from zmqtrain.store import durable
 from zmqtrain.store.checkpoint import COMMITTED, checkpoints_directory
-from zmqtrain.store.durable import (
-    deleting,
-    discard,
-    new_token,
-    reading,
-    replace_file,
-    sync_path,
-    writing,
-)
 from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_sizes
 
 GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
@@ -145,11 +137,11 @@ def prune(logdir: Path, keep: int) -> None:
         if kept < keep:
             kept += _is_complete(path)
         else:
-            with deleting(path):
-                discard(path)
+            with durable.deleting(path):
+                durable.discard(path)
     for path in _entries(logdir):
         if _LITTER.fullmatch(path.name):
-            with deleting(path):
+            with durable.deleting(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -160,7 +152,7 @@ def last_generation(root: Path) -> int:
         CheckpointError: the file cannot be read, or holds no number.
     """
     file = root / GENERATION_FILE
-    with reading(file):
+    with durable.reading(file):
         try:
             content = read_file(file)
         except FileNotFoundError:
@@ -180,10 +172,10 @@ def note_generation(root: Path, generation: int) -> None:
         CheckpointError: the file cannot be written.
     """
     file = root / GENERATION_FILE
-    with writing(file):
+    with durable.writing(file):
         root.mkdir(parents=True, exist_ok=True)
-        replace_file(file, f"{generation}\n".encode())
-        sync_path(root)
+        durable.replace_file(file, f"{generation}\n".encode())
+        durable.sync_path(root)
 
 
 def newest_group(logdir: str) -> tuple[int, tuple[str, ...]]:
@@ -196,7 +188,7 @@ def newest_group(logdir: str) -> tuple[int, tuple[str, ...]]:
     numbers = [_GROUP.fullmatch(path.name) for path in _entries(Path(logdir))]
     last = max((int(number[1]) for number in numbers if number), default=0)
     file = root / f"{GROUP_FILE}-{last}"
-    with reading(file), suppress(FileNotFoundError):
+    with durable.reading(file), suppress(FileNotFoundError):
         return last, tuple(read_file(file).decode().split())
     return 0, ()
 
@@ -208,8 +200,8 @@ def write_group(logdir: str, number: int, addresses: Sequence[str]) -> None:
         CheckpointError: it cannot be written.
     """
     file = checkpoints_directory(Path(logdir)) / f"{GROUP_FILE}-{number}"
-    own = file.with_name(f"{file.name}.tmp-{new_token()}")
-    with writing(file):
+    own = file.with_name(f"{file.name}.tmp-{durable.new_token()}")
+    with durable.writing(file):
         own.write_text("\n".join(addresses))
         with suppress(FileExistsError):
             os.link(own, file)  # whole, and of one writer
@@ -224,7 +216,7 @@ def forget_groups(logdir: str) -> None:
     """
     for path in _entries(Path(logdir)):
         if _GROUP.match(path.name):
-            with deleting(path):
+            with durable.deleting(path):
                 path.unlink()
 
 
@@ -288,7 +280,7 @@ def is_claim_seen(directory: str) -> bool:
 
 def _entries(logdir: Path) -> list[Path]:
     root = checkpoints_directory(logdir)
-    with reading(root):
+    with durable.reading(root):
         try:
             return sorted(root.iterdir())
         except FileNotFoundError:
