@@ -98,7 +98,7 @@ class AdminApi:
 
     def _waits_for_parts(self, owner: str) -> Iterator[Wait]:
         """Yield the chief's wait for the missing parts of each checkpoint."""
-        others = range(1, self._leader.shards)
+        others = range(1, self._leader.plan.shards)
         for saving in self._saving.values():
             since_s = time.monotonic() - saving.began_at
             if missing := ", ".join(f"ps {each}" for each in others if each not in saving.files):
@@ -129,7 +129,7 @@ class AdminApi:
             self._saving.pop(directory).request.refuse(CheckpointError(message.reason))
             return
         saving.files[message.file.shard] = message.file
-        if len(saving.files) == self._leader.shards:
+        if len(saving.files) == self._leader.plan.shards:
             del self._saving[directory]
             files = tuple(saving.files[shard] for shard in sorted(saving.files))
             saved = replace(saving.saved, files=files)
@@ -176,7 +176,7 @@ class AdminApi:
             policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
-        if not policy.coordinated and self._host.plan.copies > 1:
+        if not policy.coordinated and self._leader.plan.copies > 1:
             raise RefusedError(
                 f"under {policy.spec} each part decides alone, so its copies would differ; "
                 "expected another policy, such as hogwild:whole"

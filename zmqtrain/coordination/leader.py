@@ -94,8 +94,8 @@ class Leader:
         """
         self.job, self.timing, self.metrics = host.job, host.timing, host.metrics
         self.peers = peers
-        self.shards = host.plan.shards
-        saved = self.saved if host.plan.hands_over else None
+        self.plan = host.plan
+        saved = self.saved if self.plan.hands_over else None
         self.delivery = OrderDelivery(host, peers, segment.words, saved)
         self.policy = self.job.policy
         self.generation = 0  # none has begun
@@ -103,7 +103,6 @@ class Leader:
         self.failure = ""  # why the job cannot go on
         self.failure_code = ExitCode.OK
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
-        self._workers = host.plan.workers
         self._journal = Journal(segment)
         self._carry_out = carry_out
         self._on_change = on_change
@@ -115,7 +114,7 @@ class Leader:
         self._states = StateLogger(log)
         if self.job.steps < ENDLESS:
             self.metrics.global_step_target.set(self.job.steps)
-        self.metrics.expected_workers.set(self._workers)
+        self.metrics.expected_workers.set(self.plan.workers)
         self.figures.show_policy(self.policy)
 
     @property
@@ -170,8 +169,8 @@ class Leader:
     ) -> Coordinator:
         return Coordinator(
             policy=make_policy(self.policy),
-            shards=self.shards,
-            workers=self._workers,
+            shards=self.plan.shards,
+            workers=self.plan.workers,
             steps=self.job.steps,
             version=version,
             ledger=ledger,
@@ -235,7 +234,7 @@ class Leader:
     def _expected(self) -> int:
         """Return the number of workers that should be here: all but those that have left."""
         workers = [peer for peer in self.peers if peer.is_worker]
-        here = {*range(self._workers), *(peer.index for peer in workers)}
+        here = {*range(self.plan.workers), *(peer.index for peer in workers)}
         return len(here.difference(peer.index for peer in workers if peer.left))
 
     def fail(self, code: ExitCode, text: str) -> None:

@@ -27,10 +27,6 @@ class HostStatus:
     waits: tuple[Wait, ...]
     duplicates: int  # repeated requests of workers
     started_at: float  # of the monotonic clock
-    group: int = 0  # of the workers that carry the job
-    group_members: tuple[int, ...] = ()
-    strategy: str = ""
-    exchange: str = ""
 
 
 def status_of(
@@ -75,10 +71,10 @@ def status_of(
         pass_examples=coordinator.ledger.pass_examples,
         pass_sums=coordinator.ledger.pass_sums,
         learning_rate=coordinator.learning_rate,
-        group=host.group,
-        group_members=host.group_members,
-        strategy=host.strategy,
-        exchange=host.exchange,
+        group=leader.plan.group,
+        group_members=leader.plan.members if leader.plan.group else (),
+        strategy=leader.plan.strategy,
+        exchange=leader.plan.exchange.name,
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
     )

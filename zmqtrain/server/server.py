@@ -327,13 +327,5 @@ class ParameterServer(JobActor):
             lanes="",
             nbytes=state.shard.layout.nbytes,
         )
-        return HostStatus(
-            task,
-            self.waits.snapshot(),
-            state.duplicates,
-            self._chief.began_at,
-            self.plan.group,
-            self.plan.members if self.plan.group else (),
-            self.plan.strategy,
-            self.plan.exchange.name,
-        )
+        waits, began_at = self.waits.snapshot(), self._chief.began_at
+        return HostStatus(task, waits, state.duplicates, began_at)
