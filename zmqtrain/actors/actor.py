@@ -74,7 +74,6 @@ class Request:
 
     @property
     def is_revoked(self) -> bool:
-        """Whether the sender's key has been revoked since."""
         return isinstance(self.peer, KnownPeer) and not self.peer.key.allowed
 
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
@@ -226,11 +225,9 @@ class Actor:
         return Sender(self.task.role, self.task.index, self.incarnation), self.generation
 
     def owner_of(self, sender: Sender) -> Owner:
-        """Return the owner of a sender's key."""
         return Owner(sender.role, sender.index)
 
     def heartbeat(self) -> Heartbeat:
-        """Return the next heartbeat of a link."""
         self.metrics.connected_peers["ps"].set(sum(link.is_alive for link in self.links))
         return Heartbeat(waits=self.waits.snapshot())
 

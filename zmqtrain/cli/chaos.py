@@ -82,7 +82,6 @@ def chaos_command(
 
 
 def chaos_view(report: Report) -> RenderableType:
-    """Return the report for a person."""
     headings = ("role", "faults", "back", "median back", "worst")
     rows = [
         [duration(value) if isinstance(value, float) else value for value in row.values()]

@@ -132,8 +132,6 @@ def _any_job(strategy: str) -> Job:
 
 
 class Problems:
-    """Errors and warnings that were found."""
-
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []

@@ -87,7 +87,6 @@ def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[
 
 
 def clean_view(found: Sequence[Found]) -> RenderableType:
-    """Return what was found for a person."""
     if not found:
         return cell("nothing to remove, and no ps of this user runs on this host")
     headings = ("what", "path", "size", "age", "ps", "done")
@@ -96,7 +95,6 @@ def clean_view(found: Sequence[Found]) -> RenderableType:
 
 
 def clean_json(found: Sequence[Found]) -> dict[str, object]:
-    """Return what was found for a script."""
     return {
         "found": [asdict(one) | {"path": str(one.path)} for one in found],
         "removed": sum(one.removed for one in found),

@@ -48,7 +48,6 @@ class JobView:
 
     @classmethod
     def of(cls, status: Status) -> JobView:
-        """Return the view of a single status."""
         return cls(status, status)
 
     @property
@@ -105,7 +104,6 @@ class JobView:
         return f"{self.status.group} ({members})"
 
     def figures(self) -> dict[str, str]:
-        """Return the job's figures by name."""
         status = self.status
         change = f", changes to {status.switching} at the next barrier" if status.switching else ""
         staleness = "mean {mean:.2f}, p50 {p50:.0f}, p99 {p99:.0f}, max {max:.0f} versions"

@@ -51,7 +51,6 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
 
 
 def status_view(view: JobView, title: str) -> RenderableType:
-    """Return the status for a person."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, text in view.figures().items():
         style = "red" if name == "state" and view.status.failure else ""
@@ -61,7 +60,6 @@ def status_view(view: JobView, title: str) -> RenderableType:
 
 
 def show_outcome(job: RemoteJob, *, as_json: bool) -> None:
-    """Write how a submitted job ended, for a person or a script."""
     if as_json:
         show_json({"job": job.name, "outcome": job.outcome})
     else:

@@ -166,7 +166,6 @@ def not_scaled(what: str, job: Submitted, workers: int) -> PeerLostError:
 
 
 def not_running(task: Task, name: str) -> NotRunningError:
-    """Return the error that a task of a job does not run."""
     return NotRunningError(f"{task} of {name} does not run")
 
 
@@ -178,5 +177,4 @@ def ended(job: Submitted, task: Task, code: str) -> Reason:
 
 
 def log_of(name: str, task: Task) -> str:
-    """Return the command that shows a task's log."""
     return f"zmqtrain logs {name} {task.role}={task.index}"

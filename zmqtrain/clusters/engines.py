@@ -27,5 +27,4 @@ def engine_named(name: str) -> type[Engine]:
 
 
 def engine_of(job: Submitted) -> Engine:
-    """Return the engine of a job."""
     return engine_named(job.engine)(job.context, job.namespace)

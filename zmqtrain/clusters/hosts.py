@@ -58,8 +58,6 @@ def hosts_of(text: Any) -> Any:
 
 
 class SshOptions(BaseModel):
-    """Options of a submission to hosts with a shell."""
-
     hosts: Annotated[tuple[SshHost, ...], BeforeValidator(hosts_of)] = Field(
         (),
         description="ssh: the hosts, each with its largest number of workers, such as a:2,me@b:4; "

@@ -242,7 +242,6 @@ class Kubernetes(Engine):
             )
 
     def _objects(self, job: Submitted) -> list[Mapping[str, Any]]:
-        """Return the objects that hold the tasks."""
         kinds = {*RESOURCES[job.kind], "jobs.batch"}
         return self._items(",".join(sorted(kinds)), job.name)
 
@@ -286,7 +285,6 @@ def _current(context: str | None, namespace: str | None) -> tuple[str, str]:
 
 
 def task_of(pod: Mapping[str, Any]) -> Task | None:
-    """Return the task of a pod, by its labels."""
     labels = pod["metadata"].get("labels", {})
     role = labels.get("app.kubernetes.io/component")
     for key in ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"):
@@ -351,7 +349,6 @@ def reasons_of(
 
 
 def _held(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a pod does not run."""
     status = pod["status"]
     if status.get("phase") == "Pending":
         for condition in status.get("conditions", []):
@@ -366,7 +363,6 @@ def _held(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str]:
-    """Yield how containers of a task's pod failed."""
     for container in pod["status"].get("containerStatuses", []):
         ended = container.get("state", {}).get("terminated", {})
         if code := ended.get("exitCode"):

@@ -27,8 +27,6 @@ Manifest = dict[str, Any]
 
 
 class KubernetesOptions(BaseModel):
-    """Options of a submission to Kubernetes."""
-
     kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
         "jobset",
         title="as",
@@ -126,7 +124,6 @@ def addresses(plan: SubmitPlan) -> tuple[str, ...]:
 
 
 def host_of(name: str, task: Task, kind: str) -> str:
-    """Return the name of a task's pod in DNS."""
     return {
         "jobs": f"{name}-{task.hyphenated}.{name}",
         "tfjob": f"{name}-{task.hyphenated}",

@@ -111,7 +111,6 @@ class Programs:
                     process.kill()
 
     def error(self, text: str, program: str) -> ZmqTrainError:
-        """Return the error that a program's text means."""
         quoted = " ".join(text.split()) or "it gave no reason"
         for kind, advice in self.mistakes.items():
             for pattern, what_to_do in advice.items():
@@ -126,14 +125,12 @@ def _begin_of(file: IO[bytes]) -> str:
 
 
 def silent(words: Sequence[str], timeout_s: float) -> PeerLostError:
-    """Return the error of a program that does not answer."""
     return PeerLostError(
         f"{words[0]} has not answered within {timeout_s:g} s; try it by hand: {shlex.join(words)}"
     )
 
 
 def missing(program: str) -> ConfigError:
-    """Return the error of a program that is not there."""
     return ConfigError(
         f"{program} is not on PATH; expected the engine's own program, with which you are logged "
         "in; install it, or call this where it is"

@@ -42,8 +42,6 @@ Word = Annotated[str, AfterValidator(_valid_word)] | None
 
 
 class SlurmOptions(BaseModel):
-    """Options of a submission to Slurm."""
-
     partition: Word = Field(
         None, description="Slurm: partition of ps and chief, best one without preemption"
     )

@@ -135,7 +135,6 @@ def submitted_job(name: str) -> Submitted:
 
 
 def directory_of(name: str) -> Path:
-    """Return the directory of a job."""
     return _home() / name
 
 

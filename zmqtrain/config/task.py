@@ -256,7 +256,6 @@ class TaskConfig(SharedConfig):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as the options give it."""
         given = {field.name: getattr(self, field.name) for field in fields(Cluster)}
         return Cluster(
             **given | {"chief": self.chief if "chief" in self.model_fields_set else None}

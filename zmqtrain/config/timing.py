@@ -9,8 +9,6 @@ from zmqtrain.errors import ConfigError
 
 
 class Timing(BaseModel):
-    """How long a task waits."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     join_timeout_s: float = Field(

@@ -47,8 +47,6 @@ class Saving:
 
 
 class AdminApi:
-    """Answers the requests of the chief and of people."""
-
     def __init__(
         self, host: JobActor, leader: Leader, host_status: Callable[[], HostStatus]
     ) -> None:
@@ -137,7 +135,6 @@ class AdminApi:
             saving.request.reply(saved)
 
     def ended(self, reason: str) -> None:
-        """Answer the requests for the end, since the host ends."""
         _answer_all(self._stop_requests, messages.Done(reason))
 
     def give_up_saves(self, error: ZmqTrainError) -> None:

@@ -132,7 +132,6 @@ class OrderDelivery:
 
     @property
     def undone(self) -> list[Numbered]:
-        """This shard's own orders that are not carried out."""
         done = self._words[segment_layout.ORDERS]
         own = [*self._under_way, *self._own]
         return [(number, order) for number, order in own if number > done]

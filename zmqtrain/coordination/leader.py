@@ -75,8 +75,6 @@ class RosterHost(Protocol):
 
 
 class Leader:
-    """Decides for the whole job."""
-
     def __init__(
         self,
         host: JobActor,
@@ -249,14 +247,12 @@ class Leader:
     # What happens
 
     def joined(self, peer: Peer) -> None:
-        """Note a new life of a task."""
         if peer.is_worker:
             others = (other.pushes for other in self.peers.workers() if other is not peer)
             peer.joined_at = peer.pushes = min(others, default=0)
             self.event(Joined(peer.index, peer.incarnation))
 
     def left(self, peer: Peer) -> None:
-        """Note that a task has left, or its lease has run out."""
         if peer.is_worker:
             self.waiting_since.pop(peer.index, None)
             self.metrics.worker_step.forget(peer.index)
@@ -270,7 +266,6 @@ class Leader:
         return self.handle(event)
 
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
-        """Handle the arrival of workers' pushes on another shard."""
         peer = self.peers.member(request)
         if not self.has_begun or request.envelope.generation != self.generation:
             return
@@ -281,7 +276,6 @@ class Leader:
         self.event(PushesReported(peer.index, arrived))
 
     def on_shard_report(self, request: Request, report: ShardReport) -> None:
-        """Handle the progress report of another shard."""
         peer = self.peers.member(request)
         if request.envelope.generation != self.generation:
             return

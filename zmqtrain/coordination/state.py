@@ -34,7 +34,6 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what :func:`pack` packed."""
     return msgpack.unpackb(data, ext_hook=_kind, list_hook=_decode, strict_map_key=False)
 
 

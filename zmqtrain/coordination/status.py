@@ -38,7 +38,6 @@ def status_of(
     stop_wanted: bool,
     save_failure: str = "",
 ) -> Status:
-    """Return the job's status as of now."""
     coordinator = leader.coordinator
     stop, stop_code = ending(coordinator, leader.job.steps)
     following, behind = coordinator.next_policy, coordinator.behind()
@@ -109,7 +108,6 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
 
 
 def _held(leader: Leader) -> Iterator[Wait]:
-    """Yield the waits by the policy."""
     coordinator, now = leader.coordinator, time.monotonic()
     silent = [peer for peer in leader.peers.workers() if _is_silent(leader, peer)]
     # The last of them to be given up ends the wait.
@@ -156,7 +154,6 @@ def _is_silent(leader: Leader, peer: Peer) -> bool:
 
 
 def _pushes(leader: Leader) -> dict[str, int]:
-    """Return the pushes by result."""
     return {name: getattr(leader.coordinator, name) for name in ("applied", "dropped", "refused")}
 
 

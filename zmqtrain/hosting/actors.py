@@ -55,7 +55,6 @@ def actors_of(
 
 
 def chief_among(actors: Sequence[JobActor]) -> Chief:
-    """Return the chief of a run whose actors these are."""
     return next(actor for actor in actors if isinstance(actor, Chief))
 
 

@@ -58,11 +58,9 @@ class Succession:
 
     @property
     def last(self) -> LastOrders | None:
-        """The last orders that this worker knows."""
         return self._remains.last if self._remains is not None else None
 
     def note(self, worker: int, last: LastOrders | None) -> None:
-        """Note the last orders that a worker knows."""
         if last is not None:
             self._known[worker] = last
 

@@ -205,8 +205,6 @@ class Server(ThreadingMixIn, TCPServer):
 
 
 class _Handler(MetricsHandler):
-    """Answers one request."""
-
     server: Server
     timeout = CLIENT_TIMEOUT_S  # of the socket, so that a silent client does not keep its thread
 

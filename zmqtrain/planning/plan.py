@@ -57,7 +57,6 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """The number of shards of the parameters."""
         return len(self.ps)
 
     @property

@@ -82,5 +82,4 @@ class LastOrders:
 
     @property
     def end(self) -> int:
-        """Number of the last order."""
         return self.number + len(self.orders) - 1

@@ -75,7 +75,6 @@ class Executor:
     def __init__(
         self, actor: JobActor, state: ShardState, report: Callable[[Outcome], None]
     ) -> None:
-        """``actor``: the ps, whose ``state`` this is."""
         self._state = state
         self._metrics = actor.metrics
         self._report = report

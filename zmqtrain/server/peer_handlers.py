@@ -49,7 +49,6 @@ class PeerHandlers:
     """Handles joins and leaves, and drops the requests of lost tasks."""
 
     def __init__(self, actor: JobActor, state: ShardState, peers: PeerTable) -> None:
-        """``actor``: the ps."""
         self._state = state
         self._peers = peers
         self._metrics = actor.metrics

@@ -25,8 +25,6 @@ EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
 
 
 class Receiver:
-    """Takes in pulls and pushes."""
-
     def __init__(
         self,
         actor: JobActor,

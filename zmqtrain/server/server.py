@@ -75,7 +75,6 @@ class ParameterServer(JobActor):
     # Its life
 
     async def main(self) -> int:
-        """Serve until the chief ends the run."""
         plan, shard_number = self.plan, self.task.index
         layout, update = plan.layouts[shard_number], self.job.update()
         bound = self.listen(

@@ -125,7 +125,6 @@ def copies_nbytes(layout: ShardLayout, job: Job) -> int:
 
 
 def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:
-    """Log the most memory that the shard needs."""
     layout, segment = shard.layout, shard.segment
     log.info(
         "listening at %s: %s of parameters; with %s its memory is at most %s%s, %s for messages, "

@@ -50,7 +50,6 @@ _ATTEMPT = re.compile(r"step-\d{8,}\.tmp-[0-9a-f]{8}", re.ASCII)
 
 
 def checkpoints_directory(logdir: Path) -> Path:
-    """Return the directory that holds the checkpoints of a job."""
     return logdir / "checkpoints"
 
 

@@ -22,8 +22,6 @@ _SIZE = struct.Struct("<Q")
 
 
 class Journal:
-    """The journal of one segment."""
-
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
         self._memory = segment.journal

@@ -104,7 +104,6 @@ class Slice:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the slice itself."""
         return (self.rows, *self.variable.shape[1:]) if self.variable.shape else ()
 
     @property
@@ -114,7 +113,6 @@ class Slice:
 
     @property
     def end(self) -> int:
-        """Where it ends in its shard."""
         return self.offset + self.size
 
     @property

@@ -42,7 +42,6 @@ def hold(path: Path, descriptor: int, at: int) -> int:
 
 
 def release(lock: int) -> None:
-    """Give a lock back."""
     if lock in _locks:
         _locks.remove(lock)
         os.close(lock)

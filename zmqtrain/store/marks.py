@@ -38,13 +38,11 @@ class Marks:
         return True
 
     def clear(self) -> None:
-        """Forget every worker."""
         for row in range(0, MAX_WORKERS * MARK_NBYTES, MARK_NBYTES):
             if self._words[row // _WORD]:
                 self._words[row // _WORD] = 0
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each worker that has a mark, and the mark."""
         for worker in range(MAX_WORKERS):
             row = worker * MARK_NBYTES
             size, half = divmod(self._words[row // _WORD], 4)

@@ -45,7 +45,6 @@ class SegmentFile:
 
     @property
     def index(self) -> int:
-        """The number of its ps."""
         return int(self.path.name.split("-")[1])
 
 

@@ -39,7 +39,6 @@ class UnreachableError(Exception):
 
 
 def cannot_listen(address: str, reason: object) -> ConfigError:
-    """Return the error of a task that cannot listen at its address."""
     return ConfigError(
         f"cannot listen at {address}: {reason}. Another task may be running there, also with this "
         "one's index; end it, or correct --index or the address (--ps, --workers, --base-port)"

@@ -46,8 +46,6 @@ _OTHERS_READ_OR_WRITE = 0o027  # a group may read, as in the secret volume of a 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """The task or person that owns a key."""
-
     role: str
     index: int = 0
 
@@ -57,8 +55,6 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of the registry."""
-
     owner: Owner
     public: str
     state: str = ALLOWED
@@ -261,7 +257,6 @@ def concluded(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def expiring(entries: Iterable[Entry]) -> list[Owner]:
-    """Return the owners of expiring keys. Pure."""
     return [entry.owner for entry in entries if entry.state == EXPIRING]
 
 

@@ -23,8 +23,6 @@ ASK_S = 0.5  # between two inquiries at a port that has no socket
 
 
 class LoopbackPeer(UnixPeer):
-    """A connected endpoint."""
-
     def __init__(self, address: str) -> None:
         super().__init__(address, place_of(address))
         self._ask_at = 0.0

@@ -128,7 +128,6 @@ class MemoryTransport:
         return True
 
     def closed(self, endpoint: MemoryEndpoint, name: RoutingId) -> None:
-        """Forget an endpoint."""
         if name:
             self.ends.pop(name, None)
         elif self._listeners.get(endpoint.address) is endpoint:

@@ -106,8 +106,6 @@ class UnixPeer(Connection):
 
 
 class UnixListener:
-    """A listening endpoint."""
-
     def __init__(self, address: str, high_water_mark: int, place: str | None = None) -> None:
         """``place``: the name of the socket, unless it is the path in the address.
 
