@@ -441,9 +441,6 @@ def _scores_and_classes(
 def _class_axis(metric: Any, outputs: tuple[int, ...], labels: tuple[int, ...]) -> int:
     """Return the axis of the classes in the outputs: the second one if only it fits the labels'
     shape, else the last one.
-
-    Raises:
-        ConfigError: the outputs do not have the metric's ``axis``.
     """
     axis = metric.axis
     if axis is None:
@@ -538,11 +535,7 @@ def _check_probabilities(metric: object, scores: NDArray[Any], of_logits: str) -
 
 
 def _class_numbers(metric: object, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Return labels as int64.
-
-    Raises:
-        ConfigError: one is no number of a class.
-    """
+    """Return labels as int64."""
     fits = (classes >= 0) & (classes < count) & (classes == np.floor(classes))
     if not fits.all():
         raise ConfigError(

@@ -106,11 +106,7 @@ def _counts(acts: list[Act]) -> str:
 
 
 def _intervals(flag: str, text: str) -> dict[str, float]:
-    """Return the seconds by role of a text such as worker=7,ps=10.
-
-    Raises:
-        ConfigError: the text is not of this form, or has a role twice.
-    """
+    """Return the seconds by role of a text such as worker=7,ps=10."""
     intervals: dict[str, float] = {}
     for part in text.split(",") if text else ():
         role, _, number = part.partition("=")

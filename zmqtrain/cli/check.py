@@ -268,11 +268,7 @@ def _check_machine(config: TaskConfig, plan: Plan, problems: Problems, *, needs_
 
 
 def _check_segment(config: TaskConfig, plan: Plan, shard: int | None) -> None:
-    """Check that a directory can hold the memory of a ps, and has room for this ``shard``.
-
-    Raises:
-        ConfigError, SegmentError: it cannot be written, belongs to others, or is too small.
-    """
+    """Check that a directory can hold the memory of a ps, and has room for this ``shard``."""
     directory = config.segment_directory
     if directory is None:
         return

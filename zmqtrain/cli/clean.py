@@ -117,11 +117,7 @@ def _conclusion(found: Sequence[Found]) -> str:
 
 
 def _directory(segment_dir: str | None) -> Path | None:
-    """Return where to look for segments; None if this host has no default directory for them.
-
-    Raises:
-        ConfigError: ``segment_dir`` is not a directory, or cannot be read.
-    """
+    """Return where to look for segments; None if this host has no default directory for them."""
     if segment_dir is None:
         return default_directory()
     if not (os.path.isdir(segment_dir) and os.access(segment_dir, os.R_OK | os.X_OK)):

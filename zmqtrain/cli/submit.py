@@ -262,11 +262,7 @@ def _keys_of(plan: SubmitPlan) -> dict[str, int]:
 
 
 def _texts(keys: Path, plan: SubmitPlan) -> dict[str, str]:
-    """Return the files of a directory of keys.
-
-    Raises:
-        ConfigError: a task has none, or they cannot be read.
-    """
+    """Return the files of a directory of keys."""
     files = key_files(keys)
     for role, count in _keys_of(plan).items():
         for index in range(count):

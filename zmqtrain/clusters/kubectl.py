@@ -206,11 +206,7 @@ class Kubernetes(Engine):
             self._resize(job, f"job/{made}", size, size["parallelism"])
 
     def _resize(self, job: Submitted, what: str, spec: Mapping[str, Any], workers: int) -> None:
-        """Have an object specify a number of workers.
-
-        Raises:
-            PeerLostError: it specifies another one afterwards.
-        """
+        """Have an object specify a number of workers."""
         self._patch(what, {"spec": dict(spec)}, "merge")
         if not _holds(self._json("get", what).get("spec"), spec):
             raise not_scaled(f"{what} still has another number", job, workers)
@@ -271,11 +267,7 @@ class Kubernetes(Engine):
 
 
 def _current(context: str | None, namespace: str | None) -> tuple[str, str]:
-    """Return the context and the namespace that kubectl would use, unless others are given.
-
-    Raises:
-        ConfigError: kubectl is missing, or has no such context.
-    """
+    """Return the context and the namespace that kubectl would use, unless others are given."""
     chosen = ["--context", context] if context else []
     view = [KUBECTL, *chosen, "config", "view", "--minify", "-o", "json"]
     (found, *_) = json.loads(PROGRAMS.call(view)).get("contexts") or [{}]

@@ -176,11 +176,7 @@ class Ray(Engine):
         return ray
 
     def _answer_of(self, call: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Return what an actor answers.
-
-        Raises:
-            PeerLostError: it does not, with Ray's reason.
-        """
+        """Return what an actor answers."""
         ray = self._connected()
         try:
             return ray.get(call, timeout=timeout_s)

@@ -226,11 +226,7 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
 
 
 def _check_loss(job: Job, workers: int) -> None:
-    """Check that a mean over workers is the gradient of the loss over all of their batches.
-
-    Raises:
-        ConfigError: the loss is known to add up over its batch.
-    """
+    """Check that a mean over workers is the gradient of the loss over all of their batches."""
     is_mean = isinstance(policies.make_policy(job.policy), Lockstep)
     if workers > 1 and is_mean and as_model(job.model).loss_adds_up:
         raise ConfigError(

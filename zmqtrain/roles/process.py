@@ -140,11 +140,7 @@ def job_of_script(job: Job) -> Job:
 
 
 def _variables(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the options of a model as the variables of this process give them.
-
-    Raises:
-        ConfigError: a variable has a mistake.
-    """
+    """Return the options of a model as the variables of this process give them."""
 
     @click.command()
     @options_of(model, optional=True)

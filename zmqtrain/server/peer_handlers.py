@@ -128,9 +128,6 @@ class PeerHandlers:
         """Check that a task with this fingerprint runs the same job.
 
         A ps loads no data: it expects the data of the first task from all others.
-
-        Raises:
-            RefusedError: it runs another job.
         """
         task, ours = self._state.task, self._fingerprint
         difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {task}")

@@ -154,11 +154,7 @@ class ParameterServer(JobActor):
             self._decider.left(self._peer_handlers.on_leave(request, message))
 
     def _check_group(self) -> None:
-        """End the group if its silent workers host no part and may go on without this ps.
-
-        Raises:
-            GroupOverError: they may.
-        """
+        """End the group if its silent workers host no part and may go on without this ps."""
         limit_s = self.timing.peer_timeout_s / 2
         silent = [
             peer.index
