@@ -13,7 +13,8 @@ from tests.clusters.conftest import Kubectl, said
 from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
-from zmqtrain.clusters.hosts import SshHost, hosts_of, keyed, placed, problem, render
+from zmqtrain.clusters.hosts import keyed, placed, problem, render
+from zmqtrain.clusters.options import SshHost, hosts_of
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ConfigError, ExitCode

@@ -9,15 +9,11 @@ login, and holds a lock as long as it runs. A script that starts tasks begins wi
 
 from __future__ import annotations
 
-import re
 import shlex
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field
-
+from zmqtrain.clusters.options import SshHost
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan, keys_of, port_of
 from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.clusters.templates import filled
@@ -26,48 +22,6 @@ from zmqtrain.config.options import flag_of, names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY
 from zmqtrain.wire.messages import PROTOCOL_VERSION
-
-_HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
-
-
-@dataclass(frozen=True, slots=True)
-class SshHost:
-    """``login``: its name for ssh; ``slots``: most workers; ``address``: its name for peers."""
-
-    login: str
-    slots: int = 1
-    address: str = ""
-
-
-def hosts_of(text: Any) -> Any:
-    """Return the hosts that a text such as ``a:2,me@b:4`` names.
-
-    Raises:
-        ValueError: it names none, or one twice.
-    """
-    if not isinstance(text, str):
-        return text
-    found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
-    hosts = tuple(SshHost(part[1], int(part[2] or 1)) for part in found if part)
-    if len({host.login for host in hosts}) < len(found):
-        raise ValueError(
-            "expected different hosts, each with a number of workers, such as a:2,me@b:4; for "
-            "another port or key of ssh, give the host a name in your ssh configuration"
-        )
-    return hosts
-
-
-class SshOptions(BaseModel):
-    hosts: Annotated[tuple[SshHost, ...], BeforeValidator(hosts_of)] = Field(
-        (),
-        description="ssh: the hosts, each with its largest number of workers, such as a:2,me@b:4; "
-        "their sum is the default of --workers",
-    )
-    python: str | None = Field(
-        None,
-        min_length=1,
-        description="ssh: Python with zmqtrain on the hosts (default: the path of this one)",
-    )
 
 
 def placed(hosts: Sequence[SshHost], ps: int, workers: int) -> dict[Task, SshHost]:

@@ -11,10 +11,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field
 
 from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, SubmitPlan
 from zmqtrain.clusters.templates import filled
@@ -24,32 +23,6 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY, ROLES
 
 Manifest = dict[str, Any]
-
-
-class KubernetesOptions(BaseModel):
-    kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
-        "jobset",
-        title="as",
-        alias="as",
-        description="Kubernetes: what the job becomes; jobset needs the JobSet controller, jobs "
-        "none, tfjob the Training Operator, trainjob Kubeflow Trainer 2",
-    )
-    image: str | None = Field(
-        None, min_length=1, description="Kubernetes: image with zmqtrain and the job"
-    )
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None,
-        description="Kubernetes: when nodes pull the image (default: if it is not there, for an "
-        "image without a registry such as localhost/NAME; else as Kubernetes does)",
-    )
-    queue: str | None = Field(None, min_length=1, description="Kubernetes: local queue of Kueue")
-    context: str | None = Field(None, min_length=1, description="Kubernetes: context of kubectl")
-    namespace: str | None = Field(None, min_length=1, description="Kubernetes: namespace")
-    in_place: bool = Field(
-        False,
-        description="Kubernetes 1.35 and later: the kubelet restarts a crashed task in its pod, "
-        "also after it ran out of memory, instead of zmqtrain supervise",
-    )
 
 
 KINDS = {"jobset": "JobSet", "jobs": "Job", "tfjob": "TFJob", "trainjob": "TrainJob"}

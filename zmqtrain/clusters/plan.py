@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zmqtrain.clusters.submission import CHIEF_CPU, MAX_NAME, Submission
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.options import names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
@@ -25,12 +26,6 @@ from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_name
 from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
-if TYPE_CHECKING:
-    from zmqtrain.clusters.submission import Submission
-
-MAX_NAME = 40
-"""With the role, two numbers and what engines add, it has to fit into the 63 letters of DNS."""
-
 SUFFIX_LENGTH = 4
 LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 """Letters of a name's random part: they spell no word, and no two of them look alike."""
@@ -41,9 +36,6 @@ PROCESS_NBYTES = 1 << 30
 
 SPARE_NBYTES = 16 * MIB
 """Room in /dev/shm beside the segment: a pod that needs a byte more is evicted."""
-
-CHIEF_CPU = 0.1
-"""CPUs of the chief, which mostly waits."""
 
 GRACE_S = 60
 """Seconds from SIGTERM to SIGKILL, in which a ps has a checkpoint saved."""

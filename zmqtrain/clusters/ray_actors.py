@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, Field
-
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan, keys_of
 from zmqtrain.clusters.submitted import RUNNING
 from zmqtrain.config.cluster import Role, Task
@@ -37,16 +35,6 @@ LOG_NBYTES = 1 << 20
 """The size of a log that is kept after the end of its job, and of the largest answer."""
 
 WAITS, PENDING = "waiting for the ps", "pending"
-
-
-class RayOptions(BaseModel):
-    """Options of a submission to Ray."""
-
-    address: str | None = Field(
-        None,
-        min_length=1,
-        description="Ray: address of the cluster (default: RAY_ADDRESS, else the one of this host)",
-    )
 
 
 class RayTask:

@@ -7,11 +7,7 @@ Without ps one job holds the workers, which have to know each other's hosts.
 
 from __future__ import annotations
 
-import re
 import shlex
-from typing import Annotated
-
-from pydantic import AfterValidator, BaseModel, Field
 
 from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, SubmitPlan
 from zmqtrain.clusters.templates import filled
@@ -30,31 +26,6 @@ MOST_REQUEUES = 100
 
 TOGETHER = (ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 """Exit codes of tasks that end with their whole job, or were stopped."""
-
-
-def _valid_word(text: str) -> str:
-    if not re.fullmatch(r"[\w.,:@+-]+", text):  # it goes into a line of a script
-        raise ValueError("expected a value that sbatch takes, such as sinfo shows, without spaces")
-    return text
-
-
-Word = Annotated[str, AfterValidator(_valid_word)] | None
-
-
-class SlurmOptions(BaseModel):
-    partition: Word = Field(
-        None, description="Slurm: partition of ps and chief, best one without preemption"
-    )
-    worker_partition: Word = Field(
-        None, description="Slurm: partition of the workers (default: the same)"
-    )
-    account: Word = Field(None, description="Slurm: account that is charged")
-    qos: Word = Field(None, description="Slurm: quality of service")
-    time: Word = Field(
-        None,
-        description="Slurm: time limit of the batch jobs, such as 2-12:00:00; at its end a job "
-        "saves, and the next submission goes on",
-    )
 
 
 def render(plan: SubmitPlan) -> dict[str, str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from zmqtrain.clusters.engine import Engine, Reason, ended, not_scaled, summary
-from zmqtrain.clusters.hosts import SshHost, address_of, hosts_of, keyed, placed, problem, render
+from zmqtrain.clusters.hosts import address_of, keyed, placed, problem, render
+from zmqtrain.clusters.options import SshHost, hosts_of
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
 from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.submission import Submission

@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from zmqtrain.clusters.hosts import SshOptions
-from zmqtrain.clusters.kubernetes import KubernetesOptions
-from zmqtrain.clusters.plan import CHIEF_CPU, MAX_NAME
-from zmqtrain.clusters.ray_actors import RayOptions
-from zmqtrain.clusters.slurm import SlurmOptions
+from zmqtrain.clusters.options import (
+    OPTIONS,
+    KubernetesOptions,
+    RayOptions,
+    SlurmOptions,
+    SshOptions,
+)
 from zmqtrain.config.cluster import MAX_TASKS
 from zmqtrain.config.options import Metavar, names_of
 from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError
 
-OPTIONS: dict[str, type[BaseModel]] = {
-    "kubernetes": KubernetesOptions,
-    "slurm": SlurmOptions,
-    "ssh": SshOptions,
-    "ray": RayOptions,
-}
-"""The options of each engine alone."""
+MAX_NAME = 40
+"""With the role, two numbers and what engines add, it has to fit into the 63 letters of DNS."""
+
+CHIEF_CPU = 0.1
+"""CPUs of the chief, which mostly waits."""
 
 LEAST_CPU = 0.001
 
