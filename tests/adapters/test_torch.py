@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,14 +258,68 @@ def test_compiled_module_gives_the_same_gradient() -> None:
         same(compiled.gradients(), plain.gradients(), 1e-6)
 
 
-def test_outputs_in_a_dict_cannot_be_predicted() -> None:
-    class Named(nn.Linear):
-        def forward(self, x: Any) -> Any:
-            return {"scores": super().forward(x)}
+@dataclass
+class Output:
+    """As Hugging Face's models return it."""
 
-    model = TorchModel(lambda: Named(5, 3), training_step=lambda module, batch: 0)
-    with pytest.raises(ConfigError, match="expected a tensor, or a tuple"):
-        model.predict(model.parameters(0), BATCH)
+    logits: Any
+    loss: Any = None
+
+
+class Named(nn.Linear):
+    """Returns its outputs as ``wrap`` makes them, and takes a mask."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__(5, 3)
+        self.wrap = wrap
+
+    def forward(self, x: Any, mask: Any = None) -> Any:
+        return self.wrap(super().forward(x if mask is None else x * mask))
+
+
+def predicted(wrap: Any, batch: Any, **options: Any) -> Any:
+    model = TorchModel(lambda: Named(wrap), training_step=lambda module, batch: 0, **options)
+    values = model.parameters(0)
+    return model.predict(values, batch), X @ values["weight"].T + values["bias"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda out: {"scores": out},
+        lambda out: {"hidden": out * 2, "logits": out},
+        Output,
+        lambda out: Output(out, loss=out.sum()),
+    ],
+)
+def test_outputs_by_name_are_predicted_by_their_logits_or_their_only_tensor(wrap: Any) -> None:
+    found, expected = predicted(wrap, BATCH)
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+
+
+def test_predict_of_the_user_calls_the_module_with_several_inputs() -> None:
+    def predict(module: Any, batch: Any) -> Any:
+        return module(batch[0], mask=batch[1]).logits
+
+    found, expected = predicted(Output, (X * 2, np.full_like(X, 0.5), Y), predict=predict)
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "batch", "options", "told"),
+    [
+        (lambda out: {"a": out, "b": out}, BATCH, {}, "predicts a dict with a, b; expected"),
+        (str, BATCH, {}, "expected a tensor, a tuple of tensors, or logits"),
+        (Output, (X, X, Y), {}, "has 3 arrays, and only its training_step knows"),
+        (Output, (X, X), {"labels_at": 2}, "has 2 arrays, and only its training_step knows"),
+        (Output, BATCH, {"predict": lambda *_: None}, "predicts None; expected a tensor"),
+    ],
+)
+def test_outputs_that_nothing_names_are_refused(
+    wrap: Any, batch: Any, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        predicted(wrap, batch, **options)
 
 
 def test_metrics_of_a_training_step_measure_all_of_an_evaluation() -> None:

@@ -44,6 +44,7 @@ from zmqtrain.adapters.torch_memory import (
     seed_torch,
     tensor_over,
 )
+from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
 from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart
 
@@ -73,6 +74,7 @@ class TorchModel(BaseModel):
         micro_batches: int = 1,
         compile: bool | Mapping[str, Any] = False,
         labels_at: int | None = None,
+        predict: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         """``build()`` returns the module; the job's seed decides its initial values.
 
@@ -89,6 +91,10 @@ class TorchModel(BaseModel):
 
         ``labels_at``: the index of the labels in a batch, for metrics, accuracy and
         ``class_weight``; not needed if the loss takes one target.
+
+        ``predict(module, batch)`` returns the outputs, a row for each example; the batch may be
+        without labels. Without it the module gets the batch's first array; if it returns a dict or
+        a dataclass, ``logits`` are its outputs, or its only tensor.
 
         ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
         number of parts of a batch, computed one after another to save memory; the loss must be the
@@ -117,7 +123,7 @@ class TorchModel(BaseModel):
         if type(micro_batches) is not int or micro_batches < 1:
             raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
         self.build, self.loss, self._metrics = build, loss, metrics
-        self._training_step = training_step
+        self._training_step, self._predict = training_step, predict
         self.labels_at = 1 if labels_at is None and takes_one_target(loss) else labels_at
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
@@ -229,21 +235,37 @@ class TorchModel(BaseModel):
             return numbers_of(self._measures_of(tensors), self)
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
-        """Return the module's outputs for the batch's first array, one row an example; a tuple if
-        there are several.
+        """Return the outputs, see ``predict`` of the constructor; a tuple if there are several.
 
         Raises:
-            ConfigError: they are no tensors.
+            ConfigError: they are no tensors, or nothing says which arrays go into the module.
         """
-        with self._evaluating(parameters, batch[:1]) as (inputs,):
-            outputs = self._module(inputs)
-        arrays = _arrays(outputs)
+        call, inputs = self._predict, batch
+        if call is None:
+            self._check_inputs(batch)
+            call, inputs = (lambda module, batch: module(batch[0])), batch[:1]
+        with self._evaluating(parameters, inputs) as tensors:
+            outputs = call(self._module, tensors)
+        arrays = arrays_of(outputs)
         if arrays is None:
             raise ConfigError(
-                f"the module of {self!r} returned {outputs!r:.80}; expected a tensor, or a tuple "
-                "of tensors, to predict"
+                f"{self!r} predicts {shown(outputs)}; expected a tensor, a tuple of tensors, or "
+                "logits among several; give TorchModel(predict=lambda module, batch: ...)"
             )
         return arrays
+
+    def _check_inputs(self, batch: Batch) -> None:
+        """
+        Raises:
+            ConfigError: several arrays go into the module, or may.
+        """
+        inputs = self.labels_at or len(batch) - 1
+        if self._training_step is not None and inputs > 1:
+            raise ConfigError(
+                f"a batch of {self!r} has {len(batch)} arrays, and only its training_step knows "
+                "which go into the module; give TorchModel(predict=lambda module, batch: "
+                "module(...)), or labels_at=1 if the first one does"
+            )
 
     def _loss_of(self, batch: tuple[Any, ...]) -> tuple[Any, Any, Mapping[str, Any]]:
         """Return the loss, the outputs (None if they are not known) and other measures."""
@@ -303,12 +325,12 @@ class TorchModel(BaseModel):
         """Report the measures of a part of the step's batch."""
         with torch.no_grad(), self._autocasting(batch):
             if outputs is not None:
-                outputs = _detached(outputs)
+                outputs = detached(outputs)
                 measures = self._beside_loss(outputs, *batch[1:])
-            measures = {name: _detached(value) for name, value in measures.items()}
+            measures = {name: detached(value) for name, value in measures.items()}
 
         def given() -> Any:
-            arrays = _arrays(outputs)
+            arrays = arrays_of(outputs)
             return None if arrays is None else (arrays, tuple(map(array_of, batch)))
 
         measured(out, len(batch[0]), numbers_of(measures, self), given)
@@ -454,20 +476,6 @@ def _keeping_shapes(owner: object) -> Iterator[None]:
         raise ConfigError(
             f"a step of {owner!r} resizes a buffer ({described(error)}); {SAME_SHAPE}"
         ) from error
-
-
-def _arrays(outputs: Any) -> Any:
-    """Return outputs as an array or a tuple of arrays; None: they are no tensors."""
-    several = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    if not all(isinstance(one, torch.Tensor) for one in several):
-        return None
-    return array_of(outputs) if several is not outputs else tuple(map(array_of, several))
-
-
-def _detached(outputs: Any) -> Any:
-    if isinstance(outputs, torch.Tensor):
-        return outputs.detach()
-    return type(outputs)(map(_detached, outputs)) if type(outputs) in (tuple, list) else outputs
 
 
 def load_state_dict(
