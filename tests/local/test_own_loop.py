@@ -12,11 +12,14 @@ import pytest
 
 import zmqtrain
 from zmqtrain import Job
+from zmqtrain.config.cluster import Role
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.local.own_loop import Session
 from zmqtrain.models import LinearRegression
+from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import Adam
+from zmqtrain.training.own_loop import LoopBridge
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 DATA = Arrays((X, X[:, :1]), (X, X[:, :1]))
@@ -120,6 +123,27 @@ def test_error_of_the_data_reaches_the_loop() -> None:
     broken = Job(model=Regression(3), data=data, optimizer=Adam(0.1), batch_size=1000)
     with pytest.raises(ConfigError, match="batch_size"), zmqtrain.attach(broken) as session:
         train(session)
+
+
+def test_loop_of_a_chief_that_does_not_compute_ends_with_the_trained_module() -> None:
+    torch = pytest.importorskip("torch")
+    from zmqtrain.adapters.torch import TorchModel
+
+    model = TorchModel(lambda: torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
+    loop_job = Job(model=model, data=DATA, optimizer=Adam(0.1), batch_size=7, steps=STEPS)
+    trained = zmqtrain.run(loop_job)
+    session = Session(loop_job, LoopBridge(model), lambda *_: (0, trained), Role.CHIEF)
+    with session:
+        assert list(session.batches()) == []
+    found = {name: value.numpy() for name, value in session.module.state_dict().items()}
+    assert parameters_sha256(found) == trained.parameters_sha256
+
+
+def test_script_of_a_ps_ends_when_its_job_does() -> None:
+    session = Session(job(), LoopBridge(Regression(3)), lambda *_: (0, None), Role.PS)
+    with pytest.raises(SystemExit) as ended, session:
+        train(session)
+    assert ended.value.code == ExitCode.OK
 
 
 class Plain:

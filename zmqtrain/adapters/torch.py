@@ -209,7 +209,7 @@ class TorchModel(BaseModel):
                 self._report(out, part, outputs, measures)
         return self.finish(total)
 
-    def hold(self, parameters: Parameters, out: Gradients) -> None:
+    def hold(self, parameters: Parameters, out: Gradients | None) -> None:
         """Have the module hold these values."""
         self._bind(parameters, out)
 

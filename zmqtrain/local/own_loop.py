@@ -15,8 +15,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
+from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.hosting import signals
@@ -34,8 +37,9 @@ def attach(job: Job) -> Session:
     """Return a session that gives a training loop its batches, for a ``with`` statement.
 
     If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
-    task. A ps and a chief that does not compute get no batches: their loop ends when the job
-    does.
+    task. A ps and a chief that does not compute get no batches. When the job ends, the loop of the
+    chief ends with the trained weights in ``module``. The script of a ps ends there with exit code
+    0: it has no weights for what follows.
 
     Raises:
         SystemExit: a variable has a mistake; see the log.
@@ -44,20 +48,21 @@ def attach(job: Job) -> Session:
     """
     refuse_while_loading()
     train: script.Train | None = None
+    role = Role.WORKER
     task = script.current_task()
     if task is not None:
         job, train = task.attach(job), task.train
     else:
         job = process.job_of_script(job)
         if (config := process.task_of_script("zmqtrain.attach")) is not None:
-            train = partial(process.train, config)
+            train, role = partial(process.train, config), config.role
     if job.devices:
         raise ConfigError(
             f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "
             "one; leave them out, or use zmqtrain.run"
         )
     bridge = LoopBridge(job.model)
-    return Session(job.model_copy(update={"model": bridge}), bridge, train)
+    return Session(job.model_copy(update={"model": bridge}), bridge, train, role)
 
 
 class Session:
@@ -67,14 +72,16 @@ class Session:
     tasks, and in a script that is a task by its variables; the chief's process has the parameters.
     """
 
-    def __init__(self, job: Job, bridge: LoopBridge, train: script.Train | None) -> None:
+    def __init__(
+        self, job: Job, bridge: LoopBridge, train: script.Train | None, role: Role = Role.WORKER
+    ) -> None:
         """``train`` runs the task of this process; None: the job trains in this process alone."""
         with generators_kept():
             job.variables()  # before that, the model knows no seed
         self.module = bridge.module
         self.summary: Summary | None = None
         self.steps = 0
-        self._job, self._bridge, self._train = job, bridge, train
+        self._job, self._bridge, self._train, self._role = job, bridge, train, role
         self._batch: int | None = None  # that has to be stepped
         self._lease: Lease | None = None  # of the next batch, once one was stepped
         self._stop = Stop()
@@ -109,7 +116,7 @@ class Session:
         Raises:
             ConfigError: the last batch was not stepped, or this is outside of ``with``.
             ZmqTrainError: the job cannot go on, or has failed.
-            SystemExit: this task was stopped; the code gives the reason.
+            SystemExit: this task was stopped, or is a ps whose job has ended; see the code.
         """
         if self._thread.ident is None:
             raise ConfigError(
@@ -124,6 +131,10 @@ class Session:
             self._check_stepped()
         self._thread.join()
         self._raise()
+        if self._role is Role.PS:
+            raise SystemExit(int(ExitCode.OK))
+        if self._role is Role.CHIEF and self.summary is not None:
+            self._bridge.hold({n: np.array(v) for n, v in self.summary.parameters.items()}, None)
 
     def step(self, loss: Any, *results: Any) -> None:
         """Hand over the gradient of the last batch, and wait for the updated parameters.

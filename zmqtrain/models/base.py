@@ -186,8 +186,8 @@ class BaseModel(ABC):
             "need; add one that returns a row for each example"
         )
 
-    def hold(self, parameters: Parameters, out: Gradients) -> None:
-        """Have :attr:`module` hold the parameters of the next step."""
+    def hold(self, parameters: Parameters, out: Gradients | None) -> None:
+        """Have :attr:`module` hold these parameters; ``out``: None after the last step."""
         return
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> Any:
