@@ -187,15 +187,21 @@ class Stage:
         self.gate.touch()
 
     def start(
-        self, name: str, *command: str | Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *command: str | Path,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
     ) -> Process:
-        """Start a command in the stage's directory."""
+        """Start a command in the stage's directory; ``stdin``: what it reads there."""
         base = self.directory / f"{len(self.processes)}-{name}"
         stdout, stderr = base.with_suffix(".out"), base.with_suffix(".log")
-        with stdout.open("wb") as out, stderr.open("wb") as err:
+        given = base.with_suffix(".in")
+        given.write_text(stdin)
+        with given.open() as its_stdin, stdout.open("wb") as out, stderr.open("wb") as err:
             popen = subprocess.Popen(
                 list(map(str, command)),
-                stdin=subprocess.DEVNULL,
+                stdin=its_stdin,
                 stdout=out,
                 stderr=err,
                 cwd=self.directory,
@@ -207,11 +213,15 @@ class Stage:
         return process
 
     def train(
-        self, job: str, *flags: str | int | float | Path, env: Mapping[str, str] | None = None
+        self,
+        job: str,
+        *flags: str | int | float | Path,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
     ) -> Process:
         """Start ``zmqtrain run --json``."""
         command = ("-m", "zmqtrain", "run", job, *map(str, flags), "--json")
-        return self.start("run", sys.executable, *command, env=env)
+        return self.start("run", sys.executable, *command, env=env, stdin=stdin)
 
     def role(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> Process:
         """Start one task."""

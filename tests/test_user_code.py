@@ -33,7 +33,7 @@ def test_error_is_told_with_its_owner_and_the_line() -> None:
 
 
 def test_debugger_that_found_no_terminal_says_where_to_debug() -> None:
-    text = rf"{HERE}: the debugger was left; a task .* no terminal .* zmqtrain\.run\(job\)"
+    text = rf"^{HERE}: the debugger was left; a task .* run JOB --debug 0, or .*\.run\(job\)"
     with pytest.raises(ConfigError, match=text), user_code("load()", "data"):
         fail(BdbQuit())
 

@@ -47,6 +47,10 @@ class ConfigError(ZmqTrainError):
     exit_code = ExitCode.USAGE
 
 
+class DebuggerLeftError(ConfigError):
+    """The user has left the debugger, or a breakpoint was reached where nobody can answer."""
+
+
 class DataError(ZmqTrainError):
     """Training data is missing or damaged."""
 

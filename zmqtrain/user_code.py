@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 import sysconfig
 import traceback
 from bdb import BdbQuit
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.errors import ConfigError, DebuggerLeftError, ZmqTrainError
 
 # Code that the user did not write: zmqtrain, the standard library, installed packages, the import
 # machinery, the methods that dataclasses generate.
@@ -56,6 +57,8 @@ class user_code:
         if not isinstance(error, Exception) or isinstance(error, ZmqTrainError):
             return
         log.debug("%s of %r failed", self._what, self._owner, exc_info=error)
+        if isinstance(error, BdbQuit):
+            raise DebuggerLeftError(described(error)) from None
         owner = re.sub(" object at 0x[0-9a-f]+", "", repr(self._owner))
         text = f"{self._what} of {owner} failed: {described(error)}"
         more = self._details()
@@ -69,10 +72,12 @@ def described(error: BaseException) -> str:
     place = place_of(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, BdbQuit):
-        text = (
-            "the debugger was left; a task of a cluster has no terminal for one: debug the job in "
-            "one process, with zmqtrain.run(job) in a script"
-        )
+        text = "the debugger was left"
+        if not sys.stdin.isatty():
+            text += (
+                "; a task of a cluster has no terminal for one: give a worker yours with zmqtrain "
+                "run JOB --debug 0, or debug in one process, with zmqtrain.run(job) in a script"
+            )
     return f"{place}: {text}" if place else text
 
 

@@ -42,10 +42,16 @@ def job_with(stage: Stage, third_step: str, steps: int = 40) -> str:
     return str(path)
 
 
-def test_what_a_worker_prints_and_warns_of_appears_with_its_name(stage: Stage) -> None:
+def test_what_a_worker_prints_appears_with_its_name_and_another_one_is_debugged(
+    stage: Stage,
+) -> None:
     said = "print('hello'); warnings.warn('careful'); logging.getLogger('mine').warning('look')"
-    run = stage.train(job_with(stage, said), "--workers", 1)
-    run.summary()
+    job = job_with(stage, f"breakpoint()\n            {said}")
+    flags = ("--workers", 2, "--policy", "sync-replicas", "--debug", 1)
+    run = stage.train(job, *flags, stdin="print(Model.steps * 14)\ncontinue\n")
+    assert run.exit_code() == ExitCode.OK, str(run)
+    for text in ("(Pdb) 42", "hello", '"global_step": 40'):  # worker 1 has the terminal
+        assert text in run.output
     assert "worker 0 | hello" in run.log.splitlines()
     assert run.lines(r"^worker 0 \| .*UserWarning: careful$")
     assert run.lines(r" WARNING worker 0: look$")

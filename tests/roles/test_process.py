@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +66,34 @@ def test_every_entry_ends_with_a_mistake_in_the_variables_of_its_task(
         entry()
     assert ended.value.code == ExitCode.USAGE
     assert told in caplog.text
+
+
+class Debugged(LinearRegression):
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        raise BdbQuit  # as what the user types at the prompt of a breakpoint raises
+
+
+def loop(model: Any) -> None:
+    with zmqtrain.attach(JOB.model_copy(update={"model": model})) as session:
+        for batch in session.batches():
+            session.step(model.loss_and_gradients(*batch))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda model: zmqtrain.run(JOB.model_copy(update={"model": model})),
+        lambda model: zmqtrain.run(JOB.model_copy(update={"model": model}), workers=2),
+        lambda model: Trainer(model, SGD(0.01)).fit(NoisyLine(), verbose=False),
+        loop,
+    ],
+)
+def test_every_entry_ends_as_by_ctrl_c_when_the_debugger_is_left(
+    train: Callable[[object], object],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train(Debugged())
+    assert ended.value.code == ExitCode.INTERRUPTED
 
 
 @pytest.mark.parametrize("entry", [fit, run])

@@ -37,6 +37,9 @@ from zmqtrain.protocol.status import Status
 from zmqtrain.roles.process import refuse_task
 
 REFRESH_S = 0.5
+DEBUGGING_S = 86400.0
+"""How long a worker may be silent, for its process stands still in the debugger."""
+
 NEWS = ("zmqtrain.chief",)
 """Loggers whose INFO lines a person wants to see: resuming, saving, evaluations."""
 
@@ -64,6 +67,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
       zmqtrain run examples/digits.py --ps 2 --logdir /tmp/digits --save-secs 10
       zmqtrain run examples/digits.py --ps 0 --workers 3
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
+      zmqtrain run net.py --debug 0
     """
     refuse_task("zmqtrain run")
     forget_tf_config()  # the tasks get their cluster by flags
@@ -77,7 +81,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         local_cluster(overrides["strategy"], flags["ps"], flags["workers"] or 1)
     # Tasks send their log as JSON; the user may see it as text.
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
-    with forked(cluster.ps + cluster.workers) as processes:
+    is_debugged = cluster.debug is not None  # then each task is a new process
+    with forked(0 if is_debugged else cluster.ps + cluster.workers) as processes:
         with interrupts_kept():
             job = load_job(job_reference, **overrides)
         cluster = _planned(cluster, job, flags)
@@ -85,7 +90,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         # Connections and pipes; a worker may be both.
         allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
         try:
-            with _display(job_reference) as on_progress:
+            with _display(job_reference, is_shown=not is_debugged) as on_progress:
                 running = run_processes(
                     job_reference,
                     job,
@@ -111,7 +116,8 @@ def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> Local
     if is_mirrored(job, alone=flags["ps"] is None and flags["workers"] is None):
         strategy, workers = MIRRORED, flags["workers"] or 1
     ps = len(local_cluster(strategy, flags["ps"], workers).ps)
-    return cluster.model_copy(update={"ps": ps, "workers": workers})
+    patience = {} if cluster.debug is None else {"lease_s": DEBUGGING_S}
+    return cluster.model_copy(update={"ps": ps, "workers": workers} | patience)
 
 
 def _show_as_text(task: Task, line: str) -> None:
@@ -129,13 +135,17 @@ def _show_as_json(task: Task, line: str) -> None:
 
 
 @contextmanager
-def _display(title: str) -> Iterator[Callable[[Status], None]]:
+def _display(title: str, *, is_shown: bool = True) -> Iterator[Callable[[Status], None]]:
     """Yield a function that shows a status: on a terminal as `top` does, else as lines of the log.
 
-    The loggers in NEWS write to the log in both cases.
+    The loggers in NEWS write to the log in any case. ``is_shown``: False where a status would write
+    over the debugger.
     """
     for name in NEWS:
         logging.getLogger(name).setLevel(logging.INFO)
+    if not is_shown:
+        yield lambda status: None
+        return
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal:
         yield ProgressLog()

@@ -24,7 +24,7 @@ from zmqtrain.config.cluster import IPC, Cluster, Role
 from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, DebuggerLeftError, ExitCode
 from zmqtrain.hosting.actors import OnProgress, actors_of, chief_among, run_all
 from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
@@ -66,7 +66,8 @@ def run(
 
     Raises:
         KeyboardInterrupt: Ctrl-C; if the job had begun, ``summary`` of the error is the run's.
-        SystemExit: this process is a task that ended badly; the code says why.
+        SystemExit: this process is a task that ended badly, or the user has left the debugger; the
+            code says why.
         ConfigError: a number is wrong, or a job file is being loaded.
         RunFailedError: the job failed, for instance by too many gradients with NaN or infinity;
             ``exit_code`` and the text say why, and ``summary`` is that of the run.
@@ -122,7 +123,10 @@ def train_here(
         else:
             cluster = local_cluster(job.strategy, ps, workers, lambda i: f"{IPC}memory/{i}")
             training = _run_cluster(job, cluster, timing or Timing(), show, stop)
-        return _with_a_loop(lambda: asyncio.run(training), stop)
+        try:
+            return _with_a_loop(lambda: asyncio.run(training), stop)
+        except DebuggerLeftError:  # as Ctrl-C ends a script, without a traceback
+            raise SystemExit(int(ExitCode.INTERRUPTED)) from None
 
 
 def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -107,6 +108,8 @@ class Session:
             self._stop(ExitCode.INTERRUPTED if interrupted else ExitCode.ORPHANED)
             self._bridge.end_loop()
             self._thread.join()
+        if kind is BdbQuit and self._train is None:
+            raise SystemExit(int(ExitCode.INTERRUPTED)) from None
         if kind is None:
             self._raise()
 

@@ -68,6 +68,12 @@ class LocalCluster(SharedConfig):
     threads: int = Field(
         1, ge=1, le=MAX_THREADS, description="threads of a worker for linear algebra"
     )
+    debug: int | None = Field(
+        None,
+        ge=0,
+        description="number of a worker that gets this terminal, for breakpoint(); the other tasks "
+        "pass by theirs",
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,
@@ -86,6 +92,20 @@ class LocalCluster(SharedConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_debug(self) -> LocalCluster:
+        if self.debug is not None and self.debug >= self.workers:
+            raise ConfigError(
+                f"{names_of('debug')} is {self.debug}, but there are {self.workers} workers, from "
+                f"0 on; expected at most {self.workers - 1}"
+            )
+        return self
+
+    @property
+    def debugged(self) -> Task | None:
+        """The worker that has the user's terminal."""
+        return None if self.debug is None else Task(Role.WORKER, self.debug)
+
     def shared(self) -> dict[str, Any]:
         """Return the options that all tasks share."""
         return {name: getattr(self, name) for name in SharedConfig.model_fields}
@@ -99,13 +119,21 @@ class Child:
     """One task as a process, which may be restarted."""
 
     def __init__(
-        self, task: Task, flags: Sequence[str], on_output: OnOutput, forked: ForkedProcess | None
+        self,
+        task: Task,
+        flags: Sequence[str],
+        on_output: OnOutput,
+        forked: ForkedProcess | None,
+        debugged: Task | None = None,
     ) -> None:
-        """``forked``: a waiting process that becomes its first life."""
+        """``forked``: a waiting process that becomes its first life. ``debugged``: the task that
+        has the user's terminal."""
         self.task = task
         self.process: Process | None = None  # the current or last one
         self._flags = flags
         self._forked = forked
+        self._has_terminal = task == debugged
+        self._environ = os.environ | ({} if debugged is None else {"PYTHONBREAKPOINT": "0"})
         # -P: a queue.py in the current directory must not replace Python's own.
         self._command = [sys.executable, "-P", "-m", f"zmqtrain.roles.{task.role}", *flags]
         self._on_output = on_output
@@ -117,6 +145,10 @@ class Child:
 
     async def start(self) -> Process:
         """Start it in a session of its own: only this process gets Ctrl-C, and ends the others."""
+        if self._has_terminal:
+            options = {"start_new_session": True}
+            self.process = await start(self._command, signal.SIGTERM, **options)
+            return self.process
         loop = asyncio.get_running_loop()
         ours, its = os.pipe()
         try:
@@ -133,6 +165,7 @@ class Child:
                     stdout=its,
                     stderr=its,
                     start_new_session=True,
+                    env=self._environ,
                 )
         finally:
             os.close(its)
@@ -153,7 +186,9 @@ class Child:
 
     def last_error(self) -> str:
         """Return the last error in its log with its traceback, else its last lines of output."""
-        lines = [] if self._output is None else list(self._output.lines)
+        if self._output is None:
+            return "it wrote the reason above"
+        lines = list(self._output.lines)
         logged = [LogLine.parsed(line) for line in lines]
         errors = [each for each in logged if each is not None and each.is_error]
         if errors:
@@ -240,7 +275,7 @@ async def run_processes(
             tasks = [task for task in plan.tasks if task.role is not Role.CHIEF]
             for task, process in zip_longest(tasks, forked[: len(tasks)]):
                 flags = _flags(config, plan, cluster, task, arguments)
-                child = Child(task, flags, on_output, process)
+                child = Child(task, flags, on_output, process, cluster.debugged)
                 children.append(child)
                 chief.add_background_task(partial(_keep, child, children, chief, failures))
             await chief.run()
@@ -304,6 +339,7 @@ def _flags(
         *("--metrics-port", "0", "--threads", str(threads)),
         *flags_of(cluster.shared()),
         *arguments,
+        *(("--log-format", "text") if task == cluster.debugged else ()),
     ]
 
 
