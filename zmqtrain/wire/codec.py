@@ -88,6 +88,9 @@ class Envelope:
 
 Check = Callable[[Any], Any]
 
+_GETTERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+"""What is sent of each structure: its values, behind its name if it is one of a union."""
+
 
 def _fail(expected: str, value: Any) -> typing.NoReturn:
     raise ProtocolError(f"expected {expected}, got {shown(value)}")
@@ -149,6 +152,7 @@ def _optional(item: Check) -> Check:
 def _structure(kind: type) -> Check:
     hints = typing.get_type_hints(kind)
     checks = [(f.name, hints[f.name], _check_of(hints[f.name])) for f in fields(kind)]
+    _GETTERS.setdefault(kind, _getter(kind))
 
     def check(value: Any) -> Any:
         if type(value) is not list or len(value) != len(checks):
@@ -167,6 +171,7 @@ def _structure(kind: type) -> Check:
 def _union(kinds: tuple[type, ...]) -> Check:
     """Check a list that names one of these structures, and holds its fields behind the name."""
     checks = {kind.__name__: _structure(kind) for kind in kinds}
+    _GETTERS.update({kind: _getter(kind, "__class__.__name__") for kind in kinds})
 
     def check(value: Any) -> Any:
         if type(value) is not list or not value:
@@ -202,47 +207,15 @@ def _check_of(hint: Any) -> Check:
     raise TypeError(f"{hint} is not a type that messages may be declared with")
 
 
-def _getter(kind: type, *before: str) -> Callable[[Any], Sequence[Any]]:
-    """Return a function to a message's values as msgpack can pack them: structures become lists.
-
-    ``before``: other attributes, whose values come before those of the fields.
-    """
-    hints = typing.get_type_hints(kind)
-    names = [*before, *(f.name for f in fields(kind))]
-    if not names:
-        return lambda value: ()
-    get = attrgetter(*names)
-    values: Callable[[Any], Sequence[Any]] = get if len(names) > 1 else lambda value: (get(value),)
-    found = ((place, _nested(hints.get(name, str))) for place, name in enumerate(names))
-    nested = {place: lists for place, lists in found if lists is not None}
-    if not nested:
-        return values
-    return lambda value: [
-        nested[place](held) if place in nested else held for place, held in enumerate(values(value))
-    ]
-
-
-def _nested(hint: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes lists of a field's structures, None if it holds none."""
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _getter(hint)
-    if not (arguments := typing.get_args(hint)):
-        return None
-    is_union = typing.get_origin(hint) is types.UnionType
-    if is_union and arguments[1] is not type(None):
-        getters = {each: _getter(each, "__class__.__name__") for each in arguments}
-        return lambda value: getters[type(value)](value)
-    item = _nested(arguments[0])
-    if item is None:
-        return None
-    if is_union:
-        return lambda value: None if value is None else item(value)
-    return lambda values: [item(value) for value in values]
+def _getter(kind: type, *before: str) -> Callable[[Any], tuple[Any, ...]]:
+    names = [*before, *(field.name for field in fields(kind))]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple([getattr(value, name) for name in names])
 
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _CHECKS = {name: _structure(kind) for name, kind in _KINDS.items()}
-_GETTERS = {kind: _getter(kind) for kind in _KINDS.values()}
 _CHECK_SENDER = _structure(Sender)
 
 
@@ -253,7 +226,7 @@ class Packer(threading.local):
         self.pack: Callable[[Any], bytes] = msgpack.Packer(**options).pack
 
 
-_PACKER = Packer()
+_PACKER = Packer(default=lambda structure: _GETTERS[type(structure)](structure))
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
