@@ -27,7 +27,6 @@ from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import TaskStatus
-from zmqtrain.server import shard_memory
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
@@ -40,10 +39,9 @@ from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.server.peer_handlers import PeerHandlers, within
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
+from zmqtrain.server.shard_memory import close_or_remove, may_go_on, note_alive, open_shard
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.marks import Marks
-from zmqtrain.store.segment import Segment
-from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import chunks, messages
 from zmqtrain.wire.codec import Sender
@@ -61,7 +59,6 @@ class ParameterServer(JobActor):
         super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._config = config
-        self._segment: Segment | None = None
         self._shutdown: messages.Shutdown | None = None
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
@@ -75,28 +72,13 @@ class ParameterServer(JobActor):
     # Its life
 
     async def main(self) -> int:
-        plan, shard_number = self.plan, self.task.index
-        layout, update = plan.layouts[shard_number], self.job.update()
+        plan, layout = self.plan, self.plan.layouts[self.task.index]
         bound = self.listen(
-            bind_endpoint(plan.ps[shard_number], self._config.bind),
+            bind_endpoint(plan.ps[self.task.index], self._config.bind),
             HIGH_WATER_MARK + 2 * chunks.count(layout.size),
         )
-        safe = shard_memory.is_crash_safe(self._config, self.job)
-        digest = shard_memory.digest_of(self.fingerprint, plan.shards, shard_number, plan.group)
-        segment, is_left = shard_memory.open_segment(
-            segment_layout(layout, update),
-            bound.address,
-            self._config,
-            safe=safe,
-            digest=digest,
-            is_board=plan.exchange.is_board,
-        )
-        self._segment = segment
-        shard = shard_memory.make_shard(
-            layout, segment, self.job, safe=safe, threads=self._config.threads
-        )
-        self._build(ShardState(self.task, shard, Marks(segment)))
-        shard_memory.log_memory(shard, bound.address, plan.most_workers, self.job)
+        shard, is_left = open_shard(self._config, plan, bound.address, self.fingerprint)
+        self._build(ShardState(self.task, shard, Marks(shard.segment)))
         self.metrics.parameter_bytes.set(layout.nbytes)
         self.metrics.role_state.set("joining")
         if is_left:
@@ -114,7 +96,7 @@ class ParameterServer(JobActor):
         while True:
             before = time.monotonic()
             await asyncio.sleep(interval_s)
-            shard_memory.note_alive(self.state.shard.segment)
+            note_alive(self.state.shard.segment)
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             for peer in self._peer_handlers.end_leases():
@@ -216,16 +198,16 @@ class ParameterServer(JobActor):
                 link.send(message)
 
     def on_end(self, error: BaseException | None) -> None:
-        keep = False
-        if self._executor is not None:
-            self._executor.close()
-            if self.plan.group and isinstance(error, PeerLostError) and self.state.initialised:
-                self.orphan = self._decider.orphan()
-            goes_on = shard_memory.may_go_on(error, is_over=self._shutdown is not None)
-            goes_on = goes_on and not (self.plan.group and isinstance(error, PeerLostError))
-            keep = goes_on and self.state.initialised and self.state.shard.safe
-        if self._segment is not None and self.orphan is None:
-            shard_memory.close_or_remove(self._segment, keep=keep)
+        if self._executor is None:
+            return
+        self._executor.close()
+        state, is_group_over = self.state, self.plan.group and isinstance(error, PeerLostError)
+        if is_group_over and state.initialised:
+            self.orphan = self._decider.orphan()
+        if self.orphan is None:
+            goes_on = may_go_on(error, is_over=self._shutdown is not None) and not is_group_over
+            keep = goes_on and state.initialised and state.shard.safe
+            close_or_remove(state.shard.segment, keep=keep)
 
     # Its parts
 

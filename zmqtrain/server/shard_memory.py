@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgpack
@@ -19,20 +20,54 @@ from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.planning.plan import Plan
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
-from zmqtrain.store.shard import Shard
+from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.units import counted, data_size
 from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
 log = logging.getLogger(__name__)
 
 
-def is_crash_safe(config: TaskConfig, job: Job) -> bool:
-    """Return whether the shard survives its process; one on a GPU does not."""
-    return config.crash_safe and job.ps_device == "cpu"
+def open_shard(
+    config: TaskConfig, plan: Plan, address: str, fingerprint: Mapping[str, str]
+) -> tuple[Shard, bool]:
+    """Return the shard of the ps at ``address``, and whether a killed one has left it.
+
+    The CPU updates it, or a GPU; then it does not survive its process.
+
+    Raises:
+        ConfigError: there is no GPU.
+        SegmentError: its memory cannot be a file, although that was requested.
+    """
+    job, update, layout = plan.job, plan.job.update(), plan.layouts[config.index]
+    device = make_device("gpu", "--ps-device") if job.ps_device == "gpu" else None
+    safe = config.crash_safe and device is None
+    segment, is_left = open_segment(
+        segment_layout(layout, update),
+        address,
+        config,
+        safe=safe,
+        digest=_digest(fingerprint, plan.shards, config.index, plan.group),
+        is_board=plan.exchange.is_board,
+    )
+    with ExitStack() as failed:
+        failed.callback(segment.remove)
+        shard = Shard(
+            layout,
+            update,
+            segment,
+            safe=safe and segment.path is not None,
+            threads=config.threads if device is None else 1,
+            device=device,
+            batch_size=job.worker_batch_size,
+        )
+        failed.pop_all()
+    _log_memory(shard, address, plan)
+    return shard, is_left
 
 
 def open_segment(
@@ -78,23 +113,6 @@ def open_segment(
     return segment, left is not None
 
 
-def make_shard(
-    layout: ShardLayout, segment: Segment, job: Job, *, safe: bool, threads: int | None
-) -> Shard:
-    """Return the shard in a segment, updated by the CPU or by a GPU.
-
-    Raises:
-        ConfigError: there is no GPU.
-    """
-    update = job.update()
-    size = job.worker_batch_size
-    if job.ps_device == "gpu":
-        device = make_device("gpu", "--ps-device")
-        return Shard(layout, update, segment, device=device, batch_size=size)
-    safe = safe and segment.path is not None
-    return Shard(layout, update, segment, safe=safe, threads=threads, batch_size=size)
-
-
 def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
     """Return whether the next life of a ps may use the memory of one that ended.
 
@@ -124,8 +142,8 @@ def copies_nbytes(layout: ShardLayout, job: Job) -> int:
     return owned * ITEM_NBYTES * (2 if job.evaluate_every else 1)
 
 
-def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:
-    layout, segment = shard.layout, shard.segment
+def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
+    layout, segment, workers = shard.layout, shard.segment, plan.most_workers
     log.info(
         "listening at %s: %s of parameters; with %s its memory is at most %s%s, %s for messages, "
         "and %s for copies that are read",
@@ -135,11 +153,11 @@ def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:
         data_size(segment.layout.nbytes(workers)),
         f" in {segment.path}" if segment.path else "",
         data_size(workers * MESSAGES_NBYTES),
-        data_size(copies_nbytes(layout, job)),
+        data_size(copies_nbytes(layout, plan.job)),
     )
 
 
-def digest_of(fingerprint: Mapping[str, str], *numbers: int) -> int:
+def _digest(fingerprint: Mapping[str, str], *numbers: int) -> int:
     """Return a digest of the job and its partitioning, the same for every life of a ps.
 
     ``numbers``: of shards, of this one, of the group of workers.

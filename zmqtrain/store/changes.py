@@ -77,9 +77,11 @@ class Note:
 
     @property
     def is_under_way(self) -> bool:
+        """Whether a change has begun and is not finished."""
         return self._words[0] < 0
 
     def last(self) -> Change | None:
+        """Return the last change that was noted."""
         words = self._words
         state, examples, unit, step, with_sum, order, contributions = words[:_HEAD]
         if not state:

@@ -168,6 +168,7 @@ class Shard:
         self._staged[worker] = Contribution(number, worker, sequence, examples)
 
     def staged(self, worker: int) -> Contribution | None:
+        """Return the worker's contribution, None if it has none."""
         return self._staged.get(worker)
 
     def is_staged(self, number: int) -> bool:
@@ -262,6 +263,7 @@ class Shard:
 
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
+    """Return the layout of such a shard's segment."""
     slots = [slot.name for slot in update.slots]
     trained = {cut.variable.name for cut in layout.slices if cut.variable.kind == "trained"}
     factors = len(trained) if update.is_layered else 0
