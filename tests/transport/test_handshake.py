@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.clock import Clock
 from zmqtrain.transport import handshake
 from zmqtrain.transport.base import OnMessage
 from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, mechanism_at
+from zmqtrain.transport.keys import Owner
+from zmqtrain.transport.security import Security
 
 OK = (zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
 BROKEN = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 32)
@@ -42,9 +45,10 @@ class Watched:
         self.asked = 0
         self.clock = clock
         self._theirs = theirs
-        key = "the key of worker 3"
+        keys = Path("none") if mechanism == CURVE else None
+        security = Security(Owner("worker", 3), keys, patience_s=patience_s)
         self.watch = PeerWatch(
-            self.events, "tcp://ps:1", mechanism, key, patience_s, ask=self._mechanism_at
+            self.events, "tcp://ps:1", security, "", lambda: None, ask=self._mechanism_at
         )
         self.watch.start()
         self.watch.on_failure(lambda text, is_final: self.told.append((text, is_final)))

@@ -89,12 +89,10 @@ class Chief(JobActor):
         self._conductor = Conductor(
             job,
             cluster,
-            cluster.saver,
             evaluator,
             self._evaluations.follow,
             self._on_progress,
             training=training,
-            heartbeat_s=self.timing.heartbeat_s,
         )
         await cluster.saver.check()
         self.metrics.role_state.set("joining")

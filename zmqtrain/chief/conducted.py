@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from zmqtrain.callbacks.base import Weights
+from zmqtrain.chief.saving import Saver
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status
 
@@ -30,7 +31,7 @@ At: TypeAlias = Progress | Status
 
 
 class Conducted(Protocol):
-    """A job in training.
+    """A job in training, and its ``saver``.
 
     ``generation``: of the job. ``learned_until``: the last generation whose updates are in the
     parameters with which it began: its own or, after a restore, that of the checkpoint.
@@ -38,6 +39,7 @@ class Conducted(Protocol):
     """
 
     learned_until: int
+    saver: Saver
 
     @property
     def generation(self) -> int: ...
@@ -77,10 +79,10 @@ class Conducted(Protocol):
         """Train on, up to the batch with this number."""
         ...
 
-    async def settle(self, patience_s: float = 0.0) -> None:
+    async def settle(self, *, unannounced: bool = False) -> None:
         """Wait until every shard has applied every update that can still come.
 
-        ``patience_s``: wait at least this long for updates that nobody has announced.
+        ``unannounced``: wait for those that nobody has announced, too.
         """
         ...
 

@@ -17,7 +17,6 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.conducted import At, Conducted
 from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
-from zmqtrain.chief.saving import Saver
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures
@@ -38,20 +37,16 @@ class Conductor:
         self,
         job: Job,
         conducted: Conducted,
-        saver: Saver,
         evaluator: Evaluator,
         evaluate_due: Callable[[int], Awaitable[None]],
         on_progress: Callable[[Status], None],
         *,
         training: Dataset,
-        heartbeat_s: float = 0.0,
     ) -> None:
-        """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the
-        training set. ``heartbeat_s``: how late an update may be announced.
-        """
-        self._job, self._conducted = job, conducted
-        self._saver, self._evaluator, self._evaluate_due = saver, evaluator, evaluate_due
-        self._on_progress, self._heartbeat_s = on_progress, heartbeat_s
+        """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the set."""
+        self._job, self._conducted, self._saver = job, conducted, conducted.saver
+        self._evaluator, self._evaluate_due = evaluator, evaluate_due
+        self._on_progress = on_progress
         self._epochs = None
         if job.epochs:  # without them, a stream may have no length
             self._epochs = Epochs(job, len(training), evaluator, conducted)
@@ -94,7 +89,7 @@ class Conductor:
 
     async def _settle_epoch(self, at: At) -> None:
         """Let callbacks see the whole epoch; one of its steps may be due to be evaluated, too."""
-        await self._conducted.settle(self._heartbeat_s)
+        await self._conducted.settle(unannounced=True)
         await self._evaluate_due(at.step)
 
     async def _extend(self, limit: int | None) -> bool:

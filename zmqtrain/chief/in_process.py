@@ -65,12 +65,11 @@ class LocalRun:
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
         metrics = Metrics(Role.CHIEF)
-        self._saver = Saver(job, plan.layouts, self._fingerprint, metrics, self.write_shards)
+        self.saver = Saver(job, plan.layouts, self._fingerprint, metrics, self.write_shards)
         self._evaluator = Evaluator(job, evaluation, metrics, self.read_parameters)
         self._conductor = Conductor(
             job,
             self,
-            self._saver,
             self._evaluator,
             self._evaluator.report_if_due,
             on_progress,
@@ -90,7 +89,7 @@ class LocalRun:
             KeyboardInterrupt: the run was stopped before it began.
             ZmqTrainError: it cannot begin, or cannot go on.
         """
-        await self._saver.check()
+        await self.saver.check()
         await self._evaluator.check()
         exchange = await self._begin()
         if self.stopped[0]:
@@ -119,7 +118,7 @@ class LocalRun:
         Raises:
             CheckpointError: there are checkpoints, and none can be restored.
         """
-        path, self.learned_until, generation = await self._saver.newest()
+        path, self.learned_until, generation = await self.saver.newest()
         update, size = self._job.update(), self._job.worker_batch_size
         device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
         shard = Shard(self._layout, update, threads=None, device=device, batch_size=size)
@@ -132,7 +131,7 @@ class LocalRun:
             shard.learning_rate = self._job.restored_rate(manifest)
             ledger = restored_ledger(manifest, self._fingerprint)
         self.generation = generation + 1
-        await self._saver.note_generation(self.generation)
+        await self.saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
     async def progress(self) -> Progress:
@@ -194,7 +193,7 @@ class LocalRun:
     async def extend(self, limit: int) -> None:
         self._running.extend(limit)
 
-    async def settle(self, patience_s: float = 0.0) -> None:
+    async def settle(self, *, unannounced: bool = False) -> None:
         """Every step is applied before the next one begins."""
 
     async def close(self, exit_code: int, reason: str) -> None:

@@ -209,15 +209,16 @@ class LinkedJob:
             except PeerLostError:
                 log.warning("the workers did not finish their steps within %.2g s", limit_s)
 
-    async def settle(self, patience_s: float = 0.0) -> None:
+    async def settle(self, *, unannounced: bool = False) -> None:
         """Wait until every shard has applied the last update, if it can.
 
-        ``patience_s``: for parts of pushes that the leader does not know of, which may be under way
-        between two epochs if the policy is not coordinated.
+        ``unannounced``: wait a heartbeat for parts of pushes that the leader does not know of,
+        which may be under way between two epochs if the policy is not coordinated.
 
         The update may be queued, and a restarted ps may still have to join the leader. If a worker
         died during its push, some shards may never receive it.
         """
+        patience_s = self._timing.heartbeat_s if unannounced else 0.0
         status, until = await self.status(), time.monotonic() + patience_s
         while True:
             was_delivered = status.all_delivered

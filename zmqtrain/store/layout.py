@@ -32,19 +32,9 @@ ALIGNMENT = ALIGNMENT_NBYTES // ITEM_NBYTES
 Kind: TypeAlias = Literal["trained", "state", "frozen"]
 
 Dtype: TypeAlias = Literal[
-    "float16",
-    "float32",
-    "float64",
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-]
+    "float16", "float32", "float64", "bool",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
 """Dtypes of state and of frozen variables; what is trained is float32."""
 
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)

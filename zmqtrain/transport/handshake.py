@@ -16,6 +16,7 @@ import zmq
 
 from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, ignore_failure
 from zmqtrain.transport.greeting import CURVE, NULL, mechanism_at, reason
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.buffers import Buffer
 
 RETRY_S = 1.0  # from a refusal of a key that may soon be admitted to the next attempt
@@ -62,28 +63,23 @@ class PeerWatch:
         self,
         events: Endpoint,
         endpoint: str,
-        mechanism: str,
-        own_key: str,
-        patience_s: float = 0.0,
+        security: Security,
+        public: str,
+        reconnect: Callable[[], None],
         *,
         ask: Callable[[str, str], Awaitable[str | None]] = mechanism_at,
-        may_be_admitted: Callable[[bool], bool] = lambda _: False,
-        reconnect: Callable[[], None] = lambda: None,
     ) -> None:
-        """``mechanism`` is of this end, ``own_key`` describes its key, ``ask`` inquires.
+        """``public``: our key, "" without one. ``ask`` inquires.
 
-        ``may_be_admitted``: whether a refusal of our key may be temporary, given whether it was
-        admitted before; then ``reconnect`` tries again. ``patience_s``: time after which such a
-        refusal, or an unexpected first key, is final.
+        ``reconnect`` tries again after a refusal of our key that may be temporary; after the
+        patience of ``security`` such a refusal, or an unexpected first key, is final.
         """
         self._events = events
         self._endpoint = endpoint
-        self._mechanism = mechanism
-        self._own_key = own_key
+        self._mechanism = CURVE if security.is_keyed(endpoint) else NULL
+        self._security, self._public = security, public
         self._ask = ask
         self._reconnect = reconnect
-        self._may_be_admitted = may_be_admitted
-        self._patience_s = patience_s
         self._on_failure: OnFailure = ignore_failure
         self._broken: deque[float] = deque(maxlen=BROKEN)
         self._explained = False  # an event has given the reason why the connection will end
@@ -125,10 +121,12 @@ class PeerWatch:
 
     def _on_denied(self) -> None:
         """Handle the refusal of our key, after which libzmq does not retry."""
-        waits = self._may_be_admitted(self._was_right) and self._has_patience()
+        security, was_admitted = self._security, self._was_right
+        may_wait = security.may_be_admitted(self._public, was_admitted=was_admitted)
+        waits = may_wait and self._has_patience()
         self._on_failure(
-            f"it does not admit {self._own_key}, which is not in its registry or was revoked; "
-            "look at zmqtrain keys list where it runs",
+            f"it does not admit the key of {security.owner}, which is not in its registry or was "
+            "revoked; look at zmqtrain keys list where it runs",
             not waits,
         )
         if waits:
@@ -152,7 +150,7 @@ class PeerWatch:
         now = time.monotonic()
         if self._wrong_since is None:
             self._wrong_since = now
-        return now - self._wrong_since < self._patience_s
+        return now - self._wrong_since < self._security.patience_s
 
     def _inquired(self, _: asyncio.Task[None]) -> None:
         self._inquiry = None

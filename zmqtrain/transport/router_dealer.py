@@ -32,7 +32,6 @@ from zmqtrain.transport.base import (
 )
 from zmqtrain.transport.curve import public_of, secure_listener, secure_peer
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES
-from zmqtrain.transport.greeting import CURVE, NULL
 from zmqtrain.transport.handshake import PeerWatch, watch
 from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.transport.security import Security
@@ -213,27 +212,18 @@ class ZmqTransport:
         return self._kept(ZmqEndpoint(socket, bound, listening=True, monitor=monitor))
 
     def connect(self, address: str) -> ZmqEndpoint:
-        security, is_keyed = self._security, self._security.is_keyed(address)
+        security = self._security
         security.check(address, listening=False)
         with contextlib.ExitStack() as undo:
             socket = self._socket(zmq.DEALER, address)
             undo.callback(socket.close, linger=0)
             public = ""
-            if is_keyed:
+            if security.is_keyed(address):
                 secret = security.secret()
                 public = public_of(secret).hex()
                 secure_peer(socket, secret, security.server_key(address))
-            monitor = PeerWatch(
-                self._events_of(socket),
-                address,
-                CURVE if is_keyed else NULL,
-                f"the key of {security.owner}",
-                security.patience_s,
-                may_be_admitted=lambda before: security.may_be_admitted(
-                    public, was_admitted=before
-                ),
-                reconnect=partial(_reconnect, socket, address),
-            )
+            reconnect = partial(_reconnect, socket, address)
+            monitor = PeerWatch(self._events_of(socket), address, security, public, reconnect)
             undo.callback(monitor.close)
             try:
                 socket.connect(address)
