@@ -267,6 +267,12 @@ class TorchModel(BaseModel):
                 "module(...)), or labels_at=1 if the first one does"
             )
 
+    @contextmanager
+    def profiling(self, path: Path) -> Iterator[None]:
+        with torch.profiler.profile(record_shapes=True, with_stack=True) as trace:
+            yield
+        trace.export_chrome_trace(str(path.with_suffix(".pt.trace.json")))
+
     def _loss_of(self, batch: tuple[Any, ...]) -> tuple[Any, Any, Mapping[str, Any]]:
         """Return the loss, the outputs (None if they are not known) and other measures."""
         outputs: Any = None

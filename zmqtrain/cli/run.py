@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import click
@@ -90,7 +90,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         # Connections and pipes; a worker may be both.
         allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
         try:
-            with _display(job_reference, is_shown=not is_debugged) as on_progress:
+            hidden: Any = nullcontext(lambda status: None)  # the debugger has the terminal
+            with hidden if is_debugged else _display(job_reference) as on_progress:
                 running = run_processes(
                     job_reference,
                     job,
@@ -135,17 +136,13 @@ def _show_as_json(task: Task, line: str) -> None:
 
 
 @contextmanager
-def _display(title: str, *, is_shown: bool = True) -> Iterator[Callable[[Status], None]]:
+def _display(title: str) -> Iterator[Callable[[Status], None]]:
     """Yield a function that shows a status: on a terminal as `top` does, else as lines of the log.
 
-    The loggers in NEWS write to the log in any case. ``is_shown``: False where a status would write
-    over the debugger.
+    The loggers in NEWS write to the log in both cases.
     """
     for name in NEWS:
         logging.getLogger(name).setLevel(logging.INFO)
-    if not is_shown:
-        yield lambda status: None
-        return
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal:
         yield ProgressLog()

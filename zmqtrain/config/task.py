@@ -80,6 +80,13 @@ class SharedConfig(Timing):
         "an update some 30 % slower",
     )
 
+    profile: str | None = Field(
+        None,
+        min_length=1,
+        description="directory where each worker writes a profile of some steps: a trace of "
+        "PyTorch's operations, or what Python's cProfile writes",
+    )
+
     @property
     def segment_directory(self) -> Path | None:
         """The directory for the memory of a ps; None if this host has none."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Protocol
 
@@ -59,6 +60,8 @@ class Worker(JobActor):
         """``data``: training set and evaluation set, loaded from the job's data unless given."""
         super().__init__(config, plan, transport)
         self._threads = config.threads
+        to = config.profile
+        self._profile = None if to is None else Path(to, config.task.hyphenated)
         self._data = data
         self._exchange: ClusterExchange | None = None
         self._training: TrainingLoop | None = None
@@ -79,7 +82,12 @@ class Worker(JobActor):
         exchange = self._exchange = open_exchange(self, self.link_all())
         training, evaluation = self._data or await self.load_data()
         loop = self._training = TrainingLoop(
-            self.job, training, exchange, self.metrics, threads=self._threads
+            self.job,
+            training,
+            exchange,
+            self.metrics,
+            threads=self._threads,
+            profile=self._profile,
         )
         if evaluation is not None:
             read = partial(self._read_variables, exchange)

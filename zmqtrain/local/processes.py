@@ -27,7 +27,7 @@ from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, MAX_PORT, Role, Task
 from zmqtrain.config.options import flags_of, names_of
 from zmqtrain.config.restarts import USUAL_LIMITS
-from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
+from zmqtrain.config.task import ENVIRON, MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.hosting.actors import actors_of, chief_among
 from zmqtrain.hosting.process import ignore_signals, serve_health, stop_on_signals
@@ -133,7 +133,7 @@ class Child:
         self._flags = flags
         self._forked = forked
         self._has_terminal = task == debugged
-        self._environ = os.environ | ({} if debugged is None else {"PYTHONBREAKPOINT": "0"})
+        self._environ = None if debugged is None else {**ENVIRON, "PYTHONBREAKPOINT": "0"}
         # -P: a queue.py in the current directory must not replace Python's own.
         self._command = [sys.executable, "-P", "-m", f"zmqtrain.roles.{task.role}", *flags]
         self._on_output = on_output

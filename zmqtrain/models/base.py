@@ -5,8 +5,11 @@ Any object with the methods of :class:`Model` can be trained; no base class is n
 
 from __future__ import annotations
 
+import cProfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -197,6 +200,13 @@ class BaseModel(ABC):
     def finish(self, loss: Any, *results: Any) -> float:
         """Complete ``out`` from the loop's results; return the loss."""
         return float(loss)
+
+    @contextmanager
+    def profiling(self, path: Path) -> Iterator[None]:
+        """Profile the block; write ``path`` with a suffix, for viewers of the framework."""
+        with cProfile.Profile() as profile:
+            yield
+        profile.dump_stats(path.with_suffix(".prof"))
 
     def arrays_of(self, examples: Mapping[str, Any]) -> Sequence[Any]:
         """Return inputs or targets by name in the order of a batch."""

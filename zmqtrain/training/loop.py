@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from zmqtrain.compute.device import make_device
@@ -27,6 +28,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.exchange import Exchange, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import LoopBridge
+from zmqtrain.training.profiling import StepProfile
 from zmqtrain.training.runner import Runner
 from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code
@@ -67,11 +69,13 @@ class TrainingLoop:
         metrics: Metrics,
         *,
         threads: int | None = None,
+        profile: Path | None = None,
     ) -> None:
         """``threads``: number that check a large gradient for NaN; None: one for each core.
+        ``profile``: where some steps are profiled, without a suffix.
 
         Raises:
-            ConfigError: the job needs a GPU that is not there.
+            ConfigError: the job needs a GPU that is not there, or the profile cannot be made.
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
@@ -83,8 +87,10 @@ class TrainingLoop:
             if job.devices
             else ModelRunner(job, make_device(job.device, "--device"), self._team, exchange.written)
         )
-        # A loop of the user's own may take any time between two steps.
-        self._computing = Offload("compute", in_place=not isinstance(job.model, LoopBridge))
+        # A loop of the user's own may take any time between two steps; a profile is of one thread.
+        self._profile = None if profile is None else StepProfile(job, profile)
+        in_place = not isinstance(job.model, LoopBridge) and profile is None
+        self._computing = Offload("compute", in_place=in_place)
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
@@ -114,6 +120,8 @@ class TrainingLoop:
         self._prefetcher.close()
         self._computing.close()
         self._runner.close()
+        if self._profile is not None:
+            self._profile.close()
 
     async def _train(self) -> None:
         """Join, and make steps until the job needs no more."""
@@ -141,7 +149,9 @@ class TrainingLoop:
         self._exchange.begin()
         self.is_computing = True
         try:
-            computed = await self._computing.run(partial(self._compute, batch))
+            compute = partial(self._compute, batch)
+            profiled = self._profile and partial(self._profile.step, compute)
+            computed = await self._computing.run(profiled or compute)
         finally:
             self.is_computing = False
         computed_at = time.perf_counter()
