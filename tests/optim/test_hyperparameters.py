@@ -18,6 +18,7 @@ from zmqtrain.optim import (
     Adafactor,
     Adagrad,
     Adam,
+    Adamax,
     AdamW,
     Cosine,
     Exponential,
@@ -25,24 +26,21 @@ from zmqtrain.optim import (
     InverseTime,
     Lion,
     Momentum,
+    NAdam,
     NaturalExponential,
+    OneCycle,
     Piecewise,
     Polynomial,
+    RAdam,
     RMSProp,
+    Sequential,
+    Warmup,
     new_slots,
 )
 
 RULES = [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl, AdamW, Lion, LAMB, Adafactor]
-
-
-class Warmup:
-    """A schedule whose text says where it lies in memory."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def __call__(self, step: int) -> float:
-        return min(1.0, step / self.steps)
+RULES += [Adamax, NAdam, RAdam]
+CALLS = iter(range(99))
 
 
 @pytest.mark.parametrize("make", RULES)
@@ -54,16 +52,29 @@ def test_rule_with_impossible_learning_rate_is_refused(make: type, rate: object)
 
 
 @pytest.mark.parametrize("make", RULES)
-@pytest.mark.parametrize("schedule", [lambda step: 0.1, Warmup(100)], ids=["lambda", "object"])
-def test_rule_with_schedule_that_has_no_stable_text_is_refused(
-    make: type, schedule: object
+def test_rule_with_a_function_of_the_step_shows_its_rates(make: type) -> None:
+    rules = [make(lambda step: 0.1 / (1 + step)) for _ in range(2)]
+    assert repr(rules[0]) == repr(rules[1])
+    assert "Function(0: 0.1, 1: 0.05, 10: 0.00909091" in repr(rules[0])
+    assert "0x" not in repr(rules[0])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        (lambda step: next(CALLS), "other rates when it is called again"),
+        (lambda step: {0: 0.1}[step], "the rate of step 1 of .* failed: .*KeyError: 1"),
+    ],
+)
+def test_function_of_the_step_that_is_not_pure_or_fails_is_refused(
+    schedule: Any, told: str
 ) -> None:
-    with pytest.raises(ConfigError, match="make the schedule a frozen dataclass"):
-        make(schedule)
+    with pytest.raises(ConfigError, match=told):
+        SGD(schedule).hyperparameters(1)
 
 
 IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
-    (Momentum(0.1), {"momentum": (1.0, -0.1)}),
+    (Momentum(0.1), {"momentum": (1.0, -0.1), "dampening": (1.5,)}),
     (Adagrad(0.1), {"initial_accumulator": (0.0, -1), "epsilon": (-1e-7,)}),
     (Adagrad(0.1, epsilon=1), {"initial_accumulator": (-1,)}),
     (RMSProp(0.1), {"rho": (1.0,), "momentum": (2,), "epsilon": (0.0,), "centered": (1,)}),
@@ -72,6 +83,9 @@ IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
     (Ftrl(0.1), {"learning_rate_power": (0.5,), "initial_accumulator": (0.0,), "l1": (-1.0,)}),
     (Ftrl(0.1), {"l2": (-1.0,), "l2_shrinkage": (-1.0,), "beta": (-1.0,)}),
     (AdamW(), {"beta1": (1.0,), "epsilon": (0.0,), "weight_decay": (-0.1,)}),
+    (Adamax(), {"beta1": (1.0,), "epsilon": (0.0,)}),
+    (NAdam(), {"momentum_decay": (-1.0,), "weight_decay": (-0.1,)}),
+    (RAdam(), {"beta2": (1.0,), "weight_decay": (-0.1,)}),
     (Lion(), {"beta2": (1.0,), "weight_decay": (-0.1,)}),
     (LAMB(), {"beta2": (1.0,), "epsilon": (0.0,)}),
     (Adafactor(), {"decay_exponent": (0.1,), "epsilon1": (0.0,), "clip": (0.0,)}),
@@ -80,6 +94,9 @@ IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
     (InverseTime(0.1, 10, 2), {"decay_steps": (0.5, 0), "decay_rate": (-1.0,)}),
     (NaturalExponential(0.1, 10, 2), {"decay_steps": (0, -1), "decay_rate": (-0.9,)}),
     (Polynomial(0.1, 10), {"decay_steps": (0.9, 0), "end": (-1.0,), "power": (0.0,)}),
+    (Warmup(0.1, 10), {"steps": (0.9, 0), "start": (-1.0,)}),
+    (OneCycle(0.1, 10), {"total_steps": (0,), "rise": (0.0, 1.5), "div_factor": (0.0,)}),
+    (Sequential((1, 2), (3,)), {"boundaries": ((-1,),)}),
     (Cosine(0.1, 10), {"decay_steps": (0.1, 0), "alpha": (1.5,)}),
     (Piecewise((1, 2), (1, 2, 3)), {"boundaries": ((-1, 5), (2, 2)), "values": ((1, 2, -0.2),)}),
 ]
@@ -126,6 +143,8 @@ def test_ftrl_whose_schedule_ends_at_zero_says_at_which_step() -> None:
         (partial(AdamW, lr=0.1), "AdamW has no option 'lr'.*did you mean learning_rate"),
         (partial(Adam, 0.1, beta_1=0.9), "Adam has no option 'beta_1'.*did you mean beta1"),
         (partial(Momentum, 0.1, eps=1), "Momentum has no option 'eps'; it has learning_rate"),
+        (partial(Cosine, 0.1, steps=1), "Cosine has no option 'steps'.*did you mean decay_steps"),
+        (partial(Exponential, 0.1, 0.99, 6000), r"as in Exponential\(0.1, 6000, 0.99\)"),
     ],
 )
 def test_option_under_the_name_of_another_library_is_refused_with_its_own(

@@ -14,9 +14,12 @@ from zmqtrain.optim import (
     Exponential,
     InverseTime,
     NaturalExponential,
+    OneCycle,
     Piecewise,
     Polynomial,
     Schedule,
+    Sequential,
+    Warmup,
 )
 from zmqtrain.optim.schedules import rate_at
 
@@ -41,10 +44,24 @@ HAND_VALUES = [
     (Cosine(2.0, 100, alpha=0.1), {0: 2.0, 50: 1.1, 100: 0.2, 10**6: 0.2}),
 ]
 
+RISING: list[tuple[Schedule, dict[int, float]]] = [
+    (Warmup(0.2, 4), {0: 0.0, 1: 0.05, 4: 0.2, 99: 0.2}),
+    (Warmup(Cosine(2.0, 100), 4, start=1.0), {0: 1.0, 2: 1.5, 4: 2.0, 54: 1.0, 104: 0.0}),
+    (Sequential((1.0, Exponential(0.5, 1, 0.5), 0.1), (2, 4)), {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.1}),
+    # From 1/5 at 0 to 1 at 3, and to 1/50 at 9.
+    (OneCycle(1.0, 10, rise=0.4, div_factor=5, final_div_factor=10), {0: 0.2, 3: 1.0, 6: 0.51}),
+    (OneCycle(1.0, 10, rise=0.4, div_factor=5, final_div_factor=10), {9: 0.02, 99: 0.02}),
+    (OneCycle(1.0, 4, rise=1.0), {0: 0.04, 3: 1.0, 9: 1.0}),
+]
+
 
 @pytest.mark.parametrize(
     ("schedule", "step", "expected"),
-    [(schedule, step, value) for schedule, row in HAND_VALUES for step, value in row.items()],
+    [
+        (schedule, step, rate)
+        for schedule, row in HAND_VALUES + RISING
+        for step, rate in row.items()
+    ],
 )
 def test_schedule_at_a_step_has_the_hand_computed_rate(
     schedule: Schedule, step: int, expected: float
@@ -54,7 +71,7 @@ def test_schedule_at_a_step_has_the_hand_computed_rate(
     assert rate == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-@pytest.mark.parametrize("schedule", [schedule for schedule, _ in HAND_VALUES], ids=repr)
+@pytest.mark.parametrize("schedule", [schedule for schedule, _ in HAND_VALUES + RISING], ids=repr)
 def test_schedule_written_as_text_and_read_back_is_equal(schedule: Schedule) -> None:
     assert eval(repr(schedule)) == schedule
     assert hash(eval(repr(schedule))) == hash(schedule)

@@ -24,11 +24,13 @@ from zmqtrain.optim import (
     InverseTime,
     Lion,
     Momentum,
+    NAdam,
     Piecewise,
     Polynomial,
     RMSProp,
     Rule,
     Schedule,
+    Warmup,
 )
 
 _REMEDIES = {
@@ -38,7 +40,6 @@ _REMEDIES = {
     "use_ema": "give the job moving_average",
     "loss_scale_factor": "compute in bfloat16, which needs none",
     "gradient_accumulation_steps": "use the policy sync-replicas:aggregate=R",
-    "amsgrad": "leave it out",
 }
 """Options that no rule has, and remedies."""
 
@@ -74,9 +75,14 @@ def _sgd(o: dict[str, Any]) -> Rule:
 
 def _adam(o: dict[str, Any]) -> Rule:
     numbers = o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"]
-    if o["weight_decay"]:
-        return AdamW(*numbers, weight_decay=o["weight_decay"], epsilon_hat=True)
+    if o["weight_decay"] or o["amsgrad"]:
+        return AdamW(*numbers, o["weight_decay"] or 0.0, epsilon_hat=True, amsgrad=o["amsgrad"])
     return Adam(*numbers)
+
+
+def _nadam(o: dict[str, Any]) -> Rule:
+    numbers = o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"]
+    return NAdam(*numbers, o["weight_decay"] or 0.0, momentum_decay=1.0)
 
 
 def _ftrl(o: dict[str, Any]) -> Rule:
@@ -95,6 +101,7 @@ _RULES: dict[str, Callable[[dict[str, Any]], Rule]] = {
     "SGD": _sgd,
     "Adam": _adam,
     "AdamW": _adam,
+    "Nadam": _nadam,
     "RMSprop": lambda o: RMSProp(
         *(o["learning_rate"], o["rho"], o["momentum"], o["epsilon"], o["centered"]),
         initial_mean_square=0.0,
@@ -115,9 +122,10 @@ def _decay(kind: type[Exponential | InverseTime], o: dict[str, Any]) -> Schedule
 
 
 def _cosine(o: dict[str, Any]) -> Schedule:
-    if o.get("warmup_target") is not None or o.get("warmup_steps"):
-        raise _no_twin("the warm-up of CosineDecay", "give the job an optimizer with a schedule")
-    return Cosine(o["initial_learning_rate"], o["decay_steps"], o["alpha"])
+    if (target := o.get("warmup_target")) is None or not o.get("warmup_steps"):
+        return Cosine(o["initial_learning_rate"], o["decay_steps"], o["alpha"])
+    fall = Cosine(target, o["decay_steps"], o["alpha"])
+    return Warmup(fall, o["warmup_steps"], o["initial_learning_rate"])
 
 
 _SCHEDULES: dict[str, Callable[[dict[str, Any]], Schedule]] = {

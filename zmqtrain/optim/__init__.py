@@ -5,27 +5,20 @@ from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
 from zmqtrain.optim.formula import FormulaRule, LayerRule
 from zmqtrain.optim.mean import Mean
+from zmqtrain.optim.moments import LAMB, Adam, Adamax, AdamW, NAdam, RAdam
 from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
-from zmqtrain.optim.rules import (
-    LAMB,
-    SGD,
-    Adafactor,
-    Adagrad,
-    Adam,
-    AdamW,
-    Ftrl,
-    Lion,
-    Momentum,
-    RMSProp,
-)
+from zmqtrain.optim.rules import SGD, Adafactor, Adagrad, Ftrl, Lion, Momentum, RMSProp
 from zmqtrain.optim.schedules import (
     Cosine,
     Exponential,
     InverseTime,
     NaturalExponential,
+    OneCycle,
     Piecewise,
     Polynomial,
     Schedule,
+    Sequential,
+    Warmup,
 )
 
 __all__ = [
@@ -44,12 +37,18 @@ __all__ = [
     "Lion",
     "LAMB",
     "Adafactor",
+    "Adamax",
+    "NAdam",
+    "RAdam",
     "Exponential",
     "NaturalExponential",
     "InverseTime",
     "Piecewise",
     "Polynomial",
     "Cosine",
+    "OneCycle",
+    "Warmup",
+    "Sequential",
     "Schedule",
     "AVERAGE",
     "Mean",

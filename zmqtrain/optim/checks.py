@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from math import isfinite
 from numbers import Real
-from typing import Annotated, Any, TypeAlias, TypeGuard
+from typing import Annotated, Any, Self, TypeAlias, TypeGuard
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, no_option
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -62,6 +62,16 @@ class Checked:
     """A dataclass whose fields are checked as their types say, one by one in their order."""
 
     __slots__ = ()
+
+    def __new__(cls, *arguments: object, **options: object) -> Self:
+        """
+        Raises:
+            ConfigError: there is no option of a name.
+        """
+        known = inspect.signature(cls.__init__).parameters  # of the dataclass, once it is one
+        if unknown := [name for name in options if name not in known]:
+            raise no_option(cls.__name__, unknown[0], list(known)[1:])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """

@@ -7,16 +7,14 @@ operations in the same order.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
-from zmqtrain.errors import no_option
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.checks import Checked
 from zmqtrain.optim.clipping import sum_of_squares
@@ -44,16 +42,6 @@ class FormulaRule(Checked, ABC):
     formula: ClassVar[Formula]
     zero_slots: ClassVar[tuple[str, ...]] = ()
     """Names of the slots, if all of them are 0 at first."""
-
-    def __new__(cls, *arguments: object, **options: object) -> Self:
-        """
-        Raises:
-            ConfigError: the rule has no option of a name.
-        """
-        known = inspect.signature(cls.__init__).parameters  # of the dataclass, once it is one
-        if unknown := [name for name in options if name not in known]:
-            raise no_option(cls.__name__, unknown[0], list(known)[1:])
-        return super().__new__(cls)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -174,6 +162,11 @@ def element(
 def approach(average: Any, target: Any, share: Any) -> Any:
     """Return the average after it has moved by a share of the way to the target."""
     return average + (target - average) * share
+
+
+def rounded(*values: float) -> tuple[np.float32, ...]:
+    """Return hyperparameters as a formula takes them."""
+    return tuple(map(np.float32, values))
 
 
 def at(arrays: tuple[Flat | None, ...], block: slice) -> tuple[Flat | None, ...]:

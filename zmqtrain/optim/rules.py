@@ -17,9 +17,9 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.base import Slot
-from zmqtrain.optim.checks import Decay, NonNegative, NonPositive, Positive, check_positive
-from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach
-from zmqtrain.optim.schedules import Rate, rate_at
+from zmqtrain.optim.checks import Decay, NonNegative, NonPositive, Positive, Share, check_positive
+from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach, rounded
+from zmqtrain.optim.schedules import Coefficient, Rate, momentum_at, rate_at
 
 _ZERO = np.float32(0)
 
@@ -34,7 +34,7 @@ class SGD(FormulaRule):
     learning_rate: Rate = 0.01
 
     def hyperparameters(self, step: int) -> Numbers:
-        return _rounded(rate_at(self.learning_rate, step))
+        return rounded(rate_at(self.learning_rate, step))
 
     @staticmethod
     def formula(w: Any, g: Any, rate: Any) -> tuple[Any, ...]:
@@ -55,26 +55,30 @@ class Momentum(FormulaRule):
 
         a = momentum * a - lr * g
         w += a                              w += momentum * a - lr * g      if ``nesterov``
+
+    ``dampening`` is torch's: each g but the first counts 1 - dampening times in a.
     """
 
     zero_slots = ("momentum",)
     learning_rate: Rate
-    momentum: Decay = 0.9
+    momentum: Coefficient = 0.9
     nesterov: bool = False
     scaled_velocity: bool = False
+    dampening: Share = 0.0
 
     def hyperparameters(self, step: int) -> Numbers:
-        numbers = _rounded(rate_at(self.learning_rate, step), self.momentum)
-        return (*numbers, bool(self.nesterov), bool(self.scaled_velocity))
+        rate, momentum = rate_at(self.learning_rate, step), momentum_at(self.momentum, step)
+        share = 1 - self.dampening if step else 1.0
+        switches = bool(self.nesterov), bool(self.scaled_velocity), bool(self.dampening)
+        return *rounded(rate, momentum, share), *switches
 
     @staticmethod
-    def formula(
-        w: Any, g: Any, a: Any, rate: Any, momentum: Any, nesterov: bool, scaled_velocity: bool
-    ) -> tuple[Any, ...]:
+    def formula(w: Any, g: Any, a: Any, *numbers: Any) -> tuple[Any, ...]:
+        rate, momentum, share, nesterov, scaled_velocity, is_damped = numbers
         if scaled_velocity:
             a = momentum * a - rate * g
             return (w - rate * g + momentum * a if nesterov else w + a), a
-        a = momentum * a + g
+        a = momentum * a + (share * g if is_damped else g)
         return w - rate * (momentum * a + g if nesterov else a), a
 
 
@@ -88,7 +92,8 @@ class Adagrad(FormulaRule):
         w -= lr * g / (sqrt(a) + epsilon)   w -= lr * g / sqrt(a + epsilon)
                                             if ``epsilon_inside_sqrt``
 
-    TensorFlow 1 has no epsilon. Keras has 1e-7, and since 2.11 inside the root.
+    TensorFlow 1 has no epsilon. Keras has 1e-7, and since 2.11 inside the root. PyTorch's defaults
+    are those of :meth:`torch`.
     """
 
     learning_rate: Rate
@@ -101,13 +106,18 @@ class Adagrad(FormulaRule):
         if not self.epsilon:  # a gradient of 0 would give 0/0
             check_positive(self, "initial_accumulator")
 
+    @classmethod
+    def torch(cls, learning_rate: Rate = 0.01, **options: Any) -> Adagrad:
+        """Return the rule of torch.optim.Adagrad, with its defaults."""
+        return cls(learning_rate, **{"initial_accumulator": 0.0, "epsilon": 1e-10} | options)
+
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("accumulator", self.initial_accumulator),)
 
     def hyperparameters(self, step: int) -> Numbers:
         inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
-        return _rounded(rate_at(self.learning_rate, step), inner, outer)
+        return rounded(rate_at(self.learning_rate, step), inner, outer)
 
     @staticmethod
     def formula(
@@ -134,7 +144,8 @@ class RMSProp(FormulaRule):
     momentum there is no slot for it.
 
     Keras starts s at 0 with epsilon 1e-7, and before 2.11, without momentum, it adds epsilon to
-    the root: ``epsilon_inside_sqrt=False``.
+    the root: ``epsilon_inside_sqrt=False``. PyTorch's defaults are those of :meth:`torch`; without
+    ``scaled_velocity``, as there, lr is a factor of a in the last line instead of g.
     """
 
     learning_rate: Rate
@@ -144,6 +155,14 @@ class RMSProp(FormulaRule):
     centered: bool = False
     initial_mean_square: NonNegative = 1.0
     epsilon_inside_sqrt: bool = True
+    scaled_velocity: bool = True
+
+    @classmethod
+    def torch(cls, learning_rate: Rate = 0.01, **options: Any) -> RMSProp:
+        """Return the rule of torch.optim.RMSprop, with its defaults."""
+        switches = {"epsilon_inside_sqrt": False, "scaled_velocity": False}
+        numbers = {"rho": 0.99, "epsilon": 1e-8, "initial_mean_square": 0.0}
+        return cls(learning_rate, **switches | numbers | options)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -161,67 +180,30 @@ class RMSProp(FormulaRule):
     def hyperparameters(self, step: int) -> Numbers:
         inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
         rate = rate_at(self.learning_rate, step)
-        return _rounded(rate, 1 - self.rho, self.momentum, inner, outer)
+        numbers = rounded(rate, 1 - self.rho, self.momentum, inner, outer)
+        return *numbers, bool(self.scaled_velocity)
 
     @staticmethod
     def formula(
         w: Any, g: Any, mean_square: Any, mean_gradient: Any, momentum: Any, *numbers: Any
     ) -> tuple[Any, ...]:
-        rate, share, decay, inner, outer = numbers
+        rate, share, decay, inner, outer, scaled_velocity = numbers
         mean_square = approach(mean_square, g * g, share)
         square = mean_square
         if mean_gradient is not None:
             mean_gradient = approach(mean_gradient, g, share)
             square = np.maximum(mean_square - mean_gradient * mean_gradient, _ZERO)
-        descent = g / (np.sqrt(square + inner) + outer) * rate
+        descent = g / (np.sqrt(square + inner) + outer)
+        descent = descent * rate if scaled_velocity else descent
         if momentum is not None:
             descent = decay * momentum + descent
             momentum = descent
-        return w - descent, mean_square, mean_gradient, momentum
-
-
-@dataclass(frozen=True, slots=True)
-class _Moments(FormulaRule):
-    """What Adam and its descendants have in common: slots "m" and "v", 0 at first."""
-
-    zero_slots = ("m", "v")
-    learning_rate: Rate = 0.001
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
-    epsilon: Positive = 1e-8
-
-
-@dataclass(frozen=True, slots=True)
-class Adam(_Moments):
-    """Adam (Kingma and Ba, arXiv:1412.6980), in the form with "epsilon hat" of its section 2.
-
-    With m and v the slots of these names, 0 at first, and t = step + 1:
-
-        alpha = lr * sqrt(1 - beta2^t) / (1 - beta1^t)
-        m += (1 - beta1) * (g - m)
-        v += (1 - beta2) * (g^2 - v)
-        w -= alpha * m / (sqrt(v) + epsilon)
-
-    ``nesterov`` puts beta1 * m + (1 - beta1) * g in place of m in the last line. The epsilon of the
-    paper's Algorithm 1 is epsilon / sqrt(1 - beta2^t). Keras differs in the default 1e-7 only.
-    """
-
-    nesterov: bool = False
-
-    def hyperparameters(self, step: int) -> Numbers:
-        t = step + 1
-        correction = sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
-        alpha = rate_at(self.learning_rate, step) * correction
-        numbers = _rounded(alpha, self.beta1, 1 - self.beta1, 1 - self.beta2, self.epsilon)
-        return (*numbers, bool(self.nesterov))
-
-    @staticmethod
-    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
-        alpha, beta1, share1, share2, epsilon, nesterov = numbers
-        m = approach(m, g, share1)
-        v = approach(v, g * g, share2)
-        direction = beta1 * m + share1 * g if nesterov else m
-        return w - alpha * direction / (np.sqrt(v) + epsilon), m, v
+        return (
+            w - (descent if scaled_velocity else rate * descent),
+            mean_square,
+            mean_gradient,
+            momentum,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +249,7 @@ class Ftrl(FormulaRule):
             )
         ridge = 2 * self.l2 + self.beta / rate
         power = -self.learning_rate_power
-        numbers = _rounded(1 / rate, ridge, 2 * self.l2_shrinkage, self.l1, power)
+        numbers = rounded(1 / rate, ridge, 2 * self.l2_shrinkage, self.l1, power)
         return (*numbers, power == 0.5)
 
     @property
@@ -284,45 +266,6 @@ class Ftrl(FormulaRule):
         z = z + g - ((after - before) * per_rate - shrinkage) * w
         beyond = np.maximum(np.abs(z) - l1, _ZERO)
         return (_ZERO - np.sign(z) * beyond) / (after * per_rate + ridge), square, z
-
-
-@dataclass(frozen=True, slots=True)
-class AdamW(_Moments):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101, Algorithm 2).
-
-    With m and v the slots of these names, 0 at first, and t = step + 1:
-
-        m += (1 - beta1) * (g - m)
-        v += (1 - beta2) * (g^2 - v)
-        w -= lr * weight_decay * w
-        w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
-
-    The decay follows the learning rate's schedule, as in torch.optim.AdamW, whose defaults these
-    are, and the epsilon is that of Adam's Algorithm 1. ``epsilon_hat`` makes it that of
-    :class:`Adam`, as Keras has it: epsilon / sqrt(1 - beta2^t) in place of epsilon.
-    """
-
-    weight_decay: NonNegative = 0.01
-    epsilon_hat: bool = False
-
-    def hyperparameters(self, step: int) -> Numbers:
-        t, rate = step + 1, rate_at(self.learning_rate, step)
-        correction = 1 / sqrt(1 - self.beta2**t)
-        return _rounded(
-            rate / (1 - self.beta1**t),
-            rate * self.weight_decay,
-            1 - self.beta1,
-            1 - self.beta2,
-            correction,
-            self.epsilon * correction if self.epsilon_hat else self.epsilon,
-        )
-
-    @staticmethod
-    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
-        alpha, decay, share1, share2, correction, epsilon = numbers
-        m = approach(m, g, share1)
-        v = approach(v, g * g, share2)
-        return w - decay * w - alpha * m / (np.sqrt(v) * correction + epsilon), m, v
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +289,7 @@ class Lion(FormulaRule):
     def hyperparameters(self, step: int) -> Numbers:
         rate = rate_at(self.learning_rate, step)
         shares = self.beta1, 1 - self.beta1, 1 - self.beta2
-        return _rounded(rate, *shares, self.weight_decay)
+        return rounded(rate, *shares, self.weight_decay)
 
     @staticmethod
     def formula(
@@ -354,51 +297,6 @@ class Lion(FormulaRule):
     ) -> tuple[Any, ...]:
         step = np.sign(beta1 * m + share1 * g) + decay * w
         return w - rate * step, approach(m, g, share2)
-
-
-@dataclass(frozen=True, slots=True)
-class LAMB(_Moments, LayerRule):
-    """AdamW whose step is as long as the variable, for large batches (You et al., 2019).
-
-    With m and v the slots of these names, 0 at first, t = step + 1, and || || the Euclidean norm
-    over a variable:
-
-        m += (1 - beta1) * (g - m)
-        v += (1 - beta2) * (g^2 - v)
-        u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
-        w -= lr * ||w|| / ||u|| * u
-
-    This is Algorithm 2 of arXiv:1904.00962 with phi(x) = x; the ratio is 1 where a norm is 0, as in
-    the authors' code. A ps takes the norms over what it holds of a variable: if a variable is cut
-    over several ps, each part has its own ratio, and the result depends a little on how many ps
-    there are.
-    """
-
-    epsilon: Positive = 1e-6
-    weight_decay: NonNegative = 0.01
-
-    def hyperparameters(self, step: int) -> Numbers:
-        t = step + 1
-        return _rounded(
-            1 - self.beta1,
-            1 - self.beta2,
-            1 / (1 - self.beta1**t),
-            1 / sqrt(1 - self.beta2**t),
-            self.epsilon,
-            self.weight_decay,
-        )
-
-    def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
-        of_parameters, of_direction = map(sqrt, squares)
-        ratio = of_parameters / of_direction if of_parameters and of_direction else 1.0
-        return np.float32(rate_at(self.learning_rate, step) * ratio)
-
-    @staticmethod
-    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
-        share1, share2, correction1, correction2, epsilon, decay = numbers
-        m = approach(m, g, share1)
-        v = approach(v, g * g, share2)
-        return m * correction1 / (np.sqrt(v) * correction2 + epsilon) + decay * w, m, v
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +325,7 @@ class Adafactor(LayerRule):
     relative_step: bool = True
 
     def hyperparameters(self, step: int) -> Numbers:
-        return _rounded((step + 1) ** self.decay_exponent, self.epsilon1)
+        return rounded((step + 1) ** self.decay_exponent, self.epsilon1)
 
     def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
         of_parameters, of_direction = (sqrt(square / max(size, 1)) for square in squares)
@@ -441,10 +339,6 @@ class Adafactor(LayerRule):
     def formula(w: Any, g: Any, v: Any, share: Any, epsilon: Any) -> tuple[Any, ...]:
         v = approach(v, g * g + epsilon, share)
         return g / np.sqrt(v), v
-
-
-def _rounded(*values: float) -> tuple[np.float32, ...]:
-    return tuple(map(np.float32, values))
 
 
 def _epsilons(epsilon: float, inside: bool) -> tuple[float, float]:

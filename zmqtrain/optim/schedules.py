@@ -7,15 +7,26 @@ D is ``decay_steps``.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
-from math import ceil, cos, exp, floor, pi
-from typing import Annotated, Protocol, TypeAlias, runtime_checkable
+from math import ceil, cos, exp, floor, inf, pi
+from typing import Annotated, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim.checks import Checked, NonNegative, Positive, Ratio, Share, Steps, is_number
+from zmqtrain.optim.checks import (
+    Checked,
+    NonNegative,
+    Positive,
+    Ratio,
+    Share,
+    Steps,
+    check_decay,
+    is_number,
+)
+from zmqtrain.user_code import user_code
 
 
 @runtime_checkable
@@ -39,6 +50,16 @@ class _Decay(Checked):
     decay_steps: Steps
     decay_rate: NonNegative
     staircase: bool = False
+
+    def __post_init__(self) -> None:
+        kind, steps, rate = type(self).__name__, self.decay_steps, self.decay_rate
+        if is_number(steps) and is_number(rate) and 0 < steps < 1 < rate:
+            raise ConfigError(
+                f"{kind}: decay_steps is {steps!r}; expected a number of steps before decay_rate, "
+                f"as in {kind}({self.initial!r}, {rate!r}, {steps!r}); correct decay_steps in the "
+                "job"
+            )
+        Checked.__post_init__(self)
 
     def _periods(self, step: int) -> float:
         periods = step / self.decay_steps
@@ -82,24 +103,7 @@ class Piecewise:
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        # As tuples, so that the schedule cannot change and has one repr.
-        object.__setattr__(self, "boundaries", tuple(self.boundaries))
-        object.__setattr__(self, "values", tuple(self.values))
-        if len(self.values) != len(self.boundaries) + 1:
-            raise ConfigError(
-                f"Piecewise: {len(self.boundaries)} boundaries and {len(self.values)} values; "
-                "expected one value more than boundaries; add or remove a value in the job"
-            )
-        if not all(is_number(step) and step >= 0 for step in self.boundaries):
-            raise ConfigError(
-                f"Piecewise: boundaries is {self.boundaries!r}; expected a sequence of steps, none "
-                "below 0; correct boundaries in the job"
-            )
-        if any(low >= high for low, high in pairwise(self.boundaries)):
-            raise ConfigError(
-                f"Piecewise: boundaries is {self.boundaries!r}; expected increasing steps; "
-                "correct boundaries in the job"
-            )
+        _check_pieces(self, "value")
         if not all(is_number(value) and value >= 0 for value in self.values):
             raise ConfigError(
                 f"Piecewise: values is {self.values!r}; expected finite numbers of at least 0; "
@@ -108,6 +112,28 @@ class Piecewise:
 
     def __call__(self, step: int) -> float:
         return float(self.values[bisect_left(self.boundaries, step)])
+
+
+def _check_pieces(owner: Any, piece: str) -> None:
+    """Keep boundaries and pieces as tuples, so that they cannot change and have one repr.
+
+    Raises:
+        ConfigError: their numbers do not fit, or a boundary is no step after the one before.
+    """
+    kind, pieces, steps = type(owner).__name__, getattr(owner, f"{piece}s"), owner.boundaries
+    object.__setattr__(owner, "boundaries", steps := tuple(steps))
+    object.__setattr__(owner, f"{piece}s", tuple(pieces))
+    if len(pieces) != len(steps) + 1:
+        raise ConfigError(
+            f"{kind}: {len(steps)} boundaries and {len(pieces)} {piece}s; expected one {piece} "
+            f"more than boundaries; add or remove a {piece} in the job"
+        )
+    is_wrong = not all(is_number(step) and step >= 0 for step in steps)
+    if is_wrong or any(low >= high for low, high in pairwise(steps)):
+        raise ConfigError(
+            f"{kind}: boundaries is {steps!r}; expected increasing steps, none below 0; correct "
+            "boundaries in the job"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +174,137 @@ class Cosine(Checked):
         return self.initial * ((1 - self.alpha) * 0.5 * (1 + cos(pi * done)) + self.alpha)
 
 
+@dataclass(frozen=True, slots=True)
+class OneCycle(Checked):
+    """A rise to ``highest`` and a longer fall, each half a cosine wave, as torch's OneCycleLR.
+
+    The rate rises from highest / div_factor until s = rise * D - 1, and falls to highest /
+    div_factor / final_div_factor at s = D - 1, with D the ``total_steps``; then it stays there
+    (Smith and Topin, arXiv:1708.07120). The momentum is not changed (``cycle_momentum=False``).
+    """
+
+    highest: NonNegative
+    total_steps: Steps
+    rise: Ratio = 0.3
+    div_factor: Positive = 25.0
+    final_div_factor: Positive = 1e4
+
+    def __call__(self, step: int) -> float:
+        top, last = self.rise * self.total_steps - 1, self.total_steps - 1
+        first = self.highest / self.div_factor
+        if step < top:
+            return _half_wave(first, self.highest, step / top)
+        done = (min(step, last) - top) / ((last - top) or 1)
+        return _half_wave(self.highest, first / self.final_div_factor, done)
+
+
+def _half_wave(start: float, end: float, done: float) -> float:
+    return end + (start - end) / 2 * (1 + cos(pi * done))
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the step as a schedule; its repr shows some rates, since it has no other text.
+
+    It must be pure: every task calls it for the steps that it needs, in any order. Its result may
+    be a scalar array of a framework.
+    """
+
+    function: Callable[[int], Any]
+
+    def __call__(self, step: int) -> float:
+        with user_code(f"the rate of step {step}", self.function):
+            rate: Any = self.function(step)
+            rate = rate.item() if hasattr(rate, "item") else rate
+        return cast(float, rate)  # which rate_at checks
+
+    def __repr__(self) -> str:
+        text = "Function("
+        with suppress(ConfigError, TypeError, ValueError):  # a table may end
+            for step in (0, *(10**power for power in range(7))):
+                text += f"{step}: {self(step):.6g}, "
+        return f"{text.removesuffix(', ')})"
+
+
+def _as_schedule(value: Any) -> Any:
+    """Return a schedule with a repr that is the same in every process; numbers as they are.
+
+    Raises:
+        ConfigError: it gives another rate when it is called again.
+    """
+    if not callable(value) or isinstance(value, type) or " at 0x" not in repr(value):
+        return value
+    schedule = Function(value)
+    if repr(schedule) != repr(schedule):
+        raise ConfigError(
+            f"the schedule {value!r} gives other rates when it is called again; expected a pure "
+            "function of the step"
+        )
+    return schedule
+
+
 def _check_rate(owner: object, name: str) -> None:
-    check_learning_rate(getattr(owner, name))
+    object.__setattr__(owner, name, rate := _as_schedule(getattr(owner, name)))
+    check_learning_rate(rate)
 
 
 Rate: TypeAlias = Annotated[float | Schedule, _check_rate]
-"""The type of a rule's learning rate."""
+"""The type of a rule's learning rate. A function of the step becomes a :class:`Function`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup(Checked):
+    """start + (r(0) - start) * s/D while s < D = ``steps``, then r(s - D), with r the ``rate``."""
+
+    rate: Rate
+    steps: Steps
+    start: NonNegative = 0.0
+
+    def __call__(self, step: int) -> float:
+        if step >= self.steps:
+            return rate_at(self.rate, step - self.steps)
+        return self.start + (rate_at(self.rate, 0) - self.start) * step / self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Schedules one after another: rates[i] from boundaries[i - 1] on, its steps counted from 0.
+
+    There is one rate more than boundaries. A boundary belongs to the schedule that begins there, as
+    in torch's SequentialLR and optax's join_schedules.
+    """
+
+    rates: Sequence[float | Schedule]
+    boundaries: Sequence[int]
+
+    def __post_init__(self) -> None:
+        _check_pieces(self, "rate")
+        object.__setattr__(self, "rates", tuple(map(_as_schedule, self.rates)))
+        for rate in self.rates:
+            check_learning_rate(rate)
+
+    def __call__(self, step: int) -> float:
+        place = bisect_right(self.boundaries, step)
+        return rate_at(self.rates[place], step - (self.boundaries[place - 1] if place else 0))
+
+
+def _check_coefficient(owner: object, name: str) -> None:
+    object.__setattr__(owner, name, value := _as_schedule(getattr(owner, name)))
+    if not isinstance(value, Schedule):
+        check_decay(owner, name)
+
+
+Coefficient: TypeAlias = Annotated[float | Schedule, _check_coefficient]
+"""The type of a momentum that may follow a schedule, as in torch's OneCycleLR."""
+
+
+def momentum_at(value: float | Schedule, step: int) -> float:
+    """Return a momentum at this step.
+
+    Raises:
+        ConfigError: its schedule returns something else than a number of at least 0, below 1.
+    """
+    return rate_at(value, step, "momentum", below=1)
 
 
 @dataclass
@@ -177,8 +328,7 @@ def check_learning_rate(learning_rate: float | Schedule) -> None:
     """Check a rule's learning rate when the rule is made.
 
     Raises:
-        ConfigError: it is neither a schedule nor a finite number of at least 0, or its text
-            differs from process to process and cannot enter the job's fingerprint.
+        ConfigError: it is neither a schedule nor a finite number of at least 0.
     """
     is_schedule = callable(learning_rate) and not isinstance(learning_rate, type)
     if not is_schedule and not (is_number(learning_rate) and learning_rate >= 0):
@@ -186,24 +336,21 @@ def check_learning_rate(learning_rate: float | Schedule) -> None:
             f"the learning rate is {learning_rate!r}; expected a schedule or a finite number of at "
             "least 0; correct learning_rate in the job"
         )
-    if " at 0x" in repr(learning_rate):
-        raise ConfigError(
-            f"the learning rate is {learning_rate!r}, whose repr differs from process to process; "
-            "expected the same repr on every task; make the schedule a frozen dataclass with a "
-            "__call__(step) method"
-        )
 
 
-def rate_at(learning_rate: float | Schedule, step: int) -> float:
-    """Return the learning rate of the update that follows ``step`` others.
+def rate_at(
+    rate: float | Schedule, step: int, what: str = "learning rate", below: float = inf
+) -> float:
+    """Return the learning rate, or another number, of the update that follows ``step`` others.
 
     Raises:
-        ConfigError: the schedule returns something else than a finite number of at least 0.
+        ConfigError: the schedule returns something else than a finite number from 0 to ``below``.
     """
-    rate = learning_rate(step) if callable(learning_rate) else learning_rate
-    if not is_number(rate) or rate < 0:
+    found = rate(step) if callable(rate) else rate
+    if not is_number(found) or not 0 <= found < below:
+        limit = "" if below == inf else f" and below {below}"
         raise ConfigError(
-            f"the learning rate is {rate!r} at step {step}; expected a finite number of at least "
-            f"0; correct {learning_rate!r} in the job"
+            f"the {what} is {found!r} at step {step}; expected a finite number of at least 0"
+            f"{limit}; correct {rate!r} in the job"
         )
-    return rate
+    return found
