@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.plans import planned
+from zmqtrain.callbacks import LambdaCallback
 from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
@@ -84,6 +85,10 @@ AVERAGE = (
         ("seed", -1, "expected at least 0"),
         ("evaluate_every", -1, "expected at least 0"),
         ("save_secs", -1.5, "expected at least 0"),
+        ("save_steps", -1, "expected at least 0"),
+        ("steps_per_epoch", 5, "expected their number; give epochs"),
+        ("callbacks", [LambdaCallback(on_steps=print)], "every_steps of LambdaCallback is None"),
+        ("callbacks", [LambdaCallback(every_steps=0.5)], "every_steps of LambdaCallback is 0.5"),
         ("keep_checkpoints", 0, "expected at least 1"),
         ("l2", -0.1, "expected at least 0"),
         ("l2", float("inf"), "expected a finite number"),

@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
+from zmqtrain.callbacks.base import check_intervals
 from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.coerce import Arrays, as_dataset
@@ -124,7 +125,7 @@ Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
-_PAIRS = ("steps", "epochs"), ("device", "devices")
+_PAIRS = ("steps", "epochs"), ("steps", "steps_per_epoch"), ("device", "devices")
 _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 """Options that take the place of another one."""
 
@@ -197,6 +198,12 @@ class Job(BaseModel):
         description="passes over the training set after which the run ends, instead of steps; each "
         "counts every example once, so its last batch may be smaller; 0: steps count",
     )
+    steps_per_epoch: Count = Field(
+        0,
+        ge=0,
+        description="batches after which an epoch ends, whichever workers compute them; the next "
+        "epoch goes on with the pass where this one ended; 0: an epoch is a pass",
+    )
     steps: Count = Field(
         1000, ge=1, validate_default=True, description="global steps after which the run ends"
     )
@@ -224,6 +231,12 @@ class Job(BaseModel):
         600.0,
         ge=0,
         description="seconds between checkpoints, if the job has a logdir; 0: only at the end",
+    )
+    save_steps: Count = Field(
+        0,
+        ge=0,
+        description="global steps between checkpoints, beside save_secs; a cluster saves at the "
+        "first step at or after each multiple that its chief sees; 0: seconds alone count",
     )
     keep_checkpoints: Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
@@ -301,7 +314,9 @@ class Job(BaseModel):
         description="what is measured beside the loss; see zmqtrain.metrics",
     )
     callbacks: Any = Field(
-        (), description="called between epochs, on the chief; see zmqtrain.callbacks"
+        (),
+        description="called by the chief between epochs and by steps; a job without epochs is one "
+        "epoch; see zmqtrain.callbacks",
     )
 
     @field_validator("groups")
@@ -316,6 +331,13 @@ class Job(BaseModel):
     @classmethod
     def _end_after_epochs(cls, value: int, info: Any) -> int:
         return ENDLESS if info.data.get("epochs") else value
+
+    @field_validator("steps_per_epoch")
+    @classmethod
+    def _check_epochs(cls, value: int, info: Any) -> int:
+        if value and not info.data.get("epochs"):
+            raise ValueError("it divides the job into epochs; expected their number; give epochs")
+        return value
 
     @field_validator("device")
     @classmethod
@@ -337,9 +359,9 @@ class Job(BaseModel):
 
     @field_validator("callbacks")
     @classmethod
-    def _check_callbacks(cls, value: Any, info: Any) -> tuple[Any, ...]:
-        if value and not info.data.get("epochs"):
-            raise ValueError("callbacks are called between epochs; give the job epochs")
+    def _check_callbacks(cls, value: Any) -> tuple[Any, ...]:
+        with _as_mistake():
+            check_intervals(value)
         return tuple(value)
 
     @field_validator("model", "data", "optimizer")
@@ -586,7 +608,7 @@ class Job(BaseModel):
             f"evaluate_every is {self.evaluate_every}": self.evaluate_every > 0,
             "metrics were given": "metrics" in self.model_fields_set
             and self.metrics
-            and not self.epochs,
+            and not self.has_epochs,
         }
         if reasons := [reason for reason, is_needed in needs.items() if is_needed]:
             raise ConfigError(
@@ -594,6 +616,28 @@ class Job(BaseModel):
                 "would be measured; give one, such as zmqtrain.data.Arrays(train, evaluation), or "
                 "leave the option out"
             )
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the chief follows epochs; with callbacks, a job by steps is one epoch."""
+        return self.epochs > 0 or bool(self.callbacks)
+
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        """Steps between evaluations, between checkpoints and between calls of callbacks."""
+        of_callbacks = (getattr(one, "every_steps", None) for one in self.callbacks)
+        every = self.evaluate_every, self.save_steps, *of_callbacks
+        return tuple(steps for steps in every if steps)
+
+    def steps_of_epoch(self, training: Dataset) -> int:
+        """Return the number of batches of an epoch; of a job by steps, that of its steps.
+
+        Raises:
+            ConfigError: an epoch is a pass, and a stream has no length.
+        """
+        if not self.epochs:
+            return self.steps
+        return self.steps_per_epoch or self.plan(len(training)).of_pass
 
     def plan(self, examples: int) -> BatchPlan:
         """Return the batches of a training set with this number of examples."""
@@ -643,7 +687,7 @@ class Job(BaseModel):
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
         optional = {
             SOURCE: self._source,
-            EPOCHS: str(self.epochs or ""),
+            EPOCHS: " of ".join(str(n) for n in (self.epochs, self.steps_per_epoch) if n),
             DEVICES: str(len(self.devices) or ""),
             "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
             "frozen": digest_of_arrays(self.frozen()),

@@ -52,13 +52,16 @@ def train(
     """
     model = model or view()
     calls = CallbackList([callback])
-    calls.begin(model, {"epochs": 9, "steps": 3, "examples": 30, "initial_epoch": int(bool(state))})
+    calls.begin(model, {"epochs": 9, "steps": 3, "initial_epoch": int(bool(state))})
     calls.call("on_train_begin", {})
     calls.restore(state or [])
     for epoch, measured in enumerate(measures):
         logs = measured if isinstance(measured, dict) else {"loss": 1.0, "val_loss": measured}
         calls.call("on_epoch_begin", epoch, {})
         model.show({"w": np.array([epoch], np.float32)})
+        model.examples, model.step = 30, 10 * epoch
+        if getattr(callback, "every_steps", None):
+            calls.call("on_steps", model.step, {"loss": 5.0})
         calls.call("on_epoch_end", epoch, logs)
         if model.stop_training:
             break
@@ -221,6 +224,17 @@ def test_weights_of_each_epoch_are_kept_under_names_that_tell_them_apart(tmp_pat
     assert np.load(tmp_path / "deep/02-1.0.npz")["w"] == 1
 
 
+def test_weights_are_kept_by_steps(tmp_path: Path) -> None:
+    path = tmp_path / "{step:03d}-{loss:.1f}"
+    train(ModelCheckpoint(path, save_freq=10), [3, 2])
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "000-5.0.safetensors",
+        "010-5.0.safetensors",
+    }
+    with pytest.raises(ConfigError, match="val_loss is measured at the end of epochs"):
+        ModelCheckpoint(path, save_best_only=True, save_freq=10)
+
+
 def test_digits_of_a_measure_are_no_ending(tmp_path: Path) -> None:
     train(ModelCheckpoint(tmp_path / "best-{val_loss:.3f}"), [1])
     assert [path.name for path in tmp_path.iterdir()] == ["best-1.000.safetensors"]
@@ -367,6 +381,21 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
         of_phases = [found["train", epoch, f"{phase}_s/worker_7"] for phase in phases]
         assert of_phases == ([1, 2, 3, 4, 5, 6] if epoch == 0 else [3, 6, 9, 12, 15, 18])
         assert {("train", epoch, tag) for tag in ("w", "gradients/w")} <= found.keys()
+
+
+def test_tensorboard_writes_by_step_at_the_steps(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    board = TensorBoard(tmp_path, update_freq=10, histograms_every=2)
+    model = train(board, [3, 2, 1])
+    CallbackList([board]).call("on_test_end", {"loss": 1.5})
+    board.on_train_end()
+    found = {(kind, step, tag): value for kind, step, tag, value in events_in(tmp_path)}
+    assert [step for kind, step, tag in found if tag == "w"] == [0, 20]
+    assert [step for kind, step, tag in found if tag == "examples_per_second"] == [0, 10, 20]
+    assert found["train", 10, "batch_loss"] == 5
+    assert found["validation", model.step, "evaluation_loss_vs_iterations"] == 1.5
+    with pytest.raises(ConfigError, match="update_freq is 'batch'; expected a number of steps"):
+        TensorBoard(tmp_path, update_freq="batch")  # type: ignore[arg-type]
 
 
 def test_callback_without_a_base_class_gets_the_hooks_that_it_has() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from zmqtrain.errors import FencedError
 from zmqtrain.job import Job
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.optim import SGD
+from zmqtrain.optim import SGD, Exponential
 
 
 class Host:
@@ -45,12 +46,11 @@ def make_epochs(host: Host, *callbacks: Callback, **options: Any) -> Epochs:
         model=LinearRegression(2),
         data=data,
         batch_size=2,
-        epochs=3,
         callbacks=callbacks,
-        **{"optimizer": SGD(0.1)} | options,
+        **{"optimizer": SGD(0.1), "epochs": 3} | options,
     )
     evaluator = Evaluator(job, None, Metrics("chief"), host.read_parameters)
-    return Epochs(job, 4, evaluator, host)
+    return Epochs(job, 2 if job.epochs else 50, evaluator, host)
 
 
 async def test_job_that_goes_back_is_evaluated_anew() -> None:
@@ -142,6 +142,28 @@ async def test_callbacks_begin_again_where_a_begin_was_cut_off() -> None:
     host.generation = 3
     assert await epochs.begin(at(0)) == 2
     assert len(begins) == 2 and epochs.history.epoch == []
+
+
+async def test_callback_by_steps_gets_measures_since_its_last_call_and_goes_back_with_the_job() -> (
+    None
+):
+    def note(step: int, logs: Any) -> None:
+        calls.append((step, logs["loss"], round(noter.model.optimizer.learning_rate, 4)))
+
+    def near(batch: int, loss: float) -> Progress:
+        return replace(at(batch), pass_loss=loss)
+
+    calls: list[Any] = []
+    host, noter = Host(), LambdaCallback(every_steps=10, on_steps=note)
+    epochs = make_epochs(host, noter, epochs=0, optimizer=SGD(Exponential(0.1, 10, 0.5)))
+    assert await epochs.begin(at(0)) == epochs.batches
+    for batch, loss in ((9, 4.0), (12, 4.0), (19, 4.0), (24, 3.0)):
+        assert await epochs.step(near(batch, loss))
+    host.generation = 2  # from the checkpoint of step 12
+    await epochs.begin(near(12, 4.0))
+    assert await epochs.step(near(21, 4.0))
+    expected = [(12, 4, 0.0435), (24, 2, 0.0189), (21, 4, 0.0233)]
+    assert calls == [(step, pytest.approx(loss), rate) for step, loss, rate in expected]
 
 
 async def test_epoch_whose_new_weights_never_came_to_be_is_no_record(tmp_path: Path) -> None:

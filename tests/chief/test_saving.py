@@ -90,6 +90,26 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
     assert saver.is_due(step + 1)
 
 
+async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_path: Path) -> None:
+    fields = {"logdir": str(tmp_path), "save_steps": 10, "save_secs": 0}
+    job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), **fields)
+
+    def saver_of(job: zmqtrain.Job) -> Saver:
+        layouts, write = planned(job).layouts, partial(write_shard, job)
+        return Saver(job, layouts, job.fingerprint(), Metrics("chief"), write)
+
+    saver = saver_of(job)
+    assert [step for step in (0, 9, 10, 12) if saver.is_due(step)] == [10, 12]
+    await saver.save(12, generation=1)  # the checkpoint says which step it is of
+    assert [step for step in (12, 19, 20, 35) if saver.is_due(step)] == [20, 35]
+    resumed = saver_of(job)
+    await resumed.newest()
+    restored = read_manifest(Path(saver.last or "")).global_step
+    following = restored - restored % 10 + 10
+    assert not resumed.is_due(following - 1) and resumed.is_due(following)
+    assert not saver_of(job.model_copy(update={"logdir": None})).is_due(10)
+
+
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:
     job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
     saver = Saver(

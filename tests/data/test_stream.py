@@ -298,7 +298,7 @@ def test_job_that_is_resumed_goes_on_in_the_stream(tmp_path: Path) -> None:
     ids=["epochs", "mapped", "evaluation", "Holdout", "Cached"],
 )
 def test_use_that_needs_a_length_is_refused_with_a_remedy(fields: dict[str, Any]) -> None:
-    text = r"^Stream\(parts: 3, examples_of\) has no length, .*give the job steps, and arrays"
+    text = r"^Stream\(parts: 3, examples_of\) has no length, .*give the job steps .*, and arrays"
     with pytest.raises(ConfigError, match=text):
         zmqtrain.run(job(**fields))
 

@@ -21,7 +21,7 @@ from zmqtrain.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from zmqtrain.data import ArrayDataset, Arrays, BatchPlan, Holdout, NoisyLine
+from zmqtrain.data import ArrayDataset, Arrays, BatchPlan, Holdout, NoisyLine, Stream
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
 from zmqtrain.metrics import AUC, Accuracy, MeanAbsoluteError
 from zmqtrain.models import MLP, LinearRegression, measured
@@ -85,6 +85,21 @@ def test_epochs_are_exact_passes_and_history_is_that_of_a_plain_loop() -> None:
     assert history.history["loss"] == pytest.approx(means)
     assert history.history["val_loss"][-1] == trainer.evaluate(VALIDATION)["loss"]
     assert history.epoch == [0, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_epochs_of_a_number_of_steps_cut_the_passes_of_arrays_and_of_streams(workers: int) -> None:
+    train, rows = Watched(*TRAIN), [5, 5, 5, 2, 5, 5, 5, 2, 5]  # of batches
+    trainer = Trainer(MODEL, SGD(0.05), policy="sync-replicas", workers=workers)
+    history = fit(trainer, train, epochs=3, steps_per_epoch=3)
+    assert sorted(map(len, train.batches)) == sorted(rows)
+    _, losses = reference(0, [0.05] * 9)
+    means = [np.average(losses[i : i + 3], weights=rows[i : i + 3]) for i in (0, 3, 6)]
+    if workers == 1:
+        assert history.history["loss"] == pytest.approx(means)
+    assert history.epoch == [0, 1, 2] and history.params["steps"] == 3
+    endless = Stream(["part"], lambda _: zip(*TRAIN, strict=True))
+    assert len(fit(trainer, endless, epochs=2, steps_per_epoch=4).epoch) == 2
 
 
 class Count:
@@ -389,7 +404,7 @@ def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
         ({"class_weight": [1.0, 2.0]}, ConfigError, "class_weight"),
         ({"train": None, "x": X}, ConfigError, r"data come first, as in fit\(features, labels\)"),
         ({"train": None}, ConfigError, "fit got no examples"),
-        ({"steps_per_epoch": 4}, ConfigError, "pass over the examples: leave it out"),
+        ({"steps_per_epoch": -4}, ConfigError, "steps_per_epoch is -4; expected at least 0"),
         ({"train": ([1, 2], [3, 4])}, DataError, "arrays"),
         ({"train": (X[:3], Y[:4])}, DataError, "rows"),
     ],

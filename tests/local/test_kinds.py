@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -107,6 +108,41 @@ def test_checkpoints_are_saved_while_the_job_runs(kind: dict[str, Any], tmp_path
 
     job, size = run_of(kind, steps=10**5, logdir=str(tmp_path), save_secs=0.001)
     assert bad_end(job, **size, on_progress=stop_at_a_checkpoint).exit_code == 130
+
+
+def test_job_by_steps_calls_back_and_saves_after_each_number_of_steps(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+
+    def note(step: int, logs: Any) -> None:
+        model = by_step.model
+        is_measured = math.isfinite(logs["loss"]) and 0 <= logs["accuracy"] <= 1
+        calls.append((step, model.step, model.examples, is_measured, model.get_weights()[0].shape))
+
+    by_step = LambdaCallback(
+        every_steps=10,
+        on_steps=note,
+        on_epoch_end=lambda epoch, logs: calls.append((epoch, {*logs})),
+        on_test_end=lambda logs: calls.append(by_step.model.step),
+    )
+    options = {"save_steps": 10, "evaluate_every": 15, "keep_checkpoints": 9}
+    job, size = run_of(kind, steps=40, logdir=str(tmp_path), callbacks=[by_step], **options)
+    summary = zmqtrain.run(job, **size)
+    by_steps = [call for call in calls if isinstance(call, tuple) and len(call) > 2]
+    steps, _, examples, is_measured, shapes = map(list, zip(*by_steps, strict=True))
+    assert steps == [call[1] for call in by_steps] and all(is_measured)
+    assert sum(examples) == summary.examples and shapes[0] == (64, 32)
+    saved = sorted(int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*"))
+    if size:  # a chief may come late
+        for found in (steps, saved):
+            assert len({step // 10 for step in found}) == len(found) and found[-1] == 40
+    else:
+        assert steps == saved == [10, 20, 30, 40]
+        assert [call for call in calls if isinstance(call, int)] == [15, 30, 40]
+    assert calls[-1] == (0, {"loss", "accuracy", "val_loss", "val_accuracy"})
+    assert summary.history.epoch == [0]
+    assert summary.ended == "step 40 of 40 is done"
 
 
 def test_what_has_changed_since_the_checkpoint_is_told_in_one_line(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -89,10 +90,10 @@ class ModelView:
     """The model as callbacks see it: its weights between two epochs, and a way to stop.
 
     ``stop_training``: a callback sets it to end the training. ``weights``: arrays by name, not to
-    be written to; :meth:`set_weights` replaces them. ``status``: of the cluster at the end of the
-    last epoch, as ``zmqtrain status`` shows it; None if one worker trains alone. Of a model of
-    Keras there is also what a ``keras.Model`` has for looking at it, such as ``predict`` and
-    ``layers``.
+    be written to; :meth:`set_weights` replaces them. ``step``: the global step of a hook.
+    ``examples``: number of examples of its ``logs``. ``status``: of the cluster then, as ``zmqtrain
+    status`` shows it; None if one worker trains alone. Of a model of Keras there is also what a
+    ``keras.Model`` has for looking at it, such as ``predict`` and ``layers``.
     """
 
     def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
@@ -102,13 +103,31 @@ class ModelView:
         self._copy: Any = None  # a model of Keras with these weights
         self.stop_training = False
         self.optimizer = OptimizerView()
-        self.weights: Weights = {}
+        self._weights: Weights = {}
+        self._read: Callable[[], Weights] | None = None  # returns newer ones
         self.weights_changed = False  # by a callback, since the training last looked
+        self.step = self.examples = 0
         self.status: Status | None = None
+
+    @property
+    def weights(self) -> Weights:
+        if self._read is not None:
+            read, self._read = self._read, None
+            self.show(read())
+        return self._weights
+
+    @contextmanager
+    def reading(self, read: Callable[[], Weights]) -> Iterator[None]:
+        """Show what ``read`` returns, if a callback looks at the weights within the block."""
+        self._read = read
+        try:
+            yield
+        finally:
+            self._read = None
 
     def show(self, weights: Weights) -> None:
         """Make these the weights that callbacks see."""
-        self.weights, self.weights_changed, self._copy = weights, False, None
+        self._weights, self.weights_changed, self._copy = weights, False, None
 
     def __getattr__(self, name: str) -> Any:
         """Return what a copy of a model of Keras with these weights has, to look at."""
@@ -142,7 +161,7 @@ class ModelView:
                 f"set_weights() got arrays of shapes {[np.shape(v) for v in values]}; expected "
                 f"{dict(zip(self.weights, shapes, strict=True))}; give what get_weights() returned"
             )
-        self.weights = {
+        self._weights = {
             name: np.array(value, self.weights[name].dtype)
             for name, value in zip(self.weights, values, strict=True)
         }
@@ -204,8 +223,13 @@ class Callback:
     0. ``logs`` hold ``loss`` and other measures over the epoch of what each batch had before its
     update, and ``val_...`` for each measure of the validation data.
 
-    Setting ``model.stop_training`` in a hook of a batch ends the epoch at once. Weights may be set
-    in the other hooks alone.
+    A job without epochs is one epoch, whose batches are its steps. ``on_steps(step, logs)`` is
+    called at the first step that the chief sees at or after each multiple of ``every_steps``: at
+    exactly that step if one worker trains alone. Its logs are of the batches since its last call,
+    or since the epoch began.
+
+    Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Weights
+    may be set in the other hooks alone.
 
     A callback that has them keeps plain data across a resume of the job: ``state()`` returns it,
     and ``restore(state)`` gets it after ``on_train_begin``. ``keeps_files``: left out of a
@@ -213,6 +237,7 @@ class Callback:
     """
 
     keeps_files = False
+    every_steps: int | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -230,6 +255,7 @@ class Callback:
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None: ...
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None: ...
+    def on_steps(self, step: int, logs: Logs | None = None) -> None: ...
     def on_test_begin(self, logs: Logs | None = None) -> None: ...
     def on_test_end(self, logs: Logs | None = None) -> None: ...
     def on_predict_begin(self, logs: Logs | None = None) -> None: ...
@@ -237,14 +263,16 @@ class Callback:
 
 
 class LambdaCallback(Callback):
-    """Calls functions at hooks: ``LambdaCallback(on_epoch_end=lambda epoch, logs: ...)``."""
+    """Calls functions at hooks: ``LambdaCallback(on_epoch_end=lambda epoch, logs: ...)``, or
+    ``LambdaCallback(every_steps=100, on_steps=lambda step, logs: ...)``."""
 
-    def __init__(self, **hooks: Callable[..., object]) -> None:
+    def __init__(self, *, every_steps: int | None = None, **hooks: Callable[..., object]) -> None:
         """
         Raises:
             ConfigError: there is no hook of a name.
         """
         super().__init__()
+        self.every_steps = every_steps
         every = [name for name in dir(Callback) if name.startswith("on_")]
         for name, function in hooks.items():
             if name not in every:
@@ -260,6 +288,9 @@ class CallbackList:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._callbacks)
 
     def begin(self, model: ModelView, params: Mapping[str, Any]) -> None:
         """Begin something; those that follow a measure forget what they know of it."""
@@ -362,6 +393,32 @@ class CallbackList:
             elif kept[2] is not None and callable(getattr(callback, "restore", None)):
                 with user_code("restore()", callback):
                     callback.restore(kept[2])
+
+
+def steps_of(option: str, value: Any) -> int:
+    """Return the steps of an option that Keras has: their number, or 0 for "epoch".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if value == "epoch" or (type(value) is int and value > 0):
+        return 0 if value == "epoch" else value
+    raise ConfigError(f"{option} is {value!r}; expected a number of steps above 0, or 'epoch'")
+
+
+def check_intervals(callbacks: Iterable[Any]) -> None:
+    """
+    Raises:
+        ConfigError: a callback's ``every_steps`` is no number of steps, or missing.
+    """
+    for callback in callbacks:
+        every = getattr(callback, "every_steps", None)
+        is_number = type(every) is int and every >= 0
+        if not is_number and (every is not None or CallbackList([callback]).has("on_steps")):
+            raise ConfigError(
+                f"every_steps of {type(callback).__name__} is {every!r}; expected the steps "
+                "between two calls of its on_steps, a whole number; 0: it is not called"
+            )
 
 
 def _kind_of(callback: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Literal, TypeAlias
 
-from zmqtrain.callbacks.base import Callback, Logs, Weights
+from zmqtrain.callbacks.base import Callback, Logs, Weights, steps_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.metrics import larger_is_better, numbers
 
@@ -145,8 +145,9 @@ class ModelCheckpoint(_Monitor):
     """Writes the weights into a file after each epoch, or after each that is the best so far.
 
     ``path`` may name the epoch (from 1) and measures: ``"run/{epoch:02d}-{val_loss:.3f}.npz"``. It
-    ends with .safetensors, which is added if there is no ending, or with .npz. To resume a job,
-    give it a logdir: these files hold weights alone.
+    ends with .safetensors, which is added if there is no ending, or with .npz. ``save_freq``:
+    "epoch", or a number of global steps; then ``path`` may name the ``step`` and measures of
+    training. To resume a job, give it a logdir: these files hold weights alone.
     """
 
     keeps_files = True
@@ -158,28 +159,45 @@ class ModelCheckpoint(_Monitor):
         *,
         save_best_only: bool = False,
         mode: Mode = "auto",
+        save_freq: int | Literal["epoch"] = "epoch",
     ) -> None:
         super().__init__(monitor, mode)
         self.path = str(path)
+        self.every_steps = steps_of("ModelCheckpoint: save_freq", save_freq)
+        self._unit = "step" if self.every_steps else "epoch"
+        if self.every_steps and save_best_only and monitor.startswith("val_"):
+            raise ConfigError(
+                f"ModelCheckpoint: save_freq is {save_freq}, but {monitor} is measured at the end "
+                "of epochs; expected a measure of training, such as monitor='loss', or "
+                "save_freq='epoch'"
+            )
         self.save_best_only = save_best_only
         try:
             fields = [name for _, name, _, _ in Formatter().parse(self.path) if name is not None]
         except ValueError as error:
             raise ConfigError(f"ModelCheckpoint: the path {self.path!r}: {error}") from None
-        self.path_names = [name for name in fields if name.isidentifier() and name != "epoch"]
+        self.path_names = [name for name in fields if name.isidentifier() and name != self._unit]
         if not save_best_only:
             self.monitor = None  # type: ignore[assignment]  # nothing needs to be measured
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        if not self.every_steps:
+            self._write(epoch + 1, logs or {})
+
+    def on_steps(self, step: int, logs: Logs | None = None) -> None:
+        self._write(step, logs or {})
+
+    def _write(self, number: int, logs: Logs) -> None:
         if self.save_best_only:
             value = self.value(logs)
             if value is None or not self.is_better(value, self.best):
                 return
             self.best = value
-        self.model.save_weights(self._path(epoch, logs or {}))
+        self.model.save_weights(self._path(number, logs))
 
-    def _path(self, epoch: int, logs: Logs) -> str:
-        known = {"epoch": epoch + 1} | {k: v for k, v in numbers(logs).items() if k != "epoch"}
+    def _path(self, number: int, logs: Logs) -> str:
+        unit = self._unit
+        known = {unit: number} | {k: v for k, v in numbers(logs).items() if k != unit}
         try:
             path = self.path.format(**known)
         except (KeyError, IndexError, ValueError) as error:

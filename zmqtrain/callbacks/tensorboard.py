@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from zmqtrain.callbacks.base import Callback, Logs
+from zmqtrain.callbacks.base import Callback, Logs, steps_of
 from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Batch
@@ -20,21 +20,29 @@ class TensorBoard(Callback):
 
     Measures of training and validation share a chart. In a cluster it also writes the staleness, in
     all and of each worker, and how long each spent in each phase of its steps, such as waiting.
+    With an ``update_freq`` it writes all of this by global step, and measures by epoch, too.
     """
 
     keeps_files = True
 
     def __init__(
-        self, logdir: str | Path, *, histograms_every: int = 0, gradients_of: Batch | None = None
+        self,
+        logdir: str | Path,
+        *,
+        update_freq: int | Literal["epoch"] = "epoch",
+        histograms_every: int = 0,
+        gradients_of: Batch | None = None,
     ) -> None:
-        """``histograms_every``: epochs between histograms; 0: none. ``gradients_of``: a batch, such
-        as ``(x[:64], y[:64])``, of whose gradients there are histograms, too.
+        """``update_freq``: steps between two summaries, or "epoch". ``histograms_every``:
+        epochs, or summaries, between histograms; 0: none. ``gradients_of``: a batch, such as
+        ``(x[:64], y[:64])``, of whose gradients there are histograms, too.
 
         Raises:
             ConfigError: tensorboardX is not installed.
         """
         super().__init__()
         self.logdir, self.histograms_every = Path(logdir), histograms_every
+        self.every_steps = steps_of("TensorBoard: update_freq", update_freq)
         self._batch = gradients_of
         self._spent_s: dict[str, tuple[float, ...]] = {}  # by worker, in phases of its steps
         self._make_writer = imported("tensorboardX", "tensorboard").SummaryWriter
@@ -45,27 +53,43 @@ class TensorBoard(Callback):
         self._began_at = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        seconds = time.monotonic() - self._began_at
         for name, value in numbers(logs or {}).items():
             kind = "validation" if name.startswith("val_") else "train"
             self._writer(kind).add_scalar(f"epoch_{name.removeprefix('val_')}", value, epoch)
-        if examples := self.params.get("examples"):
-            self._writer("train").add_scalar("examples_per_second", examples / seconds, epoch)
-        if self.model.status is not None:
-            self._write_status(self.model.status, epoch)
-        if self.histograms_every and epoch % self.histograms_every == 0:
-            for name, value in self.model.weights.items():
-                self._writer("train").add_histogram(name, value, epoch)
-            gradients = {} if self._batch is None else self.model.gradients(self._batch)
-            for name, value in gradients.items():
-                self._writer("train").add_histogram(f"gradients/{name}", value, epoch)
-        for writer in self._writers.values():
-            writer.flush()
+        if not self.every_steps:
+            self._write(epoch, number=epoch)
+
+    def on_steps(self, step: int, logs: Logs | None = None) -> None:
+        for name, value in numbers(logs or {}).items():
+            self._writer("train").add_scalar(f"batch_{name}", value, step)
+        self._write(step, number=step // (self.every_steps or 1))
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        for name, value in numbers(logs or {}).items() if self.every_steps else ():
+            tag = f"evaluation_{name}_vs_iterations"  # Keras's
+            self._writer("validation").add_scalar(tag, value, self.model.step)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+    def _write(self, at: int, *, number: int) -> None:
+        """Write what is no measure, at this epoch or step; ``number``: of the summary."""
+        write, now = self._writer("train"), time.monotonic()
+        speed = self.model.examples / max(now - self._began_at, 1e-9)
+        write.add_scalar("examples_per_second", speed, at)
+        self._began_at = now
+        if self.model.status is not None:
+            self._write_status(self.model.status, at)
+        if self.histograms_every and number % self.histograms_every == 0:
+            for name, value in self.model.weights.items():
+                write.add_histogram(name, value, at)
+            gradients = {} if self._batch is None else self.model.gradients(self._batch)
+            for name, value in gradients.items():
+                write.add_histogram(f"gradients/{name}", value, at)
+        for writer in self._writers.values():
+            writer.flush()
 
     def _write_status(self, status: Status, epoch: int) -> None:
         write = self._writer("train").add_scalar

@@ -48,8 +48,8 @@ class Conductor:
         self._evaluator, self._evaluate_due = evaluator, evaluate_due
         self._on_progress = on_progress
         self._epochs = None
-        if job.epochs:  # without them, a stream may have no length
-            self._epochs = Epochs(job, len(training), evaluator, conducted)
+        if job.has_epochs:
+            self._epochs = Epochs(job, job.steps_of_epoch(training), evaluator, conducted)
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
 
     async def begin(self, at: At) -> bool:
@@ -93,7 +93,7 @@ class Conductor:
         await self._evaluate_due(at.step)
 
     async def _extend(self, limit: int | None) -> bool:
-        if limit is not None:
+        if limit is not None and self._job.epochs:
             await self._conducted.extend(limit)
         return limit is not None
 
@@ -138,6 +138,8 @@ class Conductor:
             await conducted.settle()
         if status.stop and not status.stop_code:
             await self._evaluate_due(status.step)
+            if epochs is not None and not self._job.epochs:  # the only one is over
+                epochs.ended = epochs.ended or status.stop
         chosen = await self._end_epochs()
         is_over = epochs is not None and epochs.ended != ""
         is_complete = bool((status.stop and not status.stop_code) or status.failure or is_over)

@@ -3,6 +3,8 @@
 The validation data is measured, callbacks are called, and what they ask for is done. The job goes
 on when all of this has ended. What was measured, and what callbacks want to keep, is in a file of
 the logdir, so that a job that resumes or a new chief goes on with it.
+
+A job by steps is one epoch, of its steps. It ends as any job by steps does, without a wait.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights
 from zmqtrain.callbacks.history import History, plain
 from zmqtrain.chief.conducted import At, Conducted
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file
 from zmqtrain.job import Job
@@ -30,17 +34,39 @@ HISTORY_FILE = "history.json"
 log = logging.getLogger(__name__)
 
 
+class _BySteps:
+    """A callback that is called when the job passes a multiple of some steps."""
+
+    def __init__(self, callback: Any, every: int) -> None:
+        self.callback, self._every = callback, every
+        self._step: int | None = None  # of its last call, or where the job began
+        self._since: At
+
+    def begin(self, at: At) -> None:
+        """Begin an epoch, or go on with it."""
+        self._since = at
+        if self._step is None or at.step < self._step:
+            self._step = at.step
+
+    def passed(self, at: At) -> At | None:
+        """Return the begin of the logs of the call that is due; None: none is."""
+        if self._step is None or at.step // self._every == self._step // self._every:
+            return None
+        since, self._since, self._step = self._since, at, at.step
+        return since
+
+
 class Epochs:
     """The epochs of one job."""
 
-    def __init__(self, job: Job, examples: int, evaluator: Evaluator, conducted: Conducted) -> None:
-        """``examples``: in the training set."""
-        self.batches = job.plan(examples).of_pass
+    def __init__(self, job: Job, batches: int, evaluator: Evaluator, conducted: Conducted) -> None:
+        """``batches``: of an epoch."""
+        self.batches, self._count = batches, job.epochs or 1
         self.history = History()
         self.model = ModelView(job.model, job.metrics)
         self.ended = ""  # why the training is over, "" while it is not
         self._job, self._evaluator, self._conducted = job, evaluator, conducted
-        params = {"epochs": job.epochs, "steps": self.batches, "examples": examples, "verbose": 1}
+        params = {"epochs": self._count, "steps": batches, "verbose": 1}
         self.history.params = self._params = params
         self._callbacks = CallbackList(job.callbacks)
         self._follows_batches = self._callbacks.has("on_train_batch_end") or self._callbacks.has(
@@ -51,6 +77,8 @@ class Epochs:
         self._generation: int | None = None  # in which the callbacks have begun
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
+        self._by_steps = [_BySteps(one, one.every_steps) for one in self._callbacks
+                          if getattr(one, "every_steps", None)]  # fmt: skip
         self._rate: float | None = None  # set by a callback
         self._is_rate_used = False  # by the next steps
 
@@ -63,7 +91,7 @@ class Epochs:
             ConfigError, DataError: a callback raises, or monitors what is not measured.
             CheckpointError: weights that a callback sets cannot be handed over.
         """
-        done = at.uncounted // self.batches
+        done, batch = self._place(at)
         if self._generation is None:
             names = await asyncio.to_thread(self._evaluator.names)
             known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
@@ -71,10 +99,9 @@ class Epochs:
             await self._read_records()
         if self._generation != self._conducted.generation:
             await self._go_back(done, at)
-        is_between = at.uncounted % self.batches == 0
-        if self._epoch is None and is_between and done - 1 > self._last_epoch:
+        if self._epoch is None and not batch and done - 1 > self._last_epoch:
             self._epoch = done - 1  # it is over, and nobody was told
-        if self._epoch is None and done >= self._job.epochs:
+        if self._epoch is None and done >= self._job.epochs > 0:
             log.warning(
                 "epoch %d of %d is done already, so there is nothing to train; give more epochs, "
                 "or another logdir",
@@ -92,22 +119,26 @@ class Epochs:
             ConfigError, DataError: a callback raises, or an evaluation fails.
             CheckpointError: the file cannot be written.
         """
-        done = at.uncounted // self.batches
+        done, batch = self._place(at)
         if self._epoch is not None and done > self._epoch:
             epoch, self._epoch = self._epoch, None
             await self._end_epoch(epoch, at)
         if self.model.stop_training and not self.ended:
-            self.ended = f"stopped by a callback after epoch {done} of {self._job.epochs}"
-        elif done >= self._job.epochs:
-            self.ended = f"epoch {done} of {self._job.epochs} is done"
+            self.ended = f"stopped by a callback after epoch {done} of {self._count}"
+        elif done >= self._count:
+            self.ended = f"epoch {done} of {self._count} is done"
+            if not self._job.epochs:
+                self.ended = completion(at.step, self.batches)
         if self.ended:
             return None
         if self._epoch is None:
             await self._show(at.step)
             await self._call("on_epoch_begin", done, {})
-            await self._use_weights(goes_on=at.uncounted % self.batches > 0)
+            await self._use_weights(goes_on=batch > 0)
             await self._use_rate()
             self._epoch, self._batch = done, 0
+            for one in self._by_steps:
+                one.begin(at)
             if self._follows_batches:
                 self._callbacks.call("on_train_batch_begin", 0, {})
         return (done + 1) * self.batches
@@ -120,25 +151,50 @@ class Epochs:
         Raises:
             ConfigError: a callback raises, or sets weights, while others may compute.
         """
-        if not self._follows_batches or self._epoch is None:
+        if self._epoch is None:
             return True
-        batch = at.uncounted - self._epoch * self.batches
-        if batch <= self._batch:
-            return True
-        self._batch = batch
-        self._callbacks.call("on_train_batch_end", batch - 1, self._trained(at))
-        if batch < self.batches and not self.model.stop_training:
-            self._callbacks.call("on_train_batch_begin", batch, {})
+        self._show_evaluations()
+        await self._call_by_steps(at)
+        epoch, batch = self._place(at)
+        batch, is_within = (batch, True) if epoch == self._epoch else (self.batches, False)
+        if self._follows_batches and batch > self._batch:
+            self._batch = batch
+            self._callbacks.call("on_train_batch_end", batch - 1, self._trained(at))
+            if is_within and not self.model.stop_training:
+                self._callbacks.call("on_train_batch_begin", batch, {})
         if self.model.weights_changed:
             raise ConfigError(
                 "a callback sets weights within an epoch; expected at the begin or the end of an "
                 "epoch or of the training, when nobody computes; use another hook"
             )
         await self._use_rate()
-        if self.model.stop_training and batch < self.batches:
-            epochs = f"{self._epoch + 1} of {self._job.epochs}"
+        if self.model.stop_training and is_within:
+            epochs = f"{self._epoch + 1} of {self._count}"
             self.ended = f"stopped by a callback in epoch {epochs}, after {batch} batches"
         return not self.ended
+
+    async def _call_by_steps(self, at: At) -> None:
+        """Call the callbacks that have passed a multiple of their steps."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> Weights:  # in the thread of a hook
+            reading = self._conducted.read_parameters(self._job.evaluate_average)
+            return asyncio.run_coroutine_threadsafe(reading, loop).result()
+
+        for one in self._by_steps:
+            if (since := one.passed(at)) is not None:
+                self._note(at, at.pass_examples - since.pass_examples)
+                self._show_rate(at.step)
+                logs, hook = self._trained(at, since), CallbackList([one.callback]).call
+                with self.model.reading(read):
+                    await asyncio.to_thread(hook, "on_steps", at.step, logs)
+
+    def _show_evaluations(self) -> None:
+        """Let callbacks see the evaluations that were made since the last look."""
+        while self._evaluator.reported:
+            self.model.step, measures = self._evaluator.reported.pop(0)
+            self._callbacks.call("on_test_begin", {})
+            self._callbacks.call("on_test_end", measures)
 
     async def end(self, at: At) -> Weights:
         """End the training, also one that was interrupted.
@@ -150,7 +206,9 @@ class Epochs:
         """
         if self._generation is None:
             return {}
+        self._show_evaluations()
         if self._epoch is not None and self.ended and self._epoch > self._last_epoch:  # within it
+            await self._call_by_steps(at)
             await self._end_epoch(self._epoch, at)
         await self._show(at.step)
         await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
@@ -167,7 +225,7 @@ class Epochs:
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
         self._callbacks.check(list(logs))  # what steps measure is known from here on
-        self.model.status = at if isinstance(at, Status) else None
+        self._note(at, at.pass_examples)
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)
@@ -188,15 +246,33 @@ class Epochs:
                 await asyncio.to_thread(replace_file, self._file, text.encode())
         await self._use_weights()
 
-    def _trained(self, at: At) -> Logs:
-        """Return what the batches of the epoch had before their updates."""
-        return {"loss": at.pass_loss} | measures_of(
-            self._job.metrics, at.pass_sums, at.pass_examples
-        )
+    def _trained(self, at: At, since: At | None = None) -> Logs:
+        """Return what the batches of the epoch, or those since then, had before their updates."""
+        examples, loss, sums = at.pass_examples, at.pass_loss, at.pass_sums
+        if since is not None and since.pass_examples:
+            examples -= since.pass_examples
+            total = at.pass_loss * at.pass_examples - since.pass_loss * since.pass_examples
+            loss = total / examples if examples else math.nan
+            before = since.pass_sums
+            sums = {name: value - before.get(name, 0.0) for name, value in sums.items()}
+        measures = measures_of(self._job.metrics, sums, examples) if examples else {}
+        return {"loss": loss} | measures
+
+    def _note(self, at: At, examples: int) -> None:
+        """Let callbacks see where the job is; ``examples``: of the logs that they get."""
+        self.model.step, self.model.examples = at.step, examples
+        self.model.status = at if isinstance(at, Status) else None
+
+    def _place(self, at: At) -> tuple[int, int]:
+        """Return the number of epochs that are over, and of batches of the next one."""
+        return divmod(at.uncounted if self._job.epochs else at.step, self.batches)
 
     async def _show(self, step: int) -> None:
         """Let callbacks see the weights that are evaluated, and the learning rate of this step."""
         self.model.show(await self._conducted.read_parameters(self._job.evaluate_average))
+        self._show_rate(step)
+
+    def _show_rate(self, step: int) -> None:
         rate = getattr(self._job.optimizer, "learning_rate", None)
         known = self._rate if self._rate is not None or rate is None else rate_at(rate, step)
         self.model.optimizer.show(known)
@@ -262,7 +338,7 @@ class Epochs:
         self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]
         self._epoch, self._is_rate_used = None, False
         if self._generation is not None and self._records == before:
-            if at.uncounted % self.batches:  # what decided within this epoch was lost
+            if self._place(at)[1]:  # what decided within this epoch was lost
                 self.ended, self.model.stop_training = "", False
             self._generation = self._conducted.generation
             return await self._show(at.step)
@@ -282,7 +358,7 @@ class Epochs:
 
     def _rate_at(self, at: At) -> float | None:
         """Return the learning rate to go on with: of this step, or set after the last epoch."""
-        if not self._records or at.uncounted % self.batches:
+        if not self._records or self._place(at)[1]:
             return at.learning_rate
         record, optimizer = self._records[-1], self._job.optimizer_text
         is_of_it = record.get("optimizer", optimizer) == optimizer

@@ -45,6 +45,7 @@ class Evaluator:
         self.is_done = not job.evaluate_every  # until the end
         self._last: tuple[int, Measures] | None = None  # of which step, and what
         self._found: dict[int, Measures] = {}
+        self.reported: list[tuple[int, Measures]] = []  # by :meth:`report`, for callbacks to see
 
     def is_due(self, step: int) -> bool:
         """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
@@ -65,6 +66,7 @@ class Evaluator:
             log.error("not evaluated at step %d, nor again before the end: %s", step, error)
         else:
             log.info("step %d: %s", step, shown(measures))
+            self.reported.append((step, measures))
 
     def names(self) -> list[str]:
         """Return the names of all measures, which those of two examples are.
@@ -86,7 +88,7 @@ class Evaluator:
         Raises:
             ConfigError, DataError: as for :meth:`evaluate`.
         """
-        if self._job.metrics and not self._job.epochs:
+        if self._job.metrics and not self._job.has_epochs:
             await asyncio.to_thread(self.names)
 
     def forget(self) -> None:

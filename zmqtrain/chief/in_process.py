@@ -150,9 +150,10 @@ class LocalRun:
     async def _between_steps(self) -> None:
         """Call back, evaluate, show progress and save when due, while no step is under way."""
         step, now = self._running.coordinator.version, time.monotonic()
-        if self._job.epochs and not await self._conductor.follow(await self.progress()):
+        if self._job.has_epochs and not await self._conductor.follow(await self.progress()):
             await self.close(*self._conductor.verdict(await self.status()))
         await self._evaluator.report_if_due(step)
+        await self._conductor.save_if_due(step)
         if now < self._next_yield:
             return
         self._next_yield = now + YIELD_S
@@ -161,7 +162,6 @@ class LocalRun:
             return
         self._next_look = now + WATCH_S
         self._on_progress(await self.status())
-        await self._conductor.save_if_due(step)
 
     async def write_shards(self, directory: Path) -> Saved:
         """Write the only shard into the directory of a checkpoint."""
@@ -203,7 +203,7 @@ class LocalRun:
         exchange, job = self._running, self._job
         coordinator = exchange.coordinator
         stop, stop_code = ending(coordinator, job.steps)
-        epochs_steps = job.epochs and job.epochs * job.plan(len(self._training)).of_pass
+        steps = (job.epochs or 1) * job.steps_of_epoch(self._training)
         worker = TaskStatus(
             role=Role.WORKER.value,
             index=WORKER,
@@ -222,7 +222,7 @@ class LocalRun:
             initialised=True,
             policy=job.policy,
             switching="",
-            steps=epochs_steps or job.steps,
+            steps=steps,
             stop=stop,
             stop_code=stop_code,
             failure=exchange.failure,

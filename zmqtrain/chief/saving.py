@@ -59,14 +59,13 @@ class Saver:
         self._metrics = metrics
         self._write_shards, self._report = write_shards, report
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
-        if self._logdir is None and "save_secs" in job.model_fields_set:
-            log.warning(
-                "save_secs is %g, but the job has no logdir: it saves nothing; give %s",
-                job.save_secs,
-                names_of("logdir"),
-            )
+        for name in ("save_secs", "save_steps"):
+            if self._logdir is None and name in job.model_fields_set:
+                text = "%s is %g, but the job has no logdir: it saves nothing; give %s"
+                log.warning(text, name, getattr(job, name), names_of("logdir"))
         self._interval_s = job.save_secs if self._logdir is not None else 0.0
         self._due_at = time.monotonic() + self._interval_s
+        self._tried_step = 0  # that of the last attempt, or of the checkpoint that was restored
         self._found_damage = False  # in a checkpoint of the logdir
         self._frozen: tuple[Path, ShardFile] | None = None  # where and how they were written last
         self.last: str | None = None
@@ -78,6 +77,9 @@ class Saver:
 
         While a job stands still, its last one is as good as a new one, and counts as that.
         """
+        every = self._job.save_steps
+        if self._logdir is not None and every and step // every > self._tried_step // every:
+            return True
         if not self._interval_s or time.monotonic() < self._due_at:
             return False
         if self.last is None or step != self.last_step:
@@ -127,6 +129,7 @@ class Saver:
         found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._skipped)
         root = checkpoint.checkpoints_directory(self._logdir)
         generation = await asyncio.to_thread(logdirs.last_generation, root)
+        self._tried_step = 0 if found is None else found[1].global_step
         if found is None:
             return None, 0, generation
         path, manifest = found
@@ -180,6 +183,7 @@ class Saver:
         """
         if self._logdir is None:
             return None
+        self._tried_step = step
         self._due_at += max(self._interval_s, time.monotonic() - self._due_at)
         started = time.monotonic()
         try:

@@ -94,7 +94,7 @@ class Stream:
         """
         raise ConfigError(
             f"{self!r} has no length, which epochs, fit, Holdout, Cached and an evaluation set "
-            "need; give the job steps, and arrays to evaluate on: "
+            "need; give the job steps (or steps_per_epoch), and arrays to evaluate on: "
             "Job(data=Arrays(Stream(...), (x, y)), steps=1000)"
         )
 

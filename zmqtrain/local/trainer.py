@@ -32,15 +32,10 @@ QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
 
 
-_PASS = (
-    "an epoch is one pass over the examples: leave it out, give fewer examples, or count steps: "
-    "zmqtrain.run(zmqtrain.Job(..., steps=1000, evaluate_every=100))"
-)
 _DATA_FIRST = "data come first, as in fit(features, labels)"
 _NOT_TAKEN = {
     "x": _DATA_FIRST,
     "y": _DATA_FIRST,
-    "steps_per_epoch": _PASS,
     "shuffle": "each pass has an order of its own, by the seed",
     "initial_epoch": "with a logdir a second fit goes on where the first one ended",
     "validation_steps": "all validation data are measured: give fewer",
@@ -95,6 +90,7 @@ class Trainer:
         self.history = History()
         self.summary: Summary | None = None
         of_fit = {"model", "data", "optimizer", "epochs", "callbacks", "class_weight"}
+        of_fit |= {"steps_per_epoch"}
         known = Job.model_fields.keys() - of_fit
         if unknown := [name for name in options if name not in known]:
             if unknown[0] in of_fit:
@@ -114,6 +110,7 @@ class Trainer:
         *,
         epochs: int = 1,
         batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
         validation_data: Any = None,
         validation_split: float = 0.0,
         callbacks: Sequence[Any] = (),
@@ -130,8 +127,9 @@ class Trainer:
         ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
         arrays, or arrays by name. ``validation_split``: fraction of the examples, chosen by the
         job's seed, that is held out as validation data. ``epochs`` counts from the
-        start of the logdir's job. Without a logdir a second call goes on from the weights, with new
-        optimizer slots. ``class_weight``: weights of classes in the loss, 1 by default.
+        start of the logdir's job. ``steps_per_epoch``: batches of an epoch, in place of those of a
+        pass; the next epoch goes on in it. Without a logdir a second call goes on from the weights,
+        with new optimizer slots. ``class_weight``: weights of classes in the loss, 1 by default.
         ``sample_weight``: weights of the examples in a tuple of arrays; the tuple may also have
         them as its third array. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
         batches, without saving or callbacks that write files, to try everything out. ``unknown``:
@@ -172,6 +170,7 @@ class Trainer:
             initial=self._weights if self.logdir is None and self._weights else self._initial,
             logdir=self.logdir,
             epochs=epochs,
+            steps_per_epoch=steps_per_epoch or 0,
             callbacks=[*callbacks, *shown],
             class_weight=dict(class_weight) if isinstance(class_weight, Mapping) else class_weight,
             **options,
@@ -179,7 +178,9 @@ class Trainer:
         job = process.job_of_script(job)
         if fast_dev_run:
             quick = _quick(data, directory, QUICK_BATCHES * job.worker_batch_size)
-            job = job.with_overrides(epochs=1).model_copy(update={"data": quick, "logdir": None})
+            job = job.with_overrides(epochs=1, steps_per_epoch=0).model_copy(
+                update={"data": quick, "logdir": None}
+            )
         self.summary = self._train(job, alone=fast_dev_run)
         self.history = self.summary.history
         if not fast_dev_run:

@@ -53,7 +53,8 @@ def written(out: Gradients, *names: str) -> None:
 
 
 def is_measured(out: Gradients) -> bool:
-    """Return whether measures of the batch are used: those of a step are, in a job with epochs."""
+    """Return whether measures of the batch are used: those of a step are, in a job with epochs or
+    callbacks."""
     return isinstance(out, Buffers) and out.on_measured is not None
 
 

@@ -67,11 +67,11 @@ class ModelRunner:
         for bits in self._bits:
             bits[...] = UNWRITTEN
         self._measured = StepSums(job.metrics, job.model, is_weighted=bool(job.class_weight))
-        if job.overlap or job.epochs:
+        if job.overlap or job.has_epochs:
             self._out = Buffers(
                 self._gradients.values,
                 self._written if job.overlap else None,
-                self._measured.add if job.epochs else None,
+                self._measured.add if job.has_epochs else None,
             )
 
     def close(self) -> None:
