@@ -91,12 +91,19 @@ def test_epochs_are_exact_passes_and_history_is_that_of_a_plain_loop() -> None:
 def test_epochs_of_a_number_of_steps_cut_the_passes_of_arrays_and_of_streams(workers: int) -> None:
     train, rows = Watched(*TRAIN), [5, 5, 5, 2, 5, 5, 5, 2, 5]  # of batches
     trainer = Trainer(MODEL, SGD(0.05), policy="sync-replicas", workers=workers)
-    history = fit(trainer, train, epochs=3, steps_per_epoch=3)
+    losses_of: dict[int, float] = {}
+    noted = LambdaCallback(
+        every_steps=2, on_steps=lambda step, logs: losses_of.update({step: logs["loss"]})
+    )
+    history = fit(trainer, train, epochs=3, steps_per_epoch=3, callbacks=[noted])
     assert sorted(map(len, train.batches)) == sorted(rows)
     _, losses = reference(0, [0.05] * 9)
     means = [np.average(losses[i : i + 3], weights=rows[i : i + 3]) for i in (0, 3, 6)]
     if workers == 1:
         assert history.history["loss"] == pytest.approx(means)
+        by_two = {2: np.mean(losses[:2]), 4: losses[3], 6: np.mean(losses[4:6]),
+                  8: np.average(losses[6:8], weights=[5, 2])}  # fmt: skip
+        assert losses_of == pytest.approx(by_two)
     assert history.epoch == [0, 1, 2] and history.params["steps"] == 3
     endless = Stream(["part"], lambda _: zip(*TRAIN, strict=True))
     assert len(fit(trainer, endless, epochs=2, steps_per_epoch=4).epoch) == 2

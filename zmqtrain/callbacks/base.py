@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -104,26 +103,17 @@ class ModelView:
         self.stop_training = False
         self.optimizer = OptimizerView()
         self._weights: Weights = {}
-        self._read: Callable[[], Weights] | None = None  # returns newer ones
+        self.reader: Callable[[], Weights] | None = None  # called if a hook looks at them
         self.weights_changed = False  # by a callback, since the training last looked
         self.step = self.examples = 0
         self.status: Status | None = None
 
     @property
     def weights(self) -> Weights:
-        if self._read is not None:
-            read, self._read = self._read, None
+        if (read := self.reader) is not None:
+            self.reader = None
             self.show(read())
         return self._weights
-
-    @contextmanager
-    def reading(self, read: Callable[[], Weights]) -> Iterator[None]:
-        """Show what ``read`` returns, if a callback looks at the weights within the block."""
-        self._read = read
-        try:
-            yield
-        finally:
-            self._read = None
 
     def show(self, weights: Weights) -> None:
         """Make these the weights that callbacks see."""
@@ -289,9 +279,6 @@ class CallbackList:
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._callbacks)
-
     def begin(self, model: ModelView, params: Mapping[str, Any]) -> None:
         """Begin something; those that follow a measure forget what they know of it."""
         self.call("set_params", dict(params))
@@ -353,13 +340,15 @@ class CallbackList:
             if not getattr(callback, "save_best_only", True):
                 monitor = None
             names = [monitor, *getattr(callback, "path_names", ())]
+            by_steps = getattr(callback, "every_steps", None)
+            there = [name for name in known if not (by_steps and name.startswith("val_"))]
             for name in names:
-                if isinstance(name, str) and name not in known:
+                if isinstance(name, str) and name not in there:
                     if not is_all and not name.startswith("val_"):
                         continue
                     raise ConfigError(
                         f"{type(callback).__name__} names {name!r}, which is not measured; there "
-                        f"are {', '.join(known)}{did_you_mean(name, known)}"
+                        f"are {', '.join(there)}{did_you_mean(name, there)}"
                     )
 
     def _sets_rate(self) -> bool:
@@ -393,17 +382,6 @@ class CallbackList:
             elif kept[2] is not None and callable(getattr(callback, "restore", None)):
                 with user_code("restore()", callback):
                     callback.restore(kept[2])
-
-
-def steps_of(option: str, value: Any) -> int:
-    """Return the steps of an option that Keras has: their number, or 0 for "epoch".
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if value == "epoch" or (type(value) is int and value > 0):
-        return 0 if value == "epoch" else value
-    raise ConfigError(f"{option} is {value!r}; expected a number of steps above 0, or 'epoch'")
 
 
 def check_intervals(callbacks: Iterable[Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Literal, TypeAlias
 
-from zmqtrain.callbacks.base import Callback, Logs, Weights, steps_of
+from zmqtrain.callbacks.base import Callback, Logs, Weights
 from zmqtrain.errors import ConfigError
 from zmqtrain.metrics import larger_is_better, numbers
 
@@ -163,14 +163,8 @@ class ModelCheckpoint(_Monitor):
     ) -> None:
         super().__init__(monitor, mode)
         self.path = str(path)
-        self.every_steps = steps_of("ModelCheckpoint: save_freq", save_freq)
+        self.every_steps = 0 if save_freq == "epoch" else save_freq
         self._unit = "step" if self.every_steps else "epoch"
-        if self.every_steps and save_best_only and monitor.startswith("val_"):
-            raise ConfigError(
-                f"ModelCheckpoint: save_freq is {save_freq}, but {monitor} is measured at the end "
-                "of epochs; expected a measure of training, such as monitor='loss', or "
-                "save_freq='epoch'"
-            )
         self.save_best_only = save_best_only
         try:
             fields = [name for _, name, _, _ in Formatter().parse(self.path) if name is not None]

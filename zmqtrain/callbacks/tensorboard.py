@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from zmqtrain.callbacks.base import Callback, Logs, steps_of
+from zmqtrain.callbacks.base import Callback, Logs
 from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Batch
@@ -42,7 +42,7 @@ class TensorBoard(Callback):
         """
         super().__init__()
         self.logdir, self.histograms_every = Path(logdir), histograms_every
-        self.every_steps = steps_of("TensorBoard: update_freq", update_freq)
+        self.every_steps = 0 if update_freq == "epoch" else update_freq
         self._batch = gradients_of
         self._spent_s: dict[str, tuple[float, ...]] = {}  # by worker, in phases of its steps
         self._make_writer = imported("tensorboardX", "tensorboard").SummaryWriter

@@ -40,20 +40,19 @@ class _BySteps:
     def __init__(self, callback: Any, every: int) -> None:
         self.callback, self._every = callback, every
         self._step: int | None = None  # of its last call, or where the job began
-        self._since: At
+        self.last: At | None = None  # its last call in this epoch
 
     def begin(self, at: At) -> None:
         """Begin an epoch, or go on with it."""
-        self._since = at
+        self.last = None
         if self._step is None or at.step < self._step:
             self._step = at.step
 
-    def passed(self, at: At) -> At | None:
-        """Return the begin of the logs of the call that is due; None: none is."""
-        if self._step is None or at.step // self._every == self._step // self._every:
-            return None
-        since, self._since, self._step = self._since, at, at.step
-        return since
+    def is_due(self, at: At) -> bool:
+        return self._step is not None and at.step // self._every > self._step // self._every
+
+    def called(self, at: At) -> None:
+        self.last, self._step = at, at.step
 
 
 class Epochs:
@@ -77,8 +76,8 @@ class Epochs:
         self._generation: int | None = None  # in which the callbacks have begun
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
-        self._by_steps = [_BySteps(one, one.every_steps) for one in self._callbacks
-                          if getattr(one, "every_steps", None)]  # fmt: skip
+        every = ((one, getattr(one, "every_steps", None)) for one in job.callbacks)
+        self._by_steps = [_BySteps(one, steps) for one, steps in every if steps]
         self._rate: float | None = None  # set by a callback
         self._is_rate_used = False  # by the next steps
 
@@ -182,12 +181,16 @@ class Epochs:
             return asyncio.run_coroutine_threadsafe(reading, loop).result()
 
         for one in self._by_steps:
-            if (since := one.passed(at)) is not None:
-                self._note(at, at.pass_examples - since.pass_examples)
+            if one.is_due(at):
+                self._note(at, since=one.last)
                 self._show_rate(at.step)
-                logs, hook = self._trained(at, since), CallbackList([one.callback]).call
-                with self.model.reading(read):
+                logs, hook = self._trained(at, one.last), CallbackList([one.callback]).call
+                self.model.reader = read
+                try:
                     await asyncio.to_thread(hook, "on_steps", at.step, logs)
+                finally:
+                    self.model.reader = None
+                one.called(at)
 
     def _show_evaluations(self) -> None:
         """Let callbacks see the evaluations that were made since the last look."""
@@ -225,7 +228,7 @@ class Epochs:
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
         self._callbacks.check(list(logs))  # what steps measure is known from here on
-        self._note(at, at.pass_examples)
+        self._note(at)
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)
@@ -249,7 +252,7 @@ class Epochs:
     def _trained(self, at: At, since: At | None = None) -> Logs:
         """Return what the batches of the epoch, or those since then, had before their updates."""
         examples, loss, sums = at.pass_examples, at.pass_loss, at.pass_sums
-        if since is not None and since.pass_examples:
+        if since is not None:
             examples -= since.pass_examples
             total = at.pass_loss * at.pass_examples - since.pass_loss * since.pass_examples
             loss = total / examples if examples else math.nan
@@ -258,9 +261,10 @@ class Epochs:
         measures = measures_of(self._job.metrics, sums, examples) if examples else {}
         return {"loss": loss} | measures
 
-    def _note(self, at: At, examples: int) -> None:
-        """Let callbacks see where the job is; ``examples``: of the logs that they get."""
-        self.model.step, self.model.examples = at.step, examples
+    def _note(self, at: At, since: At | None = None) -> None:
+        """Let callbacks see where the job is; ``since``: the begin of the logs that they get."""
+        self.model.step = at.step
+        self.model.examples = at.pass_examples - (since.pass_examples if since is not None else 0)
         self.model.status = at if isinstance(at, Status) else None
 
     def _place(self, at: At) -> tuple[int, int]:
