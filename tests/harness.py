@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.preloaded import Preloaded, is_preloaded
 from zmqtrain.actors.client import ask
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
@@ -73,7 +74,7 @@ class Process:
     """A started command and what it writes."""
 
     name: str
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Preloaded
     stdout: Path
     stderr: Path
 
@@ -153,7 +154,7 @@ class Stage:
         self.logdir = directory / "logdir"
         self.segments = directory / "segments"  # where every ps keeps its memory
         self.processes: list[Process] = []
-        # TMPDIR of the processes, by which they are known; short, for there are sockets in it.
+        # TMPDIR of the processes; short, for there are sockets in it.
         self._temporary = Path(tempfile.mkdtemp(prefix="zmqtrain-test-"))
 
     @property
@@ -196,17 +197,14 @@ class Stage:
         """Start a command in the stage's directory; ``stdin``: what it reads there."""
         base = self.directory / f"{len(self.processes)}-{name}"
         stdout, stderr = base.with_suffix(".out"), base.with_suffix(".log")
-        given = base.with_suffix(".in")
-        given.write_text(stdin)
-        with given.open() as its_stdin, stdout.open("wb") as out, stderr.open("wb") as err:
-            popen = subprocess.Popen(
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            popen = _popen(
                 list(map(str, command)),
-                stdin=its_stdin,
-                stdout=out,
-                stderr=err,
-                cwd=self.directory,
-                env=self.environment() | (env or {}),
-                preexec_fn=_heed_hangups,
+                self.directory,
+                self.environment() | (env or {}),
+                stdin,
+                out,
+                err,
             )
         process = Process(name, popen, stdout, stderr)
         self.processes.append(process)
@@ -295,10 +293,17 @@ class Stage:
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                own = process.environ().get("TMPDIR") == str(self._temporary)
-                if own and process.status() != psutil.STATUS_ZOMBIE:
+                if process.pid != os.getpid() and self._owns(process):
                     living.append(process)
         return living
+
+    def _owns(self, process: psutil.Process) -> bool:
+        """A process that was forked has the variables of another, but the stage's directory."""
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.cwd() == str(self.directory) or process.environ().get("TMPDIR") == str(
+            self._temporary
+        )
 
 
 def status_of(address: str, security: Security | None = None) -> Status | None:
@@ -337,6 +342,30 @@ class Cluster:
 
     def until_status(self, condition: Callable[[Status], object], what: str) -> Status:
         return self.stage.until_status(self.leader, condition, what)
+
+
+def _popen(
+    command: list[str],
+    directory: Path,
+    environment: dict[str, str],
+    stdin: str,
+    out: IO[bytes],
+    err: IO[bytes],
+) -> subprocess.Popen[bytes] | Preloaded:
+    if is_preloaded(command) and not stdin:
+        return Preloaded(command, directory, environment, out, err)
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin.encode())
+        given.seek(0)
+        return subprocess.Popen(
+            command,
+            stdin=given,
+            stdout=out,
+            stderr=err,
+            cwd=directory,
+            env=environment,
+            preexec_fn=_heed_hangups,
+        )
 
 
 def _heed_hangups() -> None:

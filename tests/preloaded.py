@@ -1,0 +1,173 @@
+"""Commands of the package that are forked from one process, in which their modules are loaded.
+
+``python -m tests.preloaded`` is that process. Its stdin is a socket; each message is a command with
+its directory and environment, and the descriptors of its stdout, its stderr and a pipe. The pipe
+gets the process's id and, at its end, its return code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+PROJECT = Path(__file__).parents[1]
+MODULES = """
+zmqtrain.actors.actor zmqtrain.actors.client zmqtrain.chief.chief zmqtrain.cli.main
+zmqtrain.cli.remote zmqtrain.data.digits zmqtrain.exchanges.worker zmqtrain.hosting.actors
+zmqtrain.models zmqtrain.optim zmqtrain.planning.exchanges zmqtrain.roles.launch
+zmqtrain.server.server zmqtrain.transport.router_dealer
+""".split()
+MAX_REQUEST_NBYTES = 1 << 17
+NUMBER = struct.Struct("<i")
+
+
+class Preloaded:
+    """A process that was forked; the part of :class:`subprocess.Popen` that tests use."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> None:
+        request = json.dumps([command, str(directory), dict(environment)]).encode()
+        self._numbers, its = os.pipe()
+        try:
+            socket.send_fds(_server(), [request], [stdout.fileno(), stderr.fileno(), its])
+        finally:
+            os.close(its)
+        self.pid = self._next()
+        self.returncode: int | None = None
+        os.set_blocking(self._numbers, False)
+
+    def poll(self) -> int | None:
+        """Return the return code, None while the process runs."""
+        if self.returncode is None:
+            try:
+                self.returncode = self._next()
+            except BlockingIOError:
+                return None
+            os.close(self._numbers)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Return the return code once the process has ended."""
+        if self.returncode is None:
+            os.set_blocking(self._numbers, True)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _next(self) -> int:
+        return NUMBER.unpack(os.read(self._numbers, NUMBER.size))[0]
+
+
+def is_preloaded(command: Sequence[str]) -> bool:
+    """Return whether a command can be forked: it is a module of the package."""
+    interpreter, flag, module = [*command, "", "", ""][:3]
+    of_package = module.partition(".")[0] == "zmqtrain"
+    return (interpreter, flag) == (sys.executable, "-m") and of_package and sys.platform == "linux"
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Start the process that forks; it ends with this one, whose end of the socket it reads."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        server = subprocess.Popen([sys.executable, "-m", __name__], stdin=its, cwd=PROJECT)
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    return ours
+
+
+def serve() -> None:
+    """Fork a process for each request, until the tests have ended.
+
+    Raises:
+        SystemExit: in the forked process, when its command ends.
+    """
+    for module in MODULES:
+        importlib.import_module(module)
+    gc.freeze()
+    assert threading.active_count() == 1
+    pipes: dict[int, int] = {}
+
+    def note_ends(*_: object) -> None:
+        for pid in list(pipes):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                _tell(pipe := pipes.pop(pid), os.waitstatus_to_exitcode(status))
+                os.close(pipe)
+
+    signal.signal(signal.SIGCHLD, note_ends)
+    requests = socket.socket(fileno=os.dup(0))
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_NBYTES, 3)
+        if not request:
+            return
+        stdout, stderr, pipe = descriptors
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if not pid:
+            for descriptor in (requests.detach(), pipe, *pipes.values()):
+                os.close(descriptor)
+            _become(*json.loads(request), stdout, stderr)
+        pipes[pid] = pipe
+        _tell(pipe, pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        os.close(stdout)
+        os.close(stderr)
+
+
+def _tell(pipe: int, number: int) -> None:
+    os.write(pipe, NUMBER.pack(number))
+
+
+def _become(
+    command: list[str], directory: str, environment: dict[str, str], stdout: int, stderr: int
+) -> None:
+    for number in (signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[0] = directory
+    sys.argv = command[2:]
+    runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    serve()
