@@ -94,9 +94,12 @@ def test_no_message_of_another_task_harms_a_ps_or_a_worker(
 def traced() -> Iterator[None]:
     """Trace allocations. Logging is off, since pytest keeps log records."""
     logging.disable()
+    gc.collect()
+    gc.freeze()  # a collection looks at the objects of the test alone
     tracemalloc.start()
     yield
     tracemalloc.stop()
+    gc.unfreeze()
     logging.disable(logging.NOTSET)
 
 
