@@ -13,7 +13,7 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.optim import Momentum, Update
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Rate, Reduce
-from zmqtrain.server.orphaned_shard import OrphanedShard, carry_out
+from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
@@ -37,7 +37,7 @@ def remains(index: int, done: int, *, is_leader: bool = False) -> OrphanedShard:
         segment.gradient(worker)[:] = worker + 1
         shard.stage(worker, worker, 1)
     for number, order in enumerate(ORDERS[:done], 1):
-        carry_out(shard, number, order)
+        shard.carry_out(order, number)
     if is_leader:
         return OrphanedShard(shard, LAST, LAST.end, [*enumerate(ORDERS[done:], 40)])
     return OrphanedShard(shard, LAST, done)

@@ -154,13 +154,10 @@ def _read_life(path: Path) -> _Life | None:
 def old_notes() -> list[Path]:
     """Return the notes that no task will read any more: those older than an hour."""
     limit = time.time() - NOTE_S
-    notes = [*for_small_files().glob("*.ended"), *map(_dead_life, for_small_files().glob("*.life"))]
-    return [path for path in notes if path is not None and path.stat().st_mtime < limit]
-
-
-def _dead_life(path: Path) -> Path | None:
-    found = _read_life(path)
-    return None if found is not None and found.is_alive else path
+    lives = {path: _read_life(path) for path in for_small_files().glob("*.life")}
+    dead = [path for path, life in lives.items() if life is None or not life.is_alive]
+    notes = [*for_small_files().glob("*.ended"), *dead]
+    return [path for path in notes if path.stat().st_mtime < limit]
 
 
 def _end_file(ps: tuple[str, ...]) -> Path:

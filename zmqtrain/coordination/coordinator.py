@@ -62,10 +62,6 @@ class WorkerState:
     unpushed: int = 0  # gradients that counted in rosters, without a push
 
 
-def _no_workers() -> dict[Stage, set[int]]:
-    return {state: set() for state in get_args(Stage)}
-
-
 @dataclass
 class Coordinator:
     """Decides for all shards, at a cost that does not depend on the number of workers.
@@ -81,7 +77,9 @@ class Coordinator:
     lookahead: int = 1  # batches leased to a worker beyond the one it computes on
     ledger: Ledger = field(default_factory=Ledger)
     members: dict[int, WorkerState] = field(default_factory=dict)
-    workers_by_state: dict[Stage, set[int]] = field(default_factory=_no_workers)
+    workers_by_state: dict[Stage, set[int]] = field(
+        default_factory=lambda: {state: set() for state in get_args(Stage)}
+    )
     undecided: set[int] = field(default_factory=set)  # workers whose pushes the policy keeps
     next_policy: Policy | None = None
     learning_rate: float | None = None  # in place of the optimizer's

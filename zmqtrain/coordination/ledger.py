@@ -150,15 +150,8 @@ class Ledger:
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
     def state(self) -> LedgerState:
-        return LedgerState(
-            self.next_batch,
-            self.open_batches(),
-            self.examples,
-            self.limit,
-            self.pass_examples,
-            self.pass_loss,
-            self.pass_sums,
-        )
+        of_pass = self.limit, self.pass_examples, self.pass_loss, self.pass_sums
+        return LedgerState(self.next_batch, self.open_batches(), self.examples, *of_pass)
 
     def _last_pending(self, worker: int) -> int:
         """Remove and return the worker's last pending batch."""

@@ -250,16 +250,8 @@ class PeerTable:
         self._incarnations[name] = incarnation
         self.outlive(incarnation)
         earlier = self._peers.get(name)
-        peer = self._peers[name] = Peer(
-            name,
-            incarnation,
-            message.nonce,
-            message.process,
-            message.metrics,
-            message.process_identity,
-            request,
-            time.monotonic(),
-        )
+        identity = message.nonce, message.process, message.metrics, message.process_identity
+        peer = self._peers[name] = Peer(name, incarnation, *identity, request, time.monotonic())
         if earlier is not None:
             peer.restarts = earlier.restarts + (not earlier.is_of_process(message.nonce))
         log.info("%s joined (%s, incarnation %d)", peer, peer.process, incarnation)

@@ -16,7 +16,6 @@ from typing import Any
 import click
 import uvloop
 
-from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import IPC, Role
 from zmqtrain.config.invoke import invoke
@@ -24,7 +23,6 @@ from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError, host_error
-from zmqtrain.hosting.actors import OnProgress
 from zmqtrain.hosting.process import allow_descriptors, check_own_address, stop_on_signals
 from zmqtrain.hosting.task import OnStart, serve
 from zmqtrain.job import Job
@@ -135,21 +133,12 @@ def _run_loop(config: TaskConfig, job: Job, on_start: OnStart) -> tuple[int, Non
     return _run(*planned(config, job), on_start), None
 
 
-def run_task(
-    config: TaskConfig,
-    job: Job,
-    on_start: OnStart = stop_on_signals,
-    *,
-    actors: list[JobActor] | None = None,
-    on_progress: OnProgress | None = None,
-) -> int:
-    """Run a task of this job to its end, see :func:`serve`; log errors, return the exit code."""
+def run_task(config: TaskConfig, job: Job, on_start: OnStart = stop_on_signals, **more: Any) -> int:
+    """Run a task of this job to its end; log errors, return the exit code.
 
-    def run() -> int:
-        found, plan = planned(config, job)
-        return _run(found, plan, on_start, actors=actors, on_progress=on_progress)
-
-    return exit_code_of(run)
+    ``more``: see :func:`serve`.
+    """
+    return exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
 
 
 def _run(config: TaskConfig, plan: Plan, on_start: OnStart = stop_on_signals, **more: Any) -> int:
@@ -163,14 +152,11 @@ def exit_code_of(run: Callable[[], int]) -> int:
     """Return the exit code of a task that ``run`` runs to its end; log its error."""
     try:
         return run()
-    except ZmqTrainError as error:
-        log.debug("ended by", exc_info=True)
-        log.error("%s", error)
-        return error.exit_code
     except Exception as error:
-        if mistake := host_error(error):
-            log.debug("ended by", exc_info=True)
-            log.error("%s", mistake)
-            return mistake.exit_code
-        log.exception("this is a bug in zmqtrain or in a plug-in")
-        return ExitCode.CRASH
+        mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
+        if mistake is None:
+            log.exception("this is a bug in zmqtrain or in a plug-in")
+            return ExitCode.CRASH
+        log.debug("ended by", exc_info=True)
+        log.error("%s", mistake)
+        return mistake.exit_code

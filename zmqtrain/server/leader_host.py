@@ -62,17 +62,9 @@ class LeaderHost(Decider):
         if push is None:
             on_board = self._board.reaches(worker.index)
             return self.leader.arrived(PullArrived(worker.index, on_board))
-        return self.leader.arrived(
-            PushArrived(
-                worker.index,
-                push.sequence,
-                push.batch,
-                push.examples,
-                push.finite,
-                push.loss,
-                push.sums,
-            )
-        )
+        measured = push.examples, push.finite, push.loss, push.sums
+        event = PushArrived(worker.index, push.sequence, push.batch, *measured)
+        return self.leader.arrived(event)
 
     def note(self, outcome: Outcome) -> None:
         match outcome:

@@ -8,7 +8,7 @@ from pathlib import Path
 from zmqtrain.coordination.hand_over import lacking
 from zmqtrain.errors import CheckpointError
 from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
-from zmqtrain.protocol.orders import Accumulate, Apply, Numbered, Order, Reduce
+from zmqtrain.protocol.orders import Accumulate, Apply, Numbered, Reduce
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
@@ -47,25 +47,15 @@ class OrphanedShard:
         orders = [*self._own, *lacking(last, self.last.generation, self._done)]
         self.last, self._done, self._own = last, last.end, ()
         for number, order in orders:
-            carry_out(self._shard, number, order)
+            needed = order.workers if isinstance(order, Apply | Accumulate | Reduce) else ()
+            if missing := [worker for worker in needed if self._shard.staged(worker) is None]:
+                raise CheckpointError(
+                    f"order {number} needs a gradient of worker {missing[0]}; it has none"
+                )
+            self._shard.carry_out(order, number)
         step = last.saved.step if last.saved is not None else -1
         if self._shard.version != step:
             raise CheckpointError(
                 f"after order {last.end} this part is at version {self._shard.version}; expected "
                 f"version {step}"
             )
-
-
-def carry_out(shard: Shard, number: int, order: Order) -> None:
-    """Carry out an order on the shard, without an answer.
-
-    Raises:
-        CheckpointError: its gradient is missing.
-    """
-    needed = order.workers if isinstance(order, Apply | Accumulate | Reduce) else ()
-    for worker in needed:
-        if shard.staged(worker) is None:
-            raise CheckpointError(
-                f"order {number} needs a gradient of worker {worker}; it has none"
-            )
-    shard.carry_out(order, number)

@@ -46,18 +46,11 @@ class Pending:
 
     def reply(self, order: Answer, version: int) -> PullReply | PushReply:
         """Return the answer to the worker by this order."""
+        given = version, order.batches, order.stop
         if isinstance(self.message, Pull) or self.result is None:
-            return PullReply(version, order.batches, order.stop)
+            return PullReply(*given)
         held_s = time.monotonic() - self.arrived_at
-        return PushReply(
-            self.message.sequence,
-            self.result,
-            version,
-            order.batches,
-            order.stop,
-            self.reason,
-            held_s,
-        )
+        return PushReply(self.message.sequence, self.result, *given, self.reason, held_s)
 
 
 @dataclass(slots=True)
