@@ -28,12 +28,7 @@ from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
 from zmqtrain.store.durable import digest_file
 from zmqtrain.store.layout import ShardLayout, variables_of
-from zmqtrain.store.manifest import (
-    PARAMETERS,
-    Manifest,
-    TensorRecord,
-    tensor_records,
-)
+from zmqtrain.store.manifest import PARAMETERS, Manifest, TensorRecord, tensor_records
 from zmqtrain.store.placement import place
 
 log = logging.getLogger(__name__)

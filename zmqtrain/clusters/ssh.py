@@ -39,7 +39,7 @@ PROGRAMS = Programs(
         ConfigError: {
             r"Could not resolve hostname ([^ :]+)": (
                 "there is no host \\1; expected a name that ssh knows; correct --hosts"
-            ),
+            )
         },
         RefusedError: {
             r"Host key verification failed|IDENTIFICATION HAS CHANGED": (
@@ -51,13 +51,11 @@ PROGRAMS = Programs(
                 "copy-id"
             ),
         },
-        NotRunningError: {
-            r"it does not run there": "the task does not run",
-        },
+        NotRunningError: {r"it does not run there": "the task does not run"},
         PeerLostError: {
             r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out": (
                 "it does not answer; is it up, and does it run sshd? try ssh by hand"
-            ),
+            )
         },
     }
 )

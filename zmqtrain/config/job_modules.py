@@ -4,8 +4,6 @@ Such a file is the module ``zmqtrain.config.job_modules.random``. A process that
 multiprocessing for instance, has the same ``sys.path`` and imports it from there.
 """
 
-from __future__ import annotations
-
 import sys
 
 from zmqtrain.user_code import is_installed

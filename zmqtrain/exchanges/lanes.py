@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.compute.arrays import Flat, zeros
-from zmqtrain.errors import (
-    ConfigError,
-    FencedError,
-    RefusedError,
-    SegmentError,
-)
+from zmqtrain.errors import ConfigError, FencedError, RefusedError, SegmentError
 from zmqtrain.optim import AVERAGE
 from zmqtrain.planning.plan import Plan
 from zmqtrain.store.layout import ShardLayout, empty_values

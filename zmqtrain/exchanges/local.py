@@ -13,13 +13,7 @@ from typing import Literal
 
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
-from zmqtrain.coordination.events import (
-    Event,
-    GivenUp,
-    Joined,
-    PullArrived,
-    PushArrived,
-)
+from zmqtrain.coordination.events import Event, GivenUp, Joined, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ConfigError, ExitCode
@@ -43,11 +37,7 @@ class LocalExchange:
     """
 
     def __init__(
-        self,
-        job: Job,
-        shard: Shard,
-        ledger: Ledger,
-        between_steps: Callable[[], Awaitable[None]],
+        self, job: Job, shard: Shard, ledger: Ledger, between_steps: Callable[[], Awaitable[None]]
     ) -> None:
         """``between_steps`` is awaited after every step; the parameters do not change meanwhile."""
         self._job, self.shard = job, shard

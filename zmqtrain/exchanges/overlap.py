@@ -23,10 +23,7 @@ class Overlap:
     """Sends the pushes of one membership while they are computed."""
 
     def __init__(
-        self,
-        links: Sequence[Link],
-        lanes: Sequence[Lane],
-        on_error: Callable[[Exception], None],
+        self, links: Sequence[Link], lanes: Sequence[Lane], on_error: Callable[[Exception], None]
     ) -> None:
         self._links, self._lanes = links, lanes
         self._loop = asyncio.get_running_loop()
@@ -48,11 +45,7 @@ class Overlap:
             to_come = lane.chunks_to_come(sequence)
             if to_come is not None:
                 self._requests[shard] = link.begin(
-                    None,
-                    chunks=to_come,
-                    out=lane.out,
-                    sequence=sequence,
-                    reason=reason,
+                    None, chunks=to_come, out=lane.out, sequence=sequence, reason=reason
                 )
 
     def written(self, names: Sequence[str]) -> None:

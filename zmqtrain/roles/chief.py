@@ -1,7 +1,5 @@
 """Start the chief: `python -m zmqtrain.roles.chief`."""
 
-from __future__ import annotations
-
 import sys
 
 from zmqtrain.roles.start import start

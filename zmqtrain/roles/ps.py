@@ -1,7 +1,5 @@
 """Start a parameter server: `python -m zmqtrain.roles.ps`."""
 
-from __future__ import annotations
-
 import sys
 
 from zmqtrain.roles.start import start

@@ -1,8 +1,6 @@
 """Start a task of the role that --role, ZMQTRAIN_ROLE or TF_CONFIG names:
 `python -m zmqtrain.roles.task`."""
 
-from __future__ import annotations
-
 import sys
 
 from zmqtrain.roles.start import start

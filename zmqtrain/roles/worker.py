@@ -1,7 +1,5 @@
 """Start a worker: `python -m zmqtrain.roles.worker`."""
 
-from __future__ import annotations
-
 import sys
 
 from zmqtrain.roles.start import start
