@@ -9,8 +9,7 @@ import pytest
 from tests.coordination.parts import TIMING, add_peer, begun_leader, host
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
-from zmqtrain.coordination.leader import A_WORKER, names_of
-from zmqtrain.coordination.peers import PeerTable
+from zmqtrain.coordination.peers import A_WORKER, PeerTable, names_of
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job import ENDLESS
 from zmqtrain.protocol.status import Status, Wait

@@ -48,15 +48,9 @@ async def join(actor: JobActor, link: Link) -> Admission:
         PeerLostError: it did not answer within the join timeout.
     """
     link.begin_life()
-    message = Join(
-        actor.nonce,
-        actor.fingerprint,
-        actor.process,
-        actor.metrics_address,
-        process_identity(),
-        actor.last_incarnation,
-        actor.plan.group,
-    )
+    who = actor.process, actor.metrics_address, process_identity()
+    after, group = actor.last_incarnation, actor.plan.group
+    message = Join(actor.nonce, actor.fingerprint, *who, after, group)
     host = actor.waits.hosts.get(link.peer, link.peer)
     envelope = await link.request(
         message,

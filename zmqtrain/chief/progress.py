@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.leader import A_WORKER
+from zmqtrain.coordination.peers import A_WORKER
 from zmqtrain.protocol.status import Status
 
 FIRST_INTERVAL_S = 2.0

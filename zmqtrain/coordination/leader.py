@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
@@ -30,7 +29,7 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.figures import JobFigures
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.peers import Peer, PeerTable
+from zmqtrain.coordination.peers import A_WORKER, Peer, PeerTable, names_of
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.job import ENDLESS
@@ -44,24 +43,9 @@ from zmqtrain.wire.messages import Arrived, Extend, ShardReport
 
 log = logging.getLogger(__name__)
 
-A_WORKER = "a worker to join"  # the peer in a wait if no worker is alive
-NAMED = 3  # workers named in a wait for more
-
 
 def nothing() -> None:
     """Do nothing."""
-
-
-def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
-    """Return the names of at most ``NAMED`` workers, ``first`` before others, and the number left.
-
-    A thousand workers may have a thousand waits.
-    """
-    order = [worker for worker in first if worker in workers]
-    order += islice((worker for worker in workers if worker not in order), NAMED)
-    names = [f"worker {worker}" for worker in order[:NAMED]]
-    more = len(workers) - len(names)
-    return ", ".join([*names, f"and {more} more"] if more else names)
 
 
 class RosterHost(Protocol):
@@ -91,8 +75,7 @@ class Leader:
         without rosters.
         """
         self.job, self.timing, self.metrics = host.job, host.timing, host.metrics
-        self.peers = peers
-        self.plan = host.plan
+        self.peers, self.plan = peers, host.plan
         saved = self.saved if self.plan.hands_over else None
         self.delivery = OrderDelivery(host, peers, segment.words, saved)
         self.policy = self.job.policy
@@ -103,8 +86,7 @@ class Leader:
         self.waiting_since: dict[int, float] = {}  # arrival of each worker's last request
         self._journal = Journal(segment)
         self._carry_out = carry_out
-        self._on_change = on_change
-        self._board = board
+        self._on_change, self._board = on_change, board
         self._later: list[Callable[[], None]] = []  # until the roster is over
         self._is_over = False
         self.coordinator = self._coordinator_from(0, Ledger())

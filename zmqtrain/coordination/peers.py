@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.process_identity import has_ended
@@ -24,6 +25,21 @@ AHEAD_MS = 10 * 365 * 86_400_000
 
 Name = tuple[str, int]
 """Role and index."""
+
+A_WORKER = "a worker to join"  # the peer in a wait if no worker is alive
+NAMED = 3  # workers named in a wait for more
+
+
+def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
+    """Return the names of at most ``NAMED`` workers, ``first`` before others, and the number left.
+
+    A thousand workers may have a thousand waits.
+    """
+    order = [worker for worker in first if worker in workers]
+    order += islice((worker for worker in workers if worker not in order), NAMED)
+    names = [f"worker {worker}" for worker in order[:NAMED]]
+    more = len(workers) - len(names)
+    return ", ".join([*names, f"and {more} more"] if more else names)
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import ending
-from zmqtrain.coordination.leader import A_WORKER, Leader, names_of
-from zmqtrain.coordination.peers import Peer
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.peers import A_WORKER, Peer, names_of
 from zmqtrain.job import ENDLESS
 from zmqtrain.policies import Held
 from zmqtrain.protocol.status import State, Status, TaskStatus, Wait

@@ -105,7 +105,9 @@ class Gatherer(JobActor):
         self.handlers = dict.fromkeys(get_args(Message), self._answer) | {
             Gather: self.on_gather,
             HandOver: self._succession.on_hand_over,
-            HandedOver: self._succession.on_handed_over,
+            HandedOver: lambda request, message: self._succession.take(
+                request.sender.index, message
+            ),
         }
 
     async def main(self) -> int:

@@ -100,7 +100,7 @@ class Succession:
             if time.monotonic() > until:
                 raise CheckpointError(f"worker {missing[0]} has not written its part in time")
             if actor.task.index in missing:
-                self._hand_over(message, partial(self._take, actor.task.index))
+                self._hand_over(message, partial(self.take, actor.task.index))
             names = {str(Task(Role.WORKER, host)) for host in missing}
             for link in actor.links:
                 if link.peer in names:
@@ -115,10 +115,7 @@ class Succession:
             raise CheckpointError(f"worker {host}: {answer.reason}")
         return answer.file
 
-    def on_handed_over(self, request: Request, message: HandedOver) -> None:
-        self._take(request.sender.index, message)
-
-    def _take(self, worker: int, answer: HandedOver) -> None:
+    def take(self, worker: int, answer: HandedOver) -> None:
         if answer.directory == self._directory:
             self._answers[worker] = answer
             self._is_answered.set()

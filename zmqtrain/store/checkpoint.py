@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -127,13 +127,16 @@ def tensors_of(
     ``parameters`` and each slot are float32 of shape (layout.size,).
 
     Raises:
-        CheckpointError: an array does not fit the layout, or a slot's name is empty, holds "/" or
-            is "parameters".
+        CheckpointError: a slot's name is empty, holds "/" or is "parameters".
     """
     tensors: dict[str, NDArray[Any]] = {}
-    _check_slot_names(slots)
+    for name in slots:
+        if not name or "/" in name or name == PARAMETERS:
+            raise CheckpointError(
+                f'slot name {name!r}; expected one without "/", other than {PARAMETERS!r}; '
+                "rename the optimizer's slot"
+            )
     for key, flat in {PARAMETERS: parameters, **slots}.items():
-        _check_flat(key, flat, layout)
         for cut in layout.slices:
             if not cut.copy and (key == PARAMETERS or cut.variable.kind == "trained"):
                 tensors[tensor_name(key, cut.variable.name, cut.start)] = cut.value(flat)
@@ -289,24 +292,6 @@ def _check_sizes(path: Path, manifest: Manifest, variables: Sequence[Variable]) 
 
 def _step_name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _check_slot_names(names: Iterable[str]) -> None:
-    for name in names:
-        if not name or "/" in name or name == PARAMETERS:
-            raise CheckpointError(
-                f'slot name {name!r}; expected one without "/", other than {PARAMETERS!r}; '
-                "rename the optimizer's slot"
-            )
-
-
-def _check_flat(key: str, flat: NDArray[np.float32], layout: ShardLayout) -> None:
-    # safetensors takes the address: an array of another kind would be written as garbage.
-    if flat.dtype != np.float32 or flat.shape != (layout.size,) or not flat.flags.c_contiguous:
-        raise CheckpointError(
-            f"{key} of shard {layout.shard} is {flat.dtype} of shape {flat.shape}; expected "
-            f"contiguous float32 of shape ({layout.size},)"
-        )
 
 
 def _move_aside(final: Path) -> Path | None:

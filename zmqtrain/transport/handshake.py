@@ -133,9 +133,8 @@ class PeerWatch:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._reconnect)
 
     def _inquire_soon(self) -> None:
-        if self._inquiry is None:
+        if self._inquiry is None or self._inquiry.done():
             self._inquiry = asyncio.get_running_loop().create_task(self._inquire())
-            self._inquiry.add_done_callback(self._inquired)
 
     async def _inquire(self) -> None:
         theirs = await self._ask(self._endpoint, self._mechanism)
@@ -151,9 +150,6 @@ class PeerWatch:
         if self._wrong_since is None:
             self._wrong_since = now
         return now - self._wrong_since < self._security.patience_s
-
-    def _inquired(self, _: asyncio.Task[None]) -> None:
-        self._inquiry = None
 
 
 def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
