@@ -322,6 +322,23 @@ def test_outputs_that_nothing_names_are_refused(
         predicted(wrap, batch, **options)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_weights_come_home_by_a_distributed_checkpoint(tmp_path: Path) -> None:
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    options: Any = {"data": Arrays((X, X)), "optimizer": AdamW(0.1), "batch_size": 4, "steps": 3}
+    model, logdir, directory = TorchModel(Net, F.mse_loss), str(tmp_path / "run"), tmp_path / "dcp"
+    trained = zmqtrain.run(Job(model=model, logdir=logdir, **options)).parameters
+    module = Net()
+    load_state_dict(module, logdir)
+    checkpoint.save(module.state_dict(), checkpoint_id=directory, no_dist=True)
+    weights = Net().state_dict()
+    checkpoint.load(weights, checkpoint_id=directory, no_dist=True)
+    same(Job(model=TorchModel(Net, F.mse_loss), initial=weights, **options).all_values(), trained)
+    weights["second.weight"] = weights["second.weight"] + 1
+    with pytest.raises(ConfigError, match=r"'first\.weight' and 'second\.weight', which are one"):
+        Job(model=TorchModel(Net, F.mse_loss), initial=weights, **options).all_values()
+
+
 def test_metrics_of_a_training_step_measure_all_of_an_evaluation() -> None:
     step = Step(
         loss=None,
