@@ -13,10 +13,10 @@ import pytest
 import zmqtrain
 from zmqtrain import Job, Trainer
 from zmqtrain.data import NoisyLine
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
-from zmqtrain.roles import script
+from zmqtrain.roles import process, script
 
 JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.01), steps=3)
 TWO = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
@@ -94,6 +94,22 @@ def test_every_entry_ends_as_by_ctrl_c_when_the_debugger_is_left(
     with pytest.raises(SystemExit) as ended:
         train(Debugged())
     assert ended.value.code == ExitCode.INTERRUPTED
+
+
+def test_process_of_a_pool_raises_what_ends_a_script(
+    set_variables: Callable[[dict[str, str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool waits forever for the answer of a process that ends."""
+    monkeypatch.setattr(process, "parent_process", object)
+    with pytest.raises(RunFailedError, match="the debugger was left") as left:
+        zmqtrain.run(JOB.model_copy(update={"model": Debugged()}))
+    assert left.value.exit_code == ExitCode.INTERRUPTED
+    set_variables(OF_PS | {"ZMQTRAIN_JOIN_TIMEOUT_S": "0.1", "ZMQTRAIN_METRICS_PORT": "0"})
+    with pytest.raises(RunFailedError, match="ps 0 has ended with exit code 138"):
+        zmqtrain.run(JOB)
+    set_variables({"TF_CONFIG": "{"})
+    with pytest.raises(RunFailedError, match="not valid JSON"):
+        zmqtrain.run(JOB)
 
 
 @pytest.mark.parametrize("entry", [fit, run])

@@ -96,7 +96,7 @@ def train_as(task: TaskConfig, job: Job, on_progress: OnProgress | None = None) 
 
     code, summary = _with_a_loop(lambda: process.train(task, job, reach, on_progress), stop)
     if code or summary is None:
-        raise SystemExit(int(code))
+        raise process.end_of_process(f"{task.task} has ended with exit code {code}", code)
     return summary
 
 
@@ -125,8 +125,8 @@ def train_here(
             training = _run_cluster(job, cluster, timing or Timing(), show, stop)
         try:
             return _with_a_loop(lambda: asyncio.run(training), stop)
-        except DebuggerLeftError:  # as Ctrl-C ends a script, without a traceback
-            raise SystemExit(int(ExitCode.INTERRUPTED)) from None
+        except DebuggerLeftError as error:  # as Ctrl-C ends a script, without a traceback
+            raise process.end_of_process(str(error), ExitCode.INTERRUPTED) from None
 
 
 def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:

@@ -135,7 +135,7 @@ class Session:
         self._thread.join()
         self._raise()
         if self._role is Role.PS:
-            raise SystemExit(int(ExitCode.OK))
+            raise process.end_of_process("the job of this ps has ended", ExitCode.OK)
         if self._role is Role.CHIEF and self.summary is not None:
             self._bridge.hold({n: np.array(v) for n, v in self.summary.parameters.items()}, None)
 
@@ -189,6 +189,7 @@ class Session:
         if error is not None and not isinstance(error, LoopEndedError):
             raise error
         if self._exit_code or error is not None:
-            raise SystemExit(int(self._exit_code or ExitCode.ORPHANED))
+            code = self._exit_code or ExitCode.ORPHANED
+            raise process.end_of_process(f"this task has ended with exit code {code}", code)
         if self.summary is not None and self.summary.exit_code not in _IN_ORDER:
             self.summary.checked()

@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.task import ENVIRON, OF_A_CLUSTER, TaskConfig, load_task, role_of_script
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, RunFailedError
 from zmqtrain.hosting import signals
 from zmqtrain.hosting.actors import OnProgress
 from zmqtrain.hosting.task import IN_A_TASK, OnStart
@@ -66,7 +67,8 @@ def task_of_script(
     a callback, trains inside of that task.
 
     Raises:
-        SystemExit: a variable has a mistake, or contradicts the arguments; see the log.
+        SystemExit: a variable has a mistake, or contradicts the arguments; see the log, and
+            :func:`end_of_process`.
         ConfigError: this is the script of a worker, which has to attach.
     """
     if IN_A_TASK.get():
@@ -76,7 +78,16 @@ def task_of_script(
         return _task_of_script(entry, workers, ps, timing)
     except ConfigError as error:
         log.error("%s", error)
-        raise SystemExit(int(error.exit_code)) from error
+        raise end_of_process(str(error), error.exit_code) from error
+
+
+def end_of_process(text: str, code: int) -> BaseException:
+    """Return what ends this process with an exit code.
+
+    In one that multiprocessing has started it is a RunFailedError: a pool would never learn of the
+    end of its process, and wait forever.
+    """
+    return SystemExit(int(code)) if parent_process() is None else RunFailedError(text, int(code))
 
 
 def _task_of_script(
