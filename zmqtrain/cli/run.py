@@ -38,7 +38,7 @@ from zmqtrain.roles.process import refuse_task
 
 REFRESH_S = 0.5
 DEBUGGING_S = 86400.0
-"""How long a worker may be silent, for its process stands still in the debugger."""
+"""How long a task may be silent, for its process stands still in the debugger."""
 
 NEWS = ("zmqtrain.chief",)
 """Loggers whose INFO lines a person wants to see: resuming, saving, evaluations."""
@@ -117,7 +117,8 @@ def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> Local
     if is_mirrored(job, alone=flags["ps"] is None and flags["workers"] is None):
         strategy, workers = MIRRORED, flags["workers"] or 1
     ps = len(local_cluster(strategy, flags["ps"], workers).ps)
-    patience = {} if cluster.debug is None else {"lease_s": DEBUGGING_S}
+    is_debugged = cluster.debug is not None
+    patience = dict.fromkeys(("lease_s", "peer_timeout_s"), DEBUGGING_S) if is_debugged else {}
     return cluster.model_copy(update={"ps": ps, "workers": workers} | patience)
 
 
