@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +29,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
+from zmqtrain.adapters.optimizers import fields_of
 from zmqtrain.callbacks.base import check_intervals
 from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
@@ -50,6 +50,7 @@ from zmqtrain.fingerprint import (
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model, as_model
 from zmqtrain.optim import Rule, Update
+from zmqtrain.optim.pipeline import fits
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
@@ -368,7 +369,7 @@ class Job(BaseModel):
     @classmethod
     def _check_methods(cls, value: Any, info: Any) -> Any:
         expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
-        if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax", "keras"):
+        if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax"):
             raise ValueError(
                 "this is another library's; expected a rule of zmqtrain.optim, such as "
                 "AdamW(0.001): updates are made where the parameters lie, for all workers"
@@ -463,6 +464,7 @@ class Job(BaseModel):
                 f"the job is not valid: steps is {fields['steps']!r} and epochs is "
                 f"{fields['epochs']!r}; expected one of them to end it; leave the other one out"
             )
+        fields |= _of_optimizer(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -656,7 +658,7 @@ class Job(BaseModel):
             state = self.initial_state(empty=True)
             self._begins_with.check_names([*parameters, *state, *self.frozen()])
             for pattern in self.groups:
-                if not any(fnmatchcase(name, pattern) for name in parameters):
+                if not any(fits(name, pattern) for name in parameters):
                     raise ConfigError(
                         f"groups has {pattern!r}, which fits no variable that is trained; "
                         f"{self.model!r} has {', '.join(parameters)}"
@@ -705,6 +707,21 @@ class Job(BaseModel):
             "seed": str(self.seed),
             "compression": self.compression,
         }
+
+
+def _of_optimizer(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a framework's optimizer makes of some fields."""
+    try:
+        found = fields_of(fields.get("optimizer"), fields.get("model"))
+    except ConfigError as error:
+        raise ConfigError(f"the job is not valid: optimizer: {error}") from error
+    for name in ("l2", "groups"):
+        if found.get(name) and fields.get(name):
+            raise ConfigError(
+                f"the job is not valid: {name} is {fields[name]!r:.80}, and its optimizer gives "
+                f"{found[name]!r:.80}; expected one of them; leave the other out"
+            )
+    return {name: value for name, value in found.items() if value}
 
 
 def _sentence(mistake: ErrorDetails) -> str:

@@ -14,7 +14,6 @@ from zmqtrain.optim import (
     Exponential,
     InverseTime,
     NaturalExponential,
-    OneCycle,
     Piecewise,
     Polynomial,
     Schedule,
@@ -48,10 +47,6 @@ RISING: list[tuple[Schedule, dict[int, float]]] = [
     (Warmup(0.2, 4), {0: 0.0, 1: 0.05, 4: 0.2, 99: 0.2}),
     (Warmup(Cosine(2.0, 100), 4, start=1.0), {0: 1.0, 2: 1.5, 4: 2.0, 54: 1.0, 104: 0.0}),
     (Sequential((1.0, Exponential(0.5, 1, 0.5), 0.1), (2, 4)), {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.1}),
-    # From 1/5 at 0 to 1 at 3, and to 1/50 at 9.
-    (OneCycle(1.0, 10, rise=0.4, div_factor=5, final_div_factor=10), {0: 0.2, 3: 1.0, 6: 0.51}),
-    (OneCycle(1.0, 10, rise=0.4, div_factor=5, final_div_factor=10), {9: 0.02, 99: 0.02}),
-    (OneCycle(1.0, 4, rise=1.0), {0: 0.04, 3: 1.0, 9: 1.0}),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ def name_of(function: Any) -> str:
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def options_of(kind: Any, given: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    """Return options of a framework that a dataclass has; ``ours``: its names where they differ."""
+    named = {ours.get(name, name): value for name, value in given.items()}
+    return {each.name: named[each.name] for each in fields(kind) if each.name in named}
 
 
 def check_build(build: Any, kind: type) -> None:

@@ -5,12 +5,12 @@ Each pair computes the same update, up to rounding. Optimizers without a twin ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
+from zmqtrain.adapters.common import options_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     LAMB,
@@ -24,7 +24,6 @@ from zmqtrain.optim import (
     InverseTime,
     Lion,
     Momentum,
-    NAdam,
     Piecewise,
     Polynomial,
     RMSProp,
@@ -60,95 +59,66 @@ def rule_of(optimizer: Any) -> Rule:
     if not type(optimizer).__module__.startswith("keras.") or _name(optimizer) not in _RULES:
         raise _no_twin(f"the optimizer {_name(optimizer)}", f"expected one of {', '.join(_RULES)}")
     rate = _rate_of(options["learning_rate"])
-    rule = _RULES[_name(optimizer)](options | {"learning_rate": rate})
+    rule = _rule_of(_name(optimizer), options | {"learning_rate": rate})
     decay = options.get("weight_decay")
     if decay and decay != getattr(rule, "weight_decay", None):
         raise _no_twin(f"weight_decay of {_name(optimizer)}", "use AdamW or Lion")
     return rule
 
 
-def _sgd(o: dict[str, Any]) -> Rule:
-    if not o["momentum"]:
-        return SGD(o["learning_rate"])
-    return Momentum(o["learning_rate"], o["momentum"], o["nesterov"], scaled_velocity=True)
-
-
-def _adam(o: dict[str, Any]) -> Rule:
-    numbers = o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"]
-    if o["weight_decay"] or o["amsgrad"]:
-        return AdamW(*numbers, o["weight_decay"] or 0.0, epsilon_hat=True, amsgrad=o["amsgrad"])
-    return Adam(*numbers)
-
-
-def _nadam(o: dict[str, Any]) -> Rule:
-    numbers = o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"]
-    return NAdam(*numbers, o["weight_decay"] or 0.0, momentum_decay=1.0)
-
-
-def _ftrl(o: dict[str, Any]) -> Rule:
-    return Ftrl(
-        o["learning_rate"],
-        o["learning_rate_power"],
-        o["initial_accumulator_value"],
-        l1=o["l1_regularization_strength"],
-        l2=o["l2_regularization_strength"],
-        l2_shrinkage=o["l2_shrinkage_regularization_strength"],
-        beta=o["beta"],
-    )
-
-
-_RULES: dict[str, Callable[[dict[str, Any]], Rule]] = {
-    "SGD": _sgd,
-    "Adam": _adam,
-    "AdamW": _adam,
-    "Nadam": _nadam,
-    "RMSprop": lambda o: RMSProp(
-        *(o["learning_rate"], o["rho"], o["momentum"], o["epsilon"], o["centered"]),
-        initial_mean_square=0.0,
-    ),
-    "Adagrad": lambda o: Adagrad(
-        o["learning_rate"], o["initial_accumulator_value"], o["epsilon"], epsilon_inside_sqrt=True
-    ),
-    "Ftrl": _ftrl,
-    "Lion": lambda o: Lion(o["learning_rate"], o["beta_1"], o["beta_2"], o["weight_decay"] or 0.0),
-    "Lamb": lambda o: LAMB(
-        o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"], weight_decay=0.0
-    ),
+_RULES: dict[str, Rule] = {
+    "SGD": Momentum(0.0, scaled_velocity=True),
+    "Adam": Adam(),
+    "AdamW": AdamW(epsilon_hat=True),
+    "RMSprop": RMSProp(0.0, initial_mean_square=0.0),
+    "Adagrad": Adagrad(0.0, epsilon=1e-7, epsilon_inside_sqrt=True),
+    "Ftrl": Ftrl(0.0),
+    "Lion": Lion(),
+    "Lamb": LAMB(weight_decay=0.0),
+}
+_SCHEDULES: dict[str, Any] = {
+    "ExponentialDecay": Exponential,
+    "InverseTimeDecay": InverseTime,
+    "PiecewiseConstantDecay": Piecewise,
+    "PolynomialDecay": Polynomial,
+    "CosineDecay": Cosine,
+}
+_OURS = {
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "initial_accumulator_value": "initial_accumulator",
+    "l1_regularization_strength": "l1",
+    "l2_regularization_strength": "l2",
+    "l2_shrinkage_regularization_strength": "l2_shrinkage",
+    "initial_learning_rate": "initial",
+    "end_learning_rate": "end",
 }
 
 
-def _decay(kind: type[Exponential | InverseTime], o: dict[str, Any]) -> Schedule:
-    return kind(o["initial_learning_rate"], o["decay_steps"], o["decay_rate"], o["staircase"])
-
-
-def _cosine(o: dict[str, Any]) -> Schedule:
-    if (target := o.get("warmup_target")) is None or not o.get("warmup_steps"):
-        return Cosine(o["initial_learning_rate"], o["decay_steps"], o["alpha"])
-    fall = Cosine(target, o["decay_steps"], o["alpha"])
-    return Warmup(fall, o["warmup_steps"], o["initial_learning_rate"])
-
-
-_SCHEDULES: dict[str, Callable[[dict[str, Any]], Schedule]] = {
-    "ExponentialDecay": partial(_decay, Exponential),
-    "InverseTimeDecay": partial(_decay, InverseTime),
-    "PiecewiseConstantDecay": lambda o: Piecewise(o["boundaries"], o["values"]),
-    "PolynomialDecay": lambda o: Polynomial(
-        *(o["initial_learning_rate"], o["decay_steps"], o["end_learning_rate"]),
-        *(o["power"], o["cycle"]),
-    ),
-    "CosineDecay": _cosine,
-}
+def _rule_of(name: str, options: dict[str, Any]) -> Rule:
+    rule: Any = _RULES[name]
+    if name == "SGD" and not options["momentum"]:
+        rule = SGD()
+    if name == "Adam" and (options["weight_decay"] or options["amsgrad"]):
+        rule = _RULES["AdamW"]
+    given = {n: 0.0 if v is None else v for n, v in options.items()}
+    if name == "Lamb":
+        del given["weight_decay"]  # which is another than the rule's
+    return cast(Rule, replace(rule, **options_of(rule, given, _OURS)))
 
 
 def _rate_of(rate: Any) -> float | Schedule:
     """Return a rate from Keras's config: a number, which went through float32, or a schedule."""
     if not isinstance(rate, dict):
         return float(str(np.float32(rate)))
-    name = rate["class_name"]
+    name, options = rate["class_name"], rate["config"]
     if name not in _SCHEDULES:
         expected = ", ".join(_SCHEDULES)
         raise _no_twin(f"the learning-rate schedule {name}", f"expected one of {expected}")
-    return _SCHEDULES[name](rate["config"])
+    target, steps = options.get("warmup_target"), options.get("warmup_steps")
+    first = {} if target is None or not steps else {"initial": target}
+    schedule = _SCHEDULES[name](**options_of(_SCHEDULES[name], options, _OURS) | first)
+    return Warmup(schedule, steps, options["initial_learning_rate"]) if first else schedule
 
 
 def _name(optimizer: Any) -> str:

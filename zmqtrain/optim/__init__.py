@@ -5,7 +5,7 @@ from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
 from zmqtrain.optim.formula import FormulaRule, LayerRule
 from zmqtrain.optim.mean import Mean
-from zmqtrain.optim.moments import LAMB, Adam, Adamax, AdamW, NAdam, RAdam
+from zmqtrain.optim.moments import LAMB, Adam, AdamW
 from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
 from zmqtrain.optim.rules import SGD, Adafactor, Adagrad, Ftrl, Lion, Momentum, RMSProp
 from zmqtrain.optim.schedules import (
@@ -13,7 +13,6 @@ from zmqtrain.optim.schedules import (
     Exponential,
     InverseTime,
     NaturalExponential,
-    OneCycle,
     Piecewise,
     Polynomial,
     Schedule,
@@ -37,16 +36,12 @@ __all__ = [
     "Lion",
     "LAMB",
     "Adafactor",
-    "Adamax",
-    "NAdam",
-    "RAdam",
     "Exponential",
     "NaturalExponential",
     "InverseTime",
     "Piecewise",
     "Polynomial",
     "Cosine",
-    "OneCycle",
     "Warmup",
     "Sequential",
     "Schedule",

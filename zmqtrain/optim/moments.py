@@ -6,7 +6,6 @@ The notation is that of rules.py; the sources are the papers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import sqrt
 from typing import Any
 
@@ -114,123 +113,6 @@ class AdamW(Moments):
             greatest = v_max = np.maximum(v_max, v)
         step = alpha * m / (np.sqrt(greatest) * correction + epsilon)
         return w - decay * w - step, m, v, v_max
-
-
-@dataclass(frozen=True, slots=True)
-class Adamax(Moments):
-    """Adam with the greatest gradient in place of a mean square (Kingma and Ba, section 7.1).
-
-    With m and u the slots of these names, 0 at first, and t = step + 1:
-
-        m += (1 - beta1) * (g - m)
-        u = max(beta2 * u, |g| + epsilon)
-        w -= lr / (1 - beta1^t) * m / u
-
-    So it is in torch.optim.Adamax. Keras adds epsilon to u in the last line instead.
-    """
-
-    zero_slots = ("m", "u")
-    learning_rate: Rate = 0.002
-
-    def hyperparameters(self, step: int) -> Numbers:
-        rate, beta1 = rate_at(self.learning_rate, step), momentum_at(self.beta1, step)
-        return rounded(rate / (1 - beta1 ** (step + 1)), 1 - beta1, self.beta2, self.epsilon)
-
-    @staticmethod
-    def formula(w: Any, g: Any, m: Any, u: Any, *numbers: Any) -> tuple[Any, ...]:
-        alpha, share, beta2, epsilon = numbers
-        m = approach(m, g, share)
-        u = np.maximum(beta2 * u, np.abs(g) + epsilon)
-        return w - alpha * m / u, m, u
-
-
-@dataclass(frozen=True, slots=True)
-class NAdam(Moments):
-    """Adam with Nesterov's momentum (Dozat, ICLR 2016 workshop), as torch.optim.NAdam.
-
-    With m and v the slots of these names, 0 at first, t = step + 1, c(t) = beta1 * (1 - 0.96^(t *
-    momentum_decay) / 2) and C(t) the product of c(1) to c(t):
-
-        w -= lr * weight_decay * w
-        m += (1 - beta1) * (g - m)
-        v += (1 - beta2) * (g^2 - v)
-        d = (1 - c(t)) / (1 - C(t)) * g + c(t + 1) / (1 - C(t + 1)) * m
-        w -= lr * d / (sqrt(v / (1 - beta2^t)) + epsilon)
-
-    Keras's Nadam has ``momentum_decay`` 1.
-    """
-
-    learning_rate: Rate = 0.002
-    weight_decay: NonNegative = 0.0
-    momentum_decay: NonNegative = 0.004
-
-    def hyperparameters(self, step: int) -> Numbers:
-        t, rate, beta1 = step + 1, rate_at(self.learning_rate, step), momentum_at(self.beta1, step)
-        now, then = (beta1 * (1 - 0.5 * 0.96 ** (n * self.momentum_decay)) for n in (t, t + 1))
-        product = _product(beta1, self.momentum_decay, t)
-        return rounded(
-            rate * (1 - now) / (1 - product),
-            rate * then / (1 - product * then),
-            rate * self.weight_decay,
-            1 - beta1,
-            1 - self.beta2,
-            1 / sqrt(1 - self.beta2**t),
-            self.epsilon,
-        )
-
-    @staticmethod
-    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
-        of_g, of_m, decay, share1, share2, correction, epsilon = numbers
-        m = approach(m, g, share1)
-        v = approach(v, g * g, share2)
-        return w - decay * w - (of_g * g + of_m * m) / (np.sqrt(v) * correction + epsilon), m, v
-
-
-@lru_cache
-def _product(beta1: float, momentum_decay: float, t: int) -> float:
-    """Return C(t) of :class:`NAdam`; below 1e-18 it does not count beside 1."""
-    product = 1.0
-    for n in range(1, t + 1):
-        product *= beta1 * (1 - 0.5 * 0.96 ** (n * momentum_decay))
-        if product < 1e-18:
-            break
-    return product
-
-
-@dataclass(frozen=True, slots=True)
-class RAdam(Moments):
-    """Adam whose first steps do not divide by v (Liu et al., arXiv:1908.03265), as torch's.
-
-    With m and v the slots of these names, 0 at first, t = step + 1, R = 2 / (1 - beta2) - 1 and
-    r = R - 2 * t * beta2^t / (1 - beta2^t):
-
-        w -= lr * weight_decay * w
-        m += (1 - beta1) * (g - m)
-        v += (1 - beta2) * (g^2 - v)
-        w -= lr * m / (1 - beta1^t) * f     with f = 1 while r <= 5, and later
-        f = sqrt((r-4) * (r-2) * R / ((R-4) * (R-2) * r) * (1 - beta2^t)) / (sqrt(v) + epsilon)
-    """
-
-    weight_decay: NonNegative = 0.0
-
-    def hyperparameters(self, step: int) -> Numbers:
-        t, rate, beta1 = step + 1, rate_at(self.learning_rate, step), momentum_at(self.beta1, step)
-        limit, correction = 2 / (1 - self.beta2) - 1, 1 - self.beta2**t
-        length = limit - 2 * t * self.beta2**t / correction
-        plain, divided = rate / (1 - beta1**t), 0.0
-        if length > 5:
-            ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
-            plain, divided = 0.0, plain * sqrt(ratio * correction)
-        return rounded(
-            plain, divided, rate * self.weight_decay, 1 - beta1, 1 - self.beta2, self.epsilon
-        )
-
-    @staticmethod
-    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
-        plain, divided, decay, share1, share2, epsilon = numbers
-        m = approach(m, g, share1)
-        v = approach(v, g * g, share2)
-        return w - decay * w - m * (plain + divided / (np.sqrt(v) + epsilon)), m, v
 
 
 @dataclass(frozen=True, slots=True)

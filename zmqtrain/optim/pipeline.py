@@ -26,6 +26,9 @@ AVERAGE = "average"
 _GROUPS = 'expected options by patterns of names, such as {"*.bias": {"weight_decay": 0.0}}'
 
 
+Pattern: TypeAlias = str | tuple[str, ...]
+
+
 class Run(NamedTuple):
     """Elements of one variable, which may have several runs; ``group`` is that of its options."""
 
@@ -54,9 +57,9 @@ class Update:
 
     Non-finite values cause no warning here: gradients are checked when they arrive.
 
-    ``groups`` has, by patterns of variables' names such as "*.bias", other options: those of the
-    rule, or ``l2``. The first pattern that fits a name counts; group 0 is of those without one. A
-    group's own learning rate stays when callbacks set another one.
+    ``groups`` has, by patterns of variables' names such as "*.bias", or tuples of them, other
+    options: those of the rule, or ``l2``. The first that fits a name counts; group 0 is of those
+    without one. A group's own learning rate stays when callbacks set another one.
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
     ``fused=False`` uses NumPy; it does not change the update, so it is not in its ``repr``.
@@ -65,7 +68,9 @@ class Update:
     rule: Rule
     l2: float = 0.0
     moving_average: float | None = None
-    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True, hash=False)
+    groups: Mapping[Pattern, Mapping[str, Any]] = field(
+        default_factory=dict, kw_only=True, hash=False
+    )
     fused: bool = field(default=True, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +119,7 @@ class Update:
 
     def group_of(self, name: str) -> int:
         """Return the number of the group of a variable."""
-        fitting = (n for n, p in enumerate(self.groups, start=1) if fnmatchcase(name, p))
+        fitting = (n for n, p in enumerate(self.groups, start=1) if fits(name, p))
         return next(fitting, 0)
 
     def by_group(self) -> list[Update]:
@@ -130,9 +135,10 @@ class Update:
         alone = replace(self, groups={})
         return [alone, *(alone._with(pattern, each) for pattern, each in self.groups.items())]
 
-    def _with(self, pattern: str, options: Mapping[str, Any]) -> Update:
+    def _with(self, pattern: Pattern, options: Mapping[str, Any]) -> Update:
         rule: Any = self.rule
-        if not isinstance(pattern, str) or not isinstance(options, Mapping):
+        is_pattern = isinstance(pattern, str | tuple) and all(isinstance(p, str) for p in pattern)
+        if not is_pattern or not isinstance(options, Mapping):
             raise ConfigError(f"groups has {pattern!r}: {options!r:.80}; {_GROUPS}")
         names = [each.name for each in fields(rule)] if is_dataclass(rule) else []
         for name in options:
@@ -170,6 +176,12 @@ class Update:
         if self.moving_average is None:
             return None
         return np.float32(1 - min(self.moving_average, (1 + updates) / (10 + updates)))
+
+
+def fits(name: str, pattern: Pattern) -> bool:
+    """Return whether a variable's name fits a pattern, or one of a tuple of patterns."""
+    patterns = (pattern,) if isinstance(pattern, str) else pattern
+    return any(fnmatchcase(name, each) for each in patterns)
 
 
 class BoundUpdate:

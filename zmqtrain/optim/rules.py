@@ -150,7 +150,7 @@ class RMSProp(FormulaRule):
 
     learning_rate: Rate
     rho: Decay = 0.9
-    momentum: Decay = 0.0
+    momentum: Coefficient = 0.0
     epsilon: Positive = 1e-10
     centered: bool = False
     initial_mean_square: NonNegative = 1.0
@@ -180,7 +180,8 @@ class RMSProp(FormulaRule):
     def hyperparameters(self, step: int) -> Numbers:
         inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
         rate = rate_at(self.learning_rate, step)
-        numbers = rounded(rate, 1 - self.rho, self.momentum, inner, outer)
+        momentum = momentum_at(self.momentum, step)
+        numbers = rounded(rate, 1 - self.rho, momentum, inner, outer)
         return *numbers, bool(self.scaled_velocity)
 
     @staticmethod

@@ -175,34 +175,6 @@ class Cosine(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class OneCycle(Checked):
-    """A rise to ``highest`` and a longer fall, each half a cosine wave, as torch's OneCycleLR.
-
-    The rate rises from highest / div_factor until s = rise * D - 1, and falls to highest /
-    div_factor / final_div_factor at s = D - 1, with D the ``total_steps``; then it stays there
-    (Smith and Topin, arXiv:1708.07120). The momentum is not changed (``cycle_momentum=False``).
-    """
-
-    highest: NonNegative
-    total_steps: Steps
-    rise: Ratio = 0.3
-    div_factor: Positive = 25.0
-    final_div_factor: Positive = 1e4
-
-    def __call__(self, step: int) -> float:
-        top, last = self.rise * self.total_steps - 1, self.total_steps - 1
-        first = self.highest / self.div_factor
-        if step < top:
-            return _half_wave(first, self.highest, step / top)
-        done = (min(step, last) - top) / ((last - top) or 1)
-        return _half_wave(self.highest, first / self.final_div_factor, done)
-
-
-def _half_wave(start: float, end: float, done: float) -> float:
-    return end + (start - end) / 2 * (1 + cos(pi * done))
-
-
-@dataclass(frozen=True, slots=True)
 class Function:
     """A function of the step as a schedule; its repr shows some rates, since it has no other text.
 
@@ -211,6 +183,7 @@ class Function:
     """
 
     function: Callable[[int], Any]
+    name: str = "Function"
 
     def __call__(self, step: int) -> float:
         with user_code(f"the rate of step {step}", self.function):
@@ -219,9 +192,9 @@ class Function:
         return cast(float, rate)  # which rate_at checks
 
     def __repr__(self) -> str:
-        text = "Function("
+        text = f"{self.name}("
         with suppress(ConfigError, TypeError, ValueError):  # a table may end
-            for step in (0, *(10**power for power in range(7))):
+            for step in (0, 1, 10, 100, 1000):
                 text += f"{step}: {self(step):.6g}, "
         return f"{text.removesuffix(', ')})"
 

@@ -1,0 +1,206 @@
+"""Optimizers and schedulers of torch as they are: each step against torch's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+import zmqtrain  # noqa: E402
+from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
+from zmqtrain import Job  # noqa: E402
+from zmqtrain.adapters.torch import TorchModel  # noqa: E402
+from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
+
+STEPS = 20
+
+
+def net() -> Any:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.Linear(3, 3))
+    module[3].requires_grad_(False)
+    return module
+
+
+def by_dimension(parameters: Any) -> list[dict[str, Any]]:
+    flat = {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "lr": 0.03}
+    return [{"params": [p for p in parameters if p.ndim > 1]}, flat]
+
+
+def scheduled(make: Any, *every: int, rule: Any = None) -> Any:
+    """Return a function that makes an optimizer with a scheduler."""
+    rule = rule or partial(optim.SGD, lr=0.3, momentum=0.9)
+
+    def made(parameters: Any) -> Any:
+        optimizer = rule(parameters)
+        return optimizer, make(optimizer), *every
+
+    return made
+
+
+def heads_apart(parameters: Any, module: Any) -> Any:
+    head = {"params": module[2].parameters(), "lr": 0.1}
+    return optim.Adam([head, {"params": module[0].parameters()}], lr=0.01)
+
+
+def sequence(optimizer: Any) -> Any:
+    warmup = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+    fall = lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    return lr_scheduler.SequentialLR(optimizer, [warmup, fall], [5])
+
+
+TAKEN = {
+    "the class": optim.AdamW,
+    "sgd": partial(optim.SGD, lr=0.3),
+    "sgd with decay": partial(optim.SGD, lr=0.3, weight_decay=0.1),
+    "momentum": partial(optim.SGD, lr=0.3, momentum=0.9),
+    "nesterov": partial(optim.SGD, lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "dampening": partial(optim.SGD, lr=0.3, momentum=0.9, dampening=0.5),
+    "adam": partial(optim.Adam, lr=0.05, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1),
+    "amsgrad": partial(optim.Adam, lr=0.05, betas=(0.8, 0.5), amsgrad=True),
+    "adamw": partial(optim.AdamW, lr=0.05, weight_decay=0.3, fused=True),
+    "adamw with amsgrad": partial(optim.AdamW, lr=0.05, betas=(0.8, 0.5), amsgrad=True),
+    "rate in a tensor": partial(optim.AdamW, lr=torch.tensor(0.05), foreach=False),
+    "adagrad": partial(optim.Adagrad, lr=0.1, weight_decay=0.1),
+    "adagrad from a value": partial(optim.Adagrad, lr=0.1, initial_accumulator_value=0.5),
+    # With an epsilon: else the rounding of a gradient near 0 decides the sign of a whole step.
+    "rmsprop": partial(optim.RMSprop, lr=0.01, eps=1e-4),
+    "rmsprop with all": partial(
+        optim.RMSprop, lr=0.01, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.1
+    ),
+    "groups": lambda parameters: optim.AdamW(by_dimension(parameters), lr=0.05, weight_decay=0.3),
+    "groups of sgd": lambda parameters: optim.SGD(by_dimension(parameters), weight_decay=0.2),
+    "groups of the module": heads_apart,
+    "lambda": scheduled(partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step))),
+    "multiplicative": scheduled(
+        partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda step: 1 - 0.01 * step)
+    ),
+    "each 7 steps": scheduled(partial(lr_scheduler.ExponentialLR, gamma=0.5), 7),
+    "steps": scheduled(partial(lr_scheduler.StepLR, step_size=3)),
+    "cosine": scheduled(partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=0.01)),
+    "restarts": scheduled(partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=4, T_mult=2)),
+    "sequence": scheduled(sequence, rule=partial(optim.AdamW, lr=0.1)),
+    "polynomial": scheduled(partial(lr_scheduler.PolynomialLR, total_iters=9)),
+    "one cycle": scheduled(
+        partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=30), rule=partial(optim.AdamW)
+    ),
+    "cycle of momentum": scheduled(partial(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.3)),
+    "groups with a scheduler": scheduled(
+        partial(lr_scheduler.StepLR, step_size=3),
+        rule=lambda parameters: optim.AdamW(by_dimension(parameters), lr=0.05),
+    ),
+    "rmsprop with a scheduler": scheduled(
+        partial(lr_scheduler.StepLR, step_size=3), rule=partial(optim.RMSprop, momentum=0.5)
+    ),
+}
+
+
+def job(make: Any, **options: Any) -> Job:
+    model = TorchModel(net, F.cross_entropy)
+    given = {"batch_size": len(X), "steps": STEPS} | options
+    return Job(model=model, data=BATCH, optimizer=make, **given)
+
+
+def by_torch(make: Any) -> dict[str, Any]:
+    """Return the parameters after torch's own steps."""
+    torch.manual_seed(0)
+    module = net()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    made = make(trained, module) if make is heads_apart else make(trained)
+    optimizer, scheduler, every = (*made, 1)[:3] if isinstance(made, tuple) else (made, None, 1)
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
+        optimizer.step()
+        if scheduler is not None and step % every == 0:
+            scheduler.step()
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_optimizer_of_torch_trains_as_its_own_steps_do(case: str) -> None:
+    found = zmqtrain.run(job(TAKEN[case])).parameters
+    expected = by_torch(TAKEN[case])
+    same({**expected, **found}, expected, 2e-6)
+
+
+class OwnOptimizer(optim.SGD):
+    pass
+
+
+def with_others(optimizer: Any) -> Any:
+    class Odd(lr_scheduler.LRScheduler):
+        def get_lr(self) -> Any:
+            self.optimizer.param_groups[0]["weight_decay"] = 0.1 * self.last_epoch
+            return self.base_lrs
+
+    return Odd(optimizer)
+
+
+REFUSED = {
+    "an object": (optim.AdamW(net().parameters()), "lambda parameters: torch.optim.AdamW"),
+    "muon": (
+        lambda p: optim.Muon([x for x in p if x.ndim == 2]),
+        "Muon of torch.optim has no twin",
+    ),
+    "one of the user's": (
+        partial(OwnOptimizer, lr=0.1),
+        "OwnOptimizer .*expected one of SGD, Adam",
+    ),
+    "maximize": (partial(optim.SGD, maximize=True), "maximize .*the negative of the loss"),
+    "lr_decay": (partial(optim.Adagrad, lr_decay=0.1), "lr_decay .*LambdaLR"),
+    "decoupled": (
+        partial(optim.Adam, decoupled_weight_decay=True),
+        "decoupled_weight_decay .*AdamW",
+    ),
+    "a part": (lambda p: optim.SGD(p[1:]), r"leaves out 0\.weight"),
+    "other parameters": (lambda p: optim.SGD(net().parameters()), "not of the job's module"),
+    "nothing": (lambda p: None, "returned None; expected an optimizer of torch.optim"),
+    "an error": (lambda p: optim.SGD(p, speed=1), "the optimizer of .* failed: .*speed"),
+    "measures": (scheduled(lr_scheduler.ReduceLROnPlateau), r"callbacks\.ReduceLROnPlateau"),
+    "no scheduler": (scheduled(lambda optimizer: 3), "int of torch.optim has no twin"),
+    "changes of the decay": (scheduled(with_others), "the scheduler changes .*weight_decay"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_optimizer_of_torch_without_a_twin_is_refused_with_the_way_out(case: str) -> None:
+    make, told = REFUSED[case]
+    with pytest.raises(ConfigError, match=f"the job is not valid: optimizer: .*{told}"):
+        job(make)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(partial(optim.SGD, lr=0.1), SGD(0.1)), (optim.AdamW, AdamW(0.001))],
+)
+def test_optimizer_of_torch_is_the_rule_of_the_job(make: Any, expected: Any) -> None:
+    assert job(make).optimizer == expected
+
+
+def test_options_of_a_job_override_those_of_torchs_optimizer() -> None:
+    own = job(partial(optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.2))
+    assert (own.optimizer, own.l2) == (Momentum(0.1), 0.2)
+    assert own.with_overrides(l2=0.5).l2 == 0.5
+    with pytest.raises(ConfigError, match=r"l2 is 0\.1, and its optimizer gives 0\.2"):
+        job(partial(optim.SGD, lr=0.1, weight_decay=0.2), l2=0.1)
+
+
+def test_scheduler_has_the_same_text_in_every_process_and_its_rates_in_any_order() -> None:
+    make = TAKEN["cosine"]
+    assert job(make).fingerprint() == job(make).fingerprint() != job(TAKEN["steps"]).fingerprint()
+    one, other = (job(make).optimizer.learning_rate for _ in range(2))
+    assert [one(step) for step in (17, 3)] == [other(17), other(3)]
+
+
+def test_scheduler_that_has_ended_is_named() -> None:
+    rate = job(TAKEN["one cycle"]).optimizer.learning_rate
+    with pytest.raises(ConfigError, match=r"the rate of step 40 .*Tried to step 3\d times"):
+        rate(40)

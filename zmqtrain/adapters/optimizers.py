@@ -1,0 +1,31 @@
+"""Optimizers of frameworks, given as they are, as the fields of a job that train the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.user_code import is_of
+
+
+def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
+    """Return what the optimizer makes of the fields optimizer, l2 and groups; {}: it is no other's.
+
+    Raises:
+        ConfigError: no rule computes the same.
+    """
+    if is_of(optimizer, "keras"):
+        from zmqtrain.adapters import keras_optimizers
+
+        return {"optimizer": keras_optimizers.rule_of(optimizer)}
+    is_class, is_of_torch = isinstance(optimizer, type), is_of(optimizer, "torch.optim")
+    if is_of_torch and not is_class:
+        raise ConfigError(
+            f"this {type(optimizer).__name__} updates another module than the job's; expected a "
+            "function that makes one; write lambda parameters: torch.optim.AdamW(parameters)"
+        )
+    if callable(optimizer) and is_class <= is_of_torch and is_of(model, "zmqtrain.adapters.torch"):
+        from zmqtrain.adapters import torch_optimizers
+
+        return torch_optimizers.taken_over(optimizer, model.module)
+    return {}

@@ -1,0 +1,188 @@
+"""Optimizers and schedulers of ``torch.optim`` as rules and schedules of zmqtrain.
+
+Each twin computes the same update, up to rounding. A scheduler is stepped here, as often as the
+training has been, so every scheduler that depends on nothing but its steps keeps its rates.
+"""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from collections.abc import Callable
+from dataclasses import fields, replace
+from glob import escape
+from itertools import chain
+from threading import Lock
+from typing import Any
+
+from torch import optim
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from zmqtrain.adapters.common import name_of, options_of
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim import SGD, Adagrad, AdamW, Momentum, RMSProp
+from zmqtrain.optim.schedules import Function
+from zmqtrain.user_code import user_code
+
+_TWINS: dict[str, Any] = {
+    "SGD": Momentum(0.0),
+    "Adam": AdamW(weight_decay=0.0),
+    "AdamW": AdamW(),
+    "Adagrad": Adagrad.torch(),
+    "RMSprop": RMSProp.torch(),
+}
+_OURS = {
+    "lr": "learning_rate",
+    "eps": "epsilon",
+    "alpha": "rho",
+    "initial_accumulator_value": "initial_accumulator",
+}
+_REMEDIES = {
+    "maximize": "return the negative of the loss",
+    "lr_decay": "give a scheduler, LambdaLR(optimizer, lambda step: 1 / (1 + lr_decay * step))",
+    "ReduceLROnPlateau": "use zmqtrain.callbacks.ReduceLROnPlateau, with fit",
+}
+
+
+def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
+    """Return the fields of a job that trains a module as the optimizer of ``make`` would.
+
+    ``make(parameters)``, or ``make(parameters, module)``, gets the list of the parameters that are
+    trained. It returns an optimizer, or (optimizer, scheduler), whose scheduler is stepped after
+    each update, or (optimizer, scheduler, n), after each n updates.
+
+    Raises:
+        ConfigError: no rule computes the same, or ``make`` fails.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with user_code("the optimizer", make):
+        made = make(parameters, module) if _takes_module(make) else make(parameters)
+    optimizer, scheduler, every = (*made, 1)[:3] if isinstance(made, tuple) else (made, None, 1)
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, optim.Optimizer):
+        raise ConfigError(
+            f"{name_of(make)} returned {made!r:.80}; expected an optimizer of torch.optim, or a "
+            "tuple of one and its scheduler"
+        )
+    if name not in _TWINS or type(optimizer) is not getattr(optim, name):
+        raise _no_twin(name, f"expected one of {', '.join(_TWINS)}")
+    members = _members(optimizer, module)
+    groups = optimizer.param_groups
+    table = None if scheduler is None else _Table(groups, scheduler, every)
+    twin = _TWINS[name] if name != "SGD" or any(map(_momentum, groups)) else SGD()
+    (base, l2), *_ = twins = [_twin(twin, g, name, table, n) for n, g in enumerate(groups)]
+    options = {
+        tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})
+        for names, (own, decay) in zip(members, twins, strict=True)
+        if names
+    }
+    own_options = {names: given for names, given in options.items() if given}
+    return {"optimizer": base, "l2": l2, "groups": own_options}
+
+
+def _takes_module(make: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(make).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+    return len(needed) == 2
+
+
+def _members(optimizer: Any, module: Any) -> list[list[str]]:
+    """Return the names of the trained variables of each group.
+
+    Raises:
+        ConfigError: a trained parameter is in no group, or one of a group is not the module's.
+    """
+    names = {id(p): name if p.requires_grad else "" for name, p in module.named_parameters()}
+    groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+    given = {each for group in groups for each in group}
+    if given - names.keys():
+        raise ConfigError(
+            "the optimizer has parameters that are not of the job's module; expected those that "
+            "the function is given, as in lambda parameters: AdamW(parameters)"
+        )
+    if left_out := [name for each, name in names.items() if name and each not in given]:
+        raise ConfigError(
+            f"the optimizer leaves out {left_out[0]}, so it would not train it; expected all "
+            "parameters; add it, or freeze it in build() with requires_grad_(False)"
+        )
+    return [[names[each] for each in group if names[each]] for group in groups]
+
+
+def _twin(
+    twin: Any, group: dict[str, Any], name: str, table: _Table | None, number: int
+) -> tuple[Any, float]:
+    """Return the rule of a group, and its l2.
+
+    Raises:
+        ConfigError: the rule does not have an option of the group.
+    """
+    if wrong := [option for option in ("maximize", "lr_decay") if group.get(option)]:
+        raise _no_twin(wrong[0], "")
+    given: dict[str, Any] = {"lr": float(group["lr"]), "momentum": _momentum(group)}
+    if "betas" in group:
+        given |= {"beta1": given["momentum"], "beta2": float(group["betas"][1])}
+    decay, is_decoupled = float(group["weight_decay"]), name == "AdamW"
+    if group.get("decoupled_weight_decay", is_decoupled) != is_decoupled:
+        raise _no_twin("decoupled_weight_decay", "use AdamW")
+    if table is not None:
+        given["lr"] = table.schedule(2 * number)
+        if _momentum(group):
+            given["momentum"] = given["beta1"] = table.schedule(2 * number + 1)
+    given["weight_decay"] = decay if is_decoupled else 0.0
+    rule = replace(twin, **options_of(twin, group | given, _OURS))
+    return rule, 0.0 if is_decoupled else decay
+
+
+def _difference(base: Any, other: Any) -> dict[str, Any]:
+    own = {each.name: getattr(other, each.name) for each in fields(other)}
+    return {name: value for name, value in own.items() if value != getattr(base, name)}
+
+
+def _momentum(group: dict[str, Any]) -> float:
+    return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+
+
+class _Table:
+    """Learning rate and momentum of each group, by how often its scheduler was stepped."""
+
+    def __init__(self, groups: list[dict[str, Any]], scheduler: Any, every: int) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+            raise _no_twin(type(scheduler).__name__, "expected one that depends on steps alone")
+        for group in groups:
+            group["params"] = []  # the module need not stay in memory for them
+        self._groups, self._scheduler, self._every = groups, scheduler, every
+        self._rows: list[array[float]] = []
+        self._fixed, self._lock = self._others(), Lock()
+        scheduler.optimizer.step()  # without it the scheduler warns
+        self.at(every)
+
+    def schedule(self, column: int) -> Function:
+        """Return a column as a schedule: of group i, 2i is the learning rate, 2i + 1 the momentum.
+
+        Its calls raise ConfigError if the scheduler ends before, or changes anything else.
+        """
+        return Function(lambda step: self.at(step)[column], type(self._scheduler).__name__)
+
+    def at(self, step: int) -> array[float]:
+        """Return the row of the update that follows ``step`` others."""
+        with self._lock:
+            while len(self._rows) <= step // self._every:
+                if self._rows:
+                    self._scheduler.step()
+                if self._others() != self._fixed:
+                    raise ConfigError(
+                        f"the scheduler changes {self._fixed} to {self._others()}; expected one "
+                        "that changes learning rate and momentum only"
+                    )
+                pairs = [(float(group["lr"]), _momentum(group)) for group in self._groups]
+                self._rows.append(array("d", chain.from_iterable(pairs)))
+            return self._rows[step // self._every]
+
+    def _others(self) -> list[dict[str, Any]]:
+        known = {"params", "lr", "momentum", "betas"}
+        return [{n: v for n, v in group.items() if n not in known} for group in self._groups]
+
+
+def _no_twin(what: str, remedy: str) -> ConfigError:
+    remedy = _REMEDIES.get(what, remedy)
+    return ConfigError(f"{what} of torch.optim has no twin in zmqtrain.optim; {remedy}")
