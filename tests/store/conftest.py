@@ -38,6 +38,11 @@ class SmallJob:
             key: self._values(seed) for seed, key in enumerate(("parameters", "m", "average"))
         }
 
+    @property
+    def missed(self) -> dict[str, int]:
+        """The number of updates in which a variable had no gradient; the first has missed none."""
+        return {v.name: number for number, v in enumerate(self.variables) if number}
+
     def _values(self, seed: int) -> Values:
         random = np.random.default_rng(seed)
         values = {v.name: random.normal(size=v.shape).astype(np.float32) for v in self.variables}
@@ -55,7 +60,8 @@ class SmallJob:
     def write_shard(self, temporary: Path, layout: ShardLayout, version: int) -> ShardFile:
         slots = self.flats(layout)
         tensors = tensors_of(layout, slots.pop("parameters"), slots)
-        file = copy_shard(temporary, layout.shard, tensors)
+        missed = {n: count for n, count in self.missed.items() if n in layout.numbers}
+        file = copy_shard(temporary, layout.shard, tensors, missed)
         return seal_shard(file, layout.shard, version)
 
     def write(

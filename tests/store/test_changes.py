@@ -46,6 +46,9 @@ LAYERED = Update(LAMB(0.1), l2=0.1, fused=False)
 GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, fused=False)
 """With other options for the second variable."""
 
+ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, fused=False)
+"""Without any gradient of the first variable, which takes two whole blocks."""
+
 INTERRUPTED = (shards.__file__, changes.__file__, dense.__file__, redo.__file__)
 
 
@@ -64,6 +67,9 @@ def begin(path: Path, update: Update = UPDATE) -> Shard:
     shard.initialize(np.ones(SIZE, np.float32))
     for worker in range(3):
         shard.segment.gradient(worker)[:] = gradient(worker)
+        if update is ABSENT:
+            shard.segment.gradient(worker)[: 2 * BLOCK] = 0
+            shard.segment.note_absent(worker, [0])
     stage(shard)
     return shard
 
@@ -87,7 +93,8 @@ def contents(shard: Shard) -> tuple[Any, ...]:
     arrays = [shard.parameters, *shard.slots.values()]
     if shard.accumulated:
         arrays.append(shard.segment.sum)
-    return shard.version, shard.accumulated, *(array.tobytes() for array in arrays)
+    missed = shard.dense.missed
+    return shard.version, shard.accumulated, missed, *(array.tobytes() for array in arrays)
 
 
 @dataclass(frozen=True)
@@ -129,8 +136,9 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
         ("accumulate", UPDATE, SIZE // 3),
         ("reduce", LAYERED, SIZE // 3),
         ("reduce", GROUPED, SIZE // 3),
+        ("reduce", ABSENT, SIZE // 3),
     ],
-    ids=["apply", "accumulate", "reduce by LAMB", "reduce in groups"],
+    ids=["apply", "accumulate", "reduce by LAMB", "reduce in groups", "without a gradient"],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(
     kind: str, update: Update, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

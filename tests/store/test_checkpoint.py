@@ -40,7 +40,9 @@ def _assert_restored(job, path: Path, layouts: tuple[ShardLayout, ...]) -> None:
     manifest = read_manifest(path)
     verify(path, manifest)
     for layout in layouts:
-        parameters, slots = read_shard(path, manifest, layout, ("m", "average"))
+        parameters, slots, missed = read_shard(path, manifest, layout, ("m", "average"))
+        held = [cut.variable.name for cut in layout.slices if cut.size]
+        assert all(missed.get(name) == job.missed.get(name) for name in held)
         expected = job.flats(layout)
         assert _same_bits(parameters, expected.pop("parameters"))
         assert slots.keys() == expected.keys()

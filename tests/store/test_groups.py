@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from zmqtrain.optim import (
     Adam,
     AdamW,
     Exponential,
+    Flat,
     Ftrl,
     Lion,
     Mean,
@@ -26,10 +29,13 @@ from zmqtrain.optim import (
     Piecewise,
     RMSProp,
     Rule,
+    Slot,
     Update,
     new_slots,
 )
-from zmqtrain.protocol.orders import Reduce
+from zmqtrain.optim.formula import approach
+from zmqtrain.optim.schedules import rate_at
+from zmqtrain.protocol.orders import Accumulate, Reduce
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -91,6 +97,69 @@ def test_variable_is_updated_as_if_it_were_alone(
             assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
             for slot, values in slots.items():
                 assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)
+
+
+ABSENT: dict[str, list[tuple[bool, bool]]] = {
+    "first.kernel": [(False, False), (True, True), (True, True), (False, True), (True, True)],
+    "first.bias": [(True, True)] * 3 + [(False, False)] * 2,
+    "second.bias": [(True, False), (False, True), (True, True), (False, False), (False, False)],
+}
+"""Whether the gradients of two workers lack a variable, for each update."""
+
+
+class Custom:
+    """A rule of the user's own that uses the step."""
+
+    slots = (Slot("v", 0.0),)
+
+    def update(self, parameters: Flat, gradient: Flat, slots: Any, step: int) -> None:
+        slots["v"] += gradient * np.float32(1 / (step + 1))
+        parameters -= slots["v"]
+
+
+@pytest.mark.parametrize("where", ["private", "crash-safe", "NumPy"])
+@pytest.mark.parametrize(
+    ("rule", "options"), [*RULES, (Custom(), {"l2": 0.3})], ids=lambda given: type(given).__name__
+)
+def test_variable_without_a_gradient_is_as_if_there_were_no_such_update(
+    rule: Rule, options: dict[str, Any], where: str
+) -> None:
+    """But the learning rate follows the version."""
+    update = Update(rule, 0.1, 0.9, groups={"*.bias": options}, fused=where != "NumPy")
+    (layout,) = place(VARIABLES, 1, partition_nbytes=0)
+    shard = Shard(layout, update, threads=2, safe=where == "crash-safe")
+    shard.initialize(layout.flat_of(normal(7)))
+    pushed = [[normal(10 * version + worker) for worker in (0, 1)] for version in range(5)]
+    for version, worker in product(range(5), (0, 1)):
+        for name, lacks in ABSENT.items():
+            pushed[version][worker][name][...] *= not lacks[version][worker]
+    for version, gradients in enumerate(pushed):
+        for worker, gradient in enumerate(gradients):
+            names = [name for name, lacks in ABSENT.items() if lacks[version][worker]]
+            layout.gather(gradient, shard.segment.gradient(worker))
+            shard.segment.note_absent(worker, layout.numbers_of(names))
+            shard.stage(worker, worker)
+        shard.carry_out(Accumulate(0))
+        shard.carry_out(Reduce((1,)))
+    for cut in layout.slices:
+        name = cut.variable.name
+        lacks = ABSENT.get(name, [(False, False)] * 5)
+        made = [version for version in range(5) if not all(lacks[version])]
+        w = normal(7)[name].reshape(-1)
+        slots = new_slots(update, w)
+        for number, version in enumerate(made):
+            alone: Any = update.by_group()[name.endswith("bias")]
+            if hasattr(alone.rule, "learning_rate"):
+                rate = rate_at(alone.rule.learning_rate, version)
+                alone = replace(alone, rule=replace(alone.rule, learning_rate=rate))
+            average = 1 - min(0.9, (2 + version) / (11 + version))
+            before = slots["average"].copy()
+            mean = Mean([each[name].reshape(-1) for each in pushed[version]], 2)
+            alone.bind(w, slots).apply(mean, number)
+            slots["average"][:] = approach(before, w, np.float32(average))
+        assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
+        for slot, values in slots.items():
+            assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.optim import kernels
+from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.checks import check_decay, check_non_negative
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
@@ -30,11 +31,16 @@ Pattern: TypeAlias = str | tuple[str, ...]
 
 
 class Run(NamedTuple):
-    """Elements of one variable, which may have several runs; ``group`` is that of its options."""
+    """Elements of one variable, which may have several runs; ``group`` is that of its options.
+
+    ``missed`` and ``is_absent`` are from the :class:`Absences` of an update.
+    """
 
     where: slice
     variable: int = 0
     group: int = 0
+    missed: int = 0
+    is_absent: bool = False
 
 
 Runs: TypeAlias = Sequence[Run]
@@ -231,13 +237,15 @@ class BoundUpdate:
         step: int,
         factors: Flat | None = None,
         numbers: Sequence[Numbers] | None = None,
+        absences: Absences | None = None,
     ) -> None:
         """Apply a mean of gradients as update ``step``.
 
         The gradients have shape (n,) and are only read; they are added up block by block, in one
         pass over memory. An interrupted crash-safe update goes on from its last block.
         ``factors``: of each variable, for a layered update; None: all is one variable.
-        ``numbers``: from :meth:`numbers` of this step, if the caller has them.
+        ``numbers``: from :meth:`numbers` of this step, if the caller has them. ``absences``: None
+        if all variables have a gradient, and always had.
 
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.
@@ -251,32 +259,50 @@ class BoundUpdate:
         share = self._update.share(step + 1) if self._operands.average else None
         scale = np.float32(1 / divisor)
         start = 0 if self._operands.redo is None else self._operands.redo.done
-        if len(gradients) == 1 and weights is None and factors is None and len(self._joined) == 1:
+        is_plain = weights is None and factors is None and absences is None
+        if len(gradients) == 1 and is_plain and len(self._joined) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
             own, group = gradients[0][start:], self._joined[0].group
             self._kernels[group](
                 own, start, kernels.Scalars(step, numbers[group], scale, share, None)
             )
             return
+        calls = {(group, 0): (self._kernels[group], step, n) for group, n in enumerate(numbers)}
+        runs: Runs = self._joined
+        if factors is not None or absences is not None:
+            marked = _marked(self._runs, absences)
+            runs = _joined(marked) if factors is None else marked
         for block, gradient in self._sums(mean, start):
-            for where, group, factor in self._cut(block, factors):
+            for where, run in _cut(block, runs):
+                if run.is_absent:
+                    if self._operands.redo is not None:
+                        self._operands.redo.skip(where.stop)
+                    continue
+                key = run.group, run.missed
+                if key not in calls:
+                    calls[key] = self._call_of(*key, step)
+                kernel, count, given = calls[key]
                 own = gradient[where.start - block.start : where.stop - block.start]
-                scalars = kernels.Scalars(step, numbers[group], scale, share, factor)
-                self._kernels[group](own, where.start, scalars)
+                factor = None if factors is None else factors[run.variable]
+                kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
 
-    def squares(self, mean: Mean, step: int) -> list[Squares]:
+    def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
         """Return, for each run, its variable and the sums of squares for its factor.
 
-        The arguments are those of :meth:`apply`, which comes after this.
+        The arguments are those of :meth:`apply`, which comes after this. A variable without a
+        gradient has none.
         """
         arrays, scale = self._operands.arrays[:-1], np.float32(1 / mean.divisor)
         found = []
-        for where, variable, group in self._runs:
-            rule, l2 = self._groups[group].rule, self._groups[group].l2
+        for where, variable, group, missed, is_absent in _marked(self._runs, absences):
+            if is_absent:
+                continue
+            l2 = self._groups[group].l2
+            rule, count = own_count(self._groups[group].rule, step, missed)
             here = at(arrays, where)
             of_parameters = of_direction = 0.0
             for block, gradient in self._sums(mean.at(where), 0):
-                w, d = squares_of(rule, at(here, block), gradient, step, scale, l2)
+                w, d = squares_of(rule, at(here, block), gradient, count, scale, l2)
                 of_parameters, of_direction = of_parameters + w, of_direction + d
             found.append((variable, of_parameters, of_direction))
         return found
@@ -308,23 +334,26 @@ class BoundUpdate:
                     total += term
                 yield block, total
 
-    def _cut(
-        self, block: slice, factors: Flat | None
-    ) -> Iterator[tuple[slice, int, np.float32 | None]]:
-        """Cut a block where another group or, if variables have factors, another variable begins.
+    def _call_of(self, group: int, missed: int, step: int) -> tuple[kernels.Kernel, int, Numbers]:
+        """Return kernel, step and hyperparameters for variables that have missed updates."""
+        operands = self._groups[group]
+        rule, count = own_count(operands.rule, step, missed)
+        kernel = self._kernels[group]
+        if not kernels.has_formula(rule):
+            kernel = kernels.bind(replace(operands, rule=rule), compiled=False)
+        return kernel, count, _numbers_of(rule)(count)
 
-        Yields (elements, group, factor).
-        """
-        if factors is None and len(self._joined) == 1:
-            yield block, self._joined[0].group, None
+
+def _cut(block: slice, runs: Runs) -> Iterator[tuple[slice, Run]]:
+    """Cut a block where a run begins; yield (elements, run)."""
+    if len(runs) == 1:
+        yield block, runs[0]
+        return
+    behind = bisect_right(runs, block.start, key=lambda run: run.where.start)
+    for run in runs[max(behind - 1, 0) :]:
+        if run.where.start >= max(block.stop, block.start + 1):
             return
-        runs = self._joined if factors is None else self._runs
-        behind = bisect_right(runs, block.start, key=lambda run: run.where.start)
-        for where, variable, group in runs[max(behind - 1, 0) :]:
-            if where.start >= max(block.stop, block.start + 1):
-                return
-            inside = slice(max(where.start, block.start), min(where.stop, block.stop))
-            yield inside, group, None if factors is None else factors[variable]
+        yield slice(max(run.where.start, block.start), min(run.where.stop, block.stop)), run
 
 
 def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
@@ -340,11 +369,18 @@ def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
     return check
 
 
+def _marked(runs: Runs, absences: Absences | None) -> Runs:
+    if absences is None:
+        return runs
+    absent, missed = absences
+    return [Run(w, v, group, missed[v], absent[v]) for w, v, group, *_ in runs]
+
+
 def _joined(runs: Runs) -> list[Run]:
-    """Return runs that go on as long as the group is the same."""
+    """Return runs that go on as long as all but the variable is the same."""
     joined: list[Run] = []
     for run in runs:
-        if joined and joined[-1].group == run.group:
+        if joined and joined[-1][2:] == run[2:]:
             start = joined.pop().where.start
             run = run._replace(where=slice(start, run.where.stop))
         joined.append(run)
@@ -363,17 +399,26 @@ def rules_of(update: Update, runs: Runs) -> list[Rule]:
 
 
 def factors_of(
-    rules: Sequence[Rule], squares: Iterable[Squares], sizes: Sequence[int], step: int
+    rules: Sequence[Rule],
+    squares: Iterable[Squares],
+    sizes: Sequence[int],
+    step: int,
+    missed: Sequence[int] | None = None,
 ) -> Flat:
-    """Return the factor of each variable, by its rule; ``sizes``: numbers of elements."""
+    """Return the factor of each variable, by its rule; ``sizes``: numbers of elements.
+
+    ``missed``: as in :class:`Absences`.
+    """
     sums = [(0.0, 0.0)] * len(sizes)
     for variable, of_parameters, of_direction in squares:
         before = sums[variable]
         sums[variable] = before[0] + of_parameters, before[1] + of_direction
     factors = []
-    for rule, sums_of_it, size in zip(rules, sums, sizes, strict=True):
+    each = zip(rules, sums, sizes, missed or [0] * len(sizes), strict=True)
+    for rule, sums_of_it, size, late in each:
         assert isinstance(rule, LayerRule)
-        factors.append(rule.factor(sums_of_it, size, step))
+        own, count = own_count(rule, step, late)
+        factors.append(own.factor(sums_of_it, size, count))
     return np.array(factors, np.float32)
 
 

@@ -45,6 +45,10 @@ class Redo:
         """Begin a change: no element is done."""
         self.progress.fill(0)
 
+    def skip(self, stop: int) -> None:
+        """Note that the elements up to ``stop`` keep their values."""
+        self.progress[DONE] = stop
+
     def resume(self) -> None:
         """Finish the block at which a process was killed."""
         done, ready = self.progress.tolist()

@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -143,17 +144,23 @@ def tensors_of(
     return tensors
 
 
-def copy_shard(directory: Path, shard: int, tensors: Mapping[str, NDArray[Any]]) -> Path:
+def copy_shard(
+    directory: Path,
+    shard: int,
+    tensors: Mapping[str, NDArray[Any]],
+    missed: Mapping[str, int] | None = None,
+) -> Path:
     """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
 
     Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
     memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
-    of the arrays.
+    of the arrays. ``missed``: as :func:`read_shard` returns it; it is the file's metadata.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return _write(directory / f"shard-{shard:05d}.safetensors", tensors)
+    counts = {name: str(count) for name, count in (missed or {}).items()}
+    return _write(directory / f"shard-{shard:05d}.safetensors", tensors, counts or None)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
@@ -171,10 +178,12 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
     return seal_shard(_write(file, tensors), number, version=0)
 
 
-def _write(file: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:
+def _write(
+    file: Path, tensors: Mapping[str, NDArray[Any]], metadata: dict[str, str] | None = None
+) -> Path:
     with durable.writing(file):
         try:
-            save_file(dict(tensors), file)
+            save_file(dict(tensors), file, metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from error
     return file
@@ -226,9 +235,10 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
 
 def read_shard(
     path: Path, manifest: Manifest, layout: ShardLayout, slots: Sequence[str]
-) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-    """Read one shard of any placement: (parameters, slots), float32 (layout.size,).
+) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]], dict[str, int]]:
+    """Read one shard of any placement: (parameters, slots, missed), float32 (layout.size,).
 
+    ``missed``: for some variables, the number of updates in which they had no gradient.
     ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed. Slots of the
     checkpoint that are not asked for are left out.
 
@@ -245,9 +255,10 @@ def read_shard(
             for cut in layout.slices:
                 if key == PARAMETERS or cut.variable.kind == "trained":
                     source.read(key, cut, cut.run(flat))
+        missed = source.missed
     if AVERAGE in flats:  # the average of state is the state
         flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
-    return flats.pop(PARAMETERS), flats
+    return flats.pop(PARAMETERS), flats, missed
 
 
 def read_parameters(
@@ -349,6 +360,14 @@ class _Source:
                 "logdir with its weights (zmqtrain export, Job(initial=FILE))"
             )
         return tensors[key]
+
+    @property
+    def missed(self) -> dict[str, int]:
+        """The counts in the files that were read; those of older versions have none."""
+        found = [(file.metadata() or {}).items() for file in self._files.values()]
+        most = self._manifest.version
+        counts = ((name, int(n)) for name, n in chain.from_iterable(found) if n.isdecimal())
+        return {name: min(count, most) for name, count in counts}
 
     def _rows(self, stored: SliceRecord, record: TensorRecord) -> NDArray[Any]:
         """Return a stored slice in shape (rows, row size)."""

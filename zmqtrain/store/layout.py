@@ -14,7 +14,7 @@ checks for NaN nor floating-point registers can harm it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -146,6 +146,16 @@ class ShardLayout:
         return tuple(
             (cut, cut.offset, stop) for cut, stop in zip(self.slices, following, strict=False)
         )
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The trained variables that it holds slices of, numbered in their order."""
+        trained = [cut.variable.name for cut in self.slices if cut.variable.kind == "trained"]
+        return {name: number for number, name in enumerate(dict.fromkeys(trained))}
+
+    def numbers_of(self, names: Collection[str]) -> tuple[int, ...]:
+        """Return the numbers of those of these variables that it holds slices of."""
+        return tuple([self.numbers[name] for name in names if name in self.numbers])
 
     @cached_property
     def trained(self) -> int:

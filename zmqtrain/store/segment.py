@@ -18,6 +18,7 @@ import secrets
 import stat
 import threading
 import weakref
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Protocol
@@ -83,7 +84,7 @@ class Segment:
         self.name = str(path) if path is not None else _INSIDE + secrets.token_hex(8)
         self.nonce = nonce or secrets.token_hex(16)
         self._descriptor, self._lock = descriptor, lock
-        self._gradients: dict[int, tuple[Flat, NDArray[np.float64]]] = {}
+        self._gradients: dict[int, tuple[Flat, NDArray[np.float64], NDArray[np.uint8]]] = {}
         # Gradients reached from this process, and their holders.
         self.holders: weakref.WeakValueDictionary[int, _Inside] = weakref.WeakValueDictionary()
         memory = _map(descriptor, layout.gradients_at)
@@ -100,6 +101,9 @@ class Segment:
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
         self.factors = _flat(memory, layout.factors_at, layout.factors)
+        counts = np.frombuffer(memory, np.int64, 2 * layout.variables, layout.missed_at)
+        self.missed = counts.reshape(2, layout.variables)
+        self.absent_of_sum = _absent(memory, layout.absent_of_sum_at, layout)
         self._memory = memory
 
     @classmethod
@@ -197,7 +201,18 @@ class Segment:
         """Return what the holder of gradient ``number`` reports about it, shape (FIGURES,)."""
         return self._buffer(number)[1]
 
-    def _buffer(self, number: int) -> tuple[Flat, NDArray[np.float64]]:
+    def absent(self, number: int) -> NDArray[np.uint8]:
+        """Return ABSENT of gradient ``number``, shape (1 + variables,)."""
+        return self._buffer(number)[2]
+
+    def note_absent(self, number: int, variables: Collection[int]) -> None:
+        """Note of which variables gradient ``number`` has none."""
+        absent = self.absent(number)
+        if variables or absent.item(0):
+            absent.fill(0)
+            absent[[0, *(1 + variable for variable in variables)]] = bool(variables)
+
+    def _buffer(self, number: int) -> tuple[Flat, NDArray[np.float64], NDArray[np.uint8]]:
         found = self._gradients.get(number)
         if found is None:
             at, layout = self.layout.gradient_at(number), self.layout
@@ -205,7 +220,8 @@ class Segment:
                 _reserve(self._descriptor, at, layout.gradient_stride, self.path)
             memory = _map(self._descriptor, layout.gradient_stride, at)
             figures = np.frombuffer(memory, np.float64, FIGURES, layout.figures_at)
-            found = self._gradients[number] = _flat(memory, 0, layout.size), figures
+            absent = _absent(memory, layout.absent_at, layout)
+            found = self._gradients[number] = _flat(memory, 0, layout.size), figures, absent
         return found
 
     def redo(self, part: int) -> tuple[list[Flat], NDArray[np.int64]]:
@@ -370,6 +386,10 @@ def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:
 
 def _flat(memory: mmap.mmap, at: int, size: int) -> Flat:
     return np.frombuffer(memory, np.float32, size, at)
+
+
+def _absent(memory: mmap.mmap, at: int, layout: SegmentLayout) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8, 1 + layout.variables, at)
 
 
 def _words(memory: mmap.mmap) -> memoryview:

@@ -12,12 +12,18 @@ for gradients are locked one by one:
                   slot: see optim/redo.py
     factors       float32, for each variable, of the update under way; not there unless the rule
                   looks at whole variables: see optim/formula.py
+    missed        int64, shape (2, variables): updates in which each trained variable had no
+                  gradient, after an even number of updates and after an odd one; behind it ABSENT
+                  of the sum
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
     gradient 0    the same shape: the gradient of one worker until it is applied; behind it what a
-                  worker that makes steps by itself tells of them: see board.py
+                  worker that makes steps by itself tells of them: see board.py; then ABSENT
     gradient 1    ...
+
+ABSENT is uint8 of shape (1 + variables,): 1 for each trained variable that has no gradient, which
+is zero then; the first says whether there are any.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 16
+LAYOUT_VERSION = 17
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -36,7 +42,8 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
 
 WORDS_AT = 64
-"""Where the words begin: int64 each, written by the ps alone, each atomically."""
+"""Where the words begin: int64 each, written by the ps alone (MISSED: or by a member of the board),
+each atomically."""
 
 (
     CLOCK,  # odd while an update is under way
@@ -52,8 +59,9 @@ WORDS_AT = 64
     _,  # in half 1
     INCARNATION,  # highest of any life that has joined
     RATE,  # a learning rate in place of the optimizer's: the bits of its negative; 0: none
-) = range(13)
-WORDS = 13
+    MISSED,  # whether a variable had no gradient in some update
+) = range(14)
+WORDS = 14
 
 PROGRESS_AT = 256
 """Where, for each part, the two words of redo.py begin, how far it is changed."""
@@ -119,16 +127,23 @@ class SegmentLayout:
 
     ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``factors``: how
     many the rule needs. ``state``: how many elements at the end are of state, averaged and other.
-    Attribute ``redo_size``: elements that are changed at once, at most.
+    ``variables``: number of trained ones. Attribute ``redo_size``: elements that are changed at
+    once, at most.
     """
 
     def __init__(
-        self, size: int, slots: Sequence[str], factors: int = 0, state: tuple[int, int] = (0, 0)
+        self,
+        size: int,
+        slots: Sequence[str],
+        factors: int = 0,
+        state: tuple[int, int] = (0, 0),
+        variables: int = 0,
     ) -> None:
         self.size = size
         self.factors = factors
         self.slots = tuple(slots)
         self.state = state
+        self.variables = variables
         self.parts = parts_of(size, state, cut)
         self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
@@ -138,7 +153,9 @@ class SegmentLayout:
         self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
         self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
         self.factors_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
-        self.parameters_at = self.factors_at + (_pages(4 * factors) if factors else 0)
+        self.missed_at = self.factors_at + (_pages(4 * factors) if factors else 0)
+        self.absent_of_sum_at = self.missed_at + 8 * 2 * variables
+        self.parameters_at = self.missed_at + _pages(8 * 2 * variables + 1 + variables)
         self.slots_at = {
             name: self.parameters_at + (1 + place) * self.stride
             for place, name in enumerate(self.slots)
@@ -146,7 +163,8 @@ class SegmentLayout:
         self.sum_at = self.parameters_at + (1 + len(self.slots)) * self.stride
         self.gradients_at = self.sum_at + self.stride
         self.figures_at = -(-size // 2) * 8  # from where a gradient begins
-        self.gradient_stride = _pages(self.figures_at + 8 * FIGURES)
+        self.absent_at = self.figures_at + 8 * FIGURES  # from where a gradient begins
+        self.gradient_stride = _pages(self.absent_at + 1 + variables)
 
     def redo_copies_at(self, part: int) -> range:
         """Return where the copies of a part begin: of its parameters, then of every slot."""

@@ -144,7 +144,7 @@ class Shard:
         tensors: dict[str, NDArray[Any]] = {}
         for holding in self._holdings:
             tensors |= holding.tensors(layout)
-        return checkpoint.copy_shard(directory, layout.shard, tensors)
+        return checkpoint.copy_shard(directory, layout.shard, tensors, self.dense.missed)
 
     def load(self) -> None:
         """Take over what was written into the parameters and the slots; the shard is idle."""
@@ -265,7 +265,7 @@ class Shard:
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of such a shard's segment."""
     slots = [slot.name for slot in update.slots]
-    trained = {cut.variable.name for cut in layout.slices if cut.variable.kind == "trained"}
-    factors = len(trained) if update.is_layered else 0
+    variables = len(layout.numbers)
+    factors = variables if update.is_layered else 0
     state = layout.averaged - layout.trained, layout.size - layout.averaged
-    return SegmentLayout(layout.size, slots, factors, state)
+    return SegmentLayout(layout.size, slots, factors, state, variables)

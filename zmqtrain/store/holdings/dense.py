@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,18 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim import AVERAGE, Slot, Update
+from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution
 from zmqtrain.store.checkpoint import read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import PartLayout, parts_of
+from zmqtrain.store.segment_layout import MISSED, VERSION, PartLayout, parts_of
 
 
 class Dense:
@@ -89,9 +91,9 @@ class Dense:
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
         factors = self._segment.factors if self._is_layered else None
-        numbers = self._numbers(change)
+        numbers, absences = self._numbers(change), self._absences_of(change)
         calls = [
-            partial(part.bound.apply, part.own(mean), step, factors, numbers)
+            partial(part.bound.apply, part.own(mean), step, factors, numbers, absences)
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
             for part in self._parts
@@ -102,13 +104,26 @@ class Dense:
     def add(self, change: Change) -> None:
         mean, begin = self._mean(change), not change.with_sum
         self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
+        absent, given = self._segment.absent_of_sum, self._absent_in(change.contributions)
+        np.minimum.reduce(given if begin else [absent, *given], out=absent)
 
     def repair(self, change: Change) -> None:
         for part in self._parts:
             part.resume(of_sum=change.kind == ACCUMULATE)
 
-    def initialize(self, parameters: Flat, slots: Mapping[str, Flat] | None = None) -> None:
-        """Begin with these parameters and slots (None: their initial values), copied."""
+    def initialize(
+        self,
+        parameters: Flat,
+        slots: Mapping[str, Flat] | None = None,
+        missed: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Begin with these parameters and slots (None: their initial values), copied.
+
+        ``missed``: as the attribute.
+        """
+        counts = [missed.get(name, 0) for name in self._layout.numbers]
+        self._segment.missed[:] = counts
+        self._segment.words[MISSED] = any(counts)
         np.copyto(self._segment.parameters, parameters)
         for slot in self._update.slots:
             initial = parameters if slot.initial is None else slot.initial
@@ -132,6 +147,14 @@ class Dense:
         self._arrays.publish_slots()
         return self._segment.slots
 
+    @property
+    def missed(self) -> dict[str, int]:
+        """Number of updates in which a variable had no gradient, for those that missed some."""
+        counts = self._segment.missed[self._segment.words[VERSION] % 2].tolist()
+        return {
+            name: count for name, count in zip(self._layout.numbers, counts, strict=True) if count
+        }
+
     def begin_parts(self, numbers: Iterable[int]) -> None:
         """Note that nothing of the next change of these parts is made."""
         for number in numbers:
@@ -144,10 +167,12 @@ class Dense:
         and :meth:`check` has passed.
         """
         mean = Mean([self._arrays.gradient(buffer) for buffer in buffers], len(buffers))
+        absences = self._absences(list(map(self._segment.absent, buffers)), step)
         for number in numbers:
             part = self._parts[number]
             part.resume(of_sum=False)
-            part.bound.apply(part.own(mean), step)
+            own = absences if part.is_trained else None
+            part.bound.apply(part.own(mean), step, absences=own)
 
     def _part(self, number: int, layout: PartLayout) -> _Part:
         redo = self._segment.redo(number) if self._safe else None
@@ -161,18 +186,40 @@ class Dense:
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
-        mean = self._mean(change)
+        mean, absences = self._mean(change), self._absences_of(change)
         trained = [part for part in self._parts if part.is_trained]
         found: list[list[Squares]] = [[] for _ in trained]
 
         def measure(number: int) -> None:
             part = trained[number]
-            found[number] = part.bound.squares(part.own(mean), change.step)
+            found[number] = part.bound.squares(part.own(mean), change.step, absences)
 
         self._team.run([partial(measure, number) for number in range(len(trained))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
         rules = rules_of(self._update, self._runs)
-        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step)
+        missed = None if absences is None else absences.missed
+        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, missed)
+
+    def _absences_of(self, change: Change) -> Absences | None:
+        with_sum = [self._segment.absent_of_sum] if change.with_sum else []
+        return self._absences([*with_sum, *self._absent_in(change.contributions)], change.step)
+
+    def _absent_in(self, contributions: Sequence[Contribution]) -> list[NDArray[np.uint8]]:
+        return [self._segment.absent(given.buffer) for given in contributions]
+
+    def _absences(self, absent: Sequence[NDArray[np.uint8]], step: int) -> Absences | None:
+        """Count the variables without a gradient in update ``step``; None if there never were any.
+
+        ``absent``: of all gradients of the update. The counts before stay, for a repair counts
+        again.
+        """
+        segment = self._segment
+        if not segment.words[MISSED] and not all(each.item(0) for each in absent):
+            return None
+        in_all, before = np.minimum.reduce(absent)[1:], segment.missed[step % 2]
+        np.add(before, in_all, out=segment.missed[(step + 1) % 2])
+        segment.words[MISSED] = 1
+        return Absences(in_all.tolist(), before.tolist())
 
     def _mean(self, change: Change) -> Mean:
         """Return what is averaged, where the arithmetic happens.
@@ -253,14 +300,11 @@ def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
 
     The zeros between two slices go with the first; they are not counted.
     """
-    numbers: dict[str, int] = {}
-    sizes: list[int] = []
+    sizes = [0] * len(layout.numbers)
     runs: list[Run] = []
     for cut, start, stop in layout.runs:
         if cut.variable.kind == "trained":
-            number = numbers.setdefault(cut.variable.name, len(sizes))
-            if number == len(sizes):
-                sizes.append(0)
+            number = layout.numbers[cut.variable.name]
             sizes[number] += cut.size
             group = update.group_of(cut.variable.name)
             runs.append(Run(slice(start, stop), number, group))
