@@ -74,6 +74,7 @@ GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bia
         (replace(PUSH, sums=dict.fromkeys(map(str, range(17)), 0.0)), [GRADIENT], "17 sums"),
         (replace(PUSH, sums={"x" * 257: 0.0}), [GRADIENT], "1 sums named 'xxx"),
         (replace(PUSH, sums={"a\nb": 0.0}), [GRADIENT], "1 sums named 'a"),
+        *((replace(PUSH, absent=(0, n)), [GRADIENT], f"variable {n}") for n in (-1, 2)),
         *((replace(PUSH, examples=n), [GRADIENT], f"push of {n} examples") for n in (0, 1 << 31)),
     ],
 )

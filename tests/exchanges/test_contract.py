@@ -20,11 +20,14 @@ RATE = 0.5
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas"]
 
 
+A, B = np.arange(8, dtype=np.float32).reshape(4, 2), np.full(3, -1, np.float32)
+
+
 class Two:
     """Two variables, one of which may be cut in two."""
 
     def parameters(self, seed: int) -> dict[str, Any]:
-        return {"a": np.arange(8, dtype=np.float32).reshape(4, 2), "b": np.full(3, -1, np.float32)}
+        return {"a": A, "b": B}
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         raise AssertionError("an exchange computes nothing")
@@ -45,13 +48,18 @@ def values(membership: Membership) -> NDArray[np.float32]:
 
 
 async def push(
-    exchange: Exchange, membership: Membership, batch: int, gradient: float
+    exchange: Exchange,
+    membership: Membership,
+    batch: int,
+    gradient: float,
+    absent: frozenset[str] = frozenset(),
 ) -> StepResult:
     """Make one step whose gradient is the same for every element."""
     exchange.begin()
     for flat in membership.gradients:
         flat[...] = gradient
-    return await exchange.finish(StepReport(batch, 3, 0.5, bool(np.isfinite(gradient))))
+    finite = bool(np.isfinite(gradient))
+    return await exchange.finish(StepReport(batch, 3, 0.5, finite, absent=absent))
 
 
 async def test_worker_that_joins_finds_the_initial_parameters_and_batches(
@@ -86,6 +94,21 @@ async def test_step_updates_the_parameters_before_it_ends(
         assert (result.update_s > 0) == isinstance(exchange, (LocalExchange, by_itself))
         await push(exchange, membership, 1, -1.0)
         np.testing.assert_array_equal(values(membership), before)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_variable_without_a_gradient_is_left_alone_in_this_step_only(
+    open_exchange: OpenExchange, policy: str
+) -> None:
+    async with open_exchange(make_job(policy=policy, l2=0.25)) as exchange:
+        membership = await exchange.join()
+        layouts, initial = membership.layouts, values(membership)
+        of_b = np.concatenate([layout.flat_of({"a": A * 0, "b": B * 0 + 1}) for layout in layouts])
+        await push(exchange, membership, 0, 1.0, frozenset({"a"}))
+        expected = initial - of_b * RATE * (1 + 0.25 * initial)
+        np.testing.assert_array_equal(values(membership), expected)
+        await push(exchange, membership, 1, 1.0)
+        np.testing.assert_array_equal(values(membership), expected - RATE * (1 + 0.25 * expected))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -93,6 +93,7 @@ class ParameterServerExchange:
                 report.finite,
                 {} if shard else report.sums,
                 out is not None,
+                lane.layout.numbers_of(report.absent),
             )
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:

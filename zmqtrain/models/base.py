@@ -40,6 +40,7 @@ class Buffers(dict[str, Array]):
     ) -> None:
         super().__init__(values)
         self.on_written, self.on_measured = on_written, on_measured
+        self.absent: set[str] = set()  # names of variables without a gradient in this step
 
 
 def written(out: Gradients, *names: str) -> None:
@@ -50,6 +51,16 @@ def written(out: Gradients, *names: str) -> None:
     """
     if isinstance(out, Buffers) and out.on_written is not None:
         out.on_written(out, names)
+
+
+def absent(out: Gradients, *names: str) -> None:
+    """Report that this step has no gradient of these variables, and that their buffers hold zeros.
+
+    A model may call this in ``loss_and_gradients``, with its ``out``. Variables for which no worker
+    of the step has a gradient keep their values, slots and averages, as in torch.optim.
+    """
+    if isinstance(out, Buffers):
+        out.absent.update(names)
 
 
 def is_measured(out: Gradients) -> bool:

@@ -75,7 +75,9 @@ class Receiver:
         self._check_push(request, push, worker)
         if not self._complete(request, push, worker):
             return None
-        self._state.shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
+        shard = self._state.shard
+        shard.segment.note_absent(worker.buffer, push.absent)
+        shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
         pending = Pending(push, request)
         if not push.finite:
             pending.result = "refused"
@@ -153,6 +155,11 @@ class Receiver:
             raise ProtocolError(
                 f"a push of {len(push.sums)} sums named {', '.join(push.sums)!r:.80}, expected at "
                 f"most {SUMS}, with printable names of {NAMES_NBYTES} bytes in all"
+            )
+        variables = len(self._state.shard.layout.numbers)
+        if unknown := set(push.absent).difference(range(variables)):
+            raise ProtocolError(
+                f"a push lacks variable {min(unknown)}, expected numbers below {variables}"
             )
         if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
             raise ProtocolError(f"{worker} pushes batch {push.batch}, which it has no lease on")

@@ -23,7 +23,7 @@ figures behind its gradient, is its own for as long as it lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -279,11 +279,18 @@ class Seat:
     def version(self) -> int:
         return self._began + self.steps
 
-    def offer(self, examples: int, loss: float, sums: Mapping[str, float] | None = None) -> bool:
+    def offer(
+        self,
+        examples: int,
+        loss: float,
+        sums: Mapping[str, float] | None = None,
+        absent: Collection[int] = (),
+    ) -> bool:
         """Say that the gradient is ready, computed from so many examples with this mean loss.
 
-        ``sums``: over these examples, of what else was measured, and has room there. False: it is
-        to be pushed, for the roster is over, or the update is not made by parts.
+        ``sums``: over these examples, of what else was measured, and has room there. ``absent``:
+        numbers of variables without a gradient. False: it is to be pushed, for the roster is over,
+        or the update is not made by parts.
         """
         if self.steps == self._limit or not self._shard.can_update(examples, self.version):
             return False
@@ -295,7 +302,9 @@ class Seat:
             loss,
             added(before.sums, sums) if before.examples else sums,
         )
-        self._board.set_figures(self._buffers[self.place], self.steps + 1, self._figures)
+        buffer = self._buffers[self.place]
+        self._board.set_figures(buffer, self.steps + 1, self._figures)
+        self._shard.segment.note_absent(buffer, absent)
         made = self._board.swap(self.place, MADE, self._word, self._word + _STEP)
         self._board.wake(self.place, MADE)
         return made

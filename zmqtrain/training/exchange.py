@@ -41,7 +41,8 @@ class StepReport:
 
     ``loss`` is the mean over ``examples``. ``finite`` is False if the loss or the gradient holds
     NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
-    examples; see :mod:`zmqtrain.training.measuring`.
+    examples; see :mod:`zmqtrain.training.measuring`. ``absent``: names of the variables that have
+    no gradient; it is zero.
     """
 
     batch: int
@@ -49,6 +50,7 @@ class StepReport:
     loss: float
     finite: bool
     sums: dict[str, float] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

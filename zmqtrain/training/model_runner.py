@@ -13,7 +13,7 @@ from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Buffers, Gradients, as_model
+from zmqtrain.models.base import Batch, Buffers, as_model
 from zmqtrain.models.checks import checked_loss
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.store.finite import all_finite
@@ -61,18 +61,16 @@ class ModelRunner:
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         # A model may write its state, though it is constant.
         self._gradients.values |= {n: v.copy() for n, v in self._constants.items()}
-        self._out: Gradients = dict(self._gradients.values)
+        self._measured = StepSums(job.metrics, job.model, is_weighted=bool(job.class_weight))
+        self._out = Buffers(
+            self._gradients.values,
+            self._written if job.overlap else None,
+            self._measured.add if job.has_epochs else None,
+        )
         self._is_first = True
         self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
         for bits in self._bits:
             bits[...] = UNWRITTEN
-        self._measured = StepSums(job.metrics, job.model, is_weighted=bool(job.class_weight))
-        if job.overlap or job.has_epochs:
-            self._out = Buffers(
-                self._gradients.values,
-                self._written if job.overlap else None,
-                self._measured.add if job.has_epochs else None,
-            )
 
     def close(self) -> None:
         """Do nothing: the model has no threads of its own."""
@@ -83,6 +81,10 @@ class ModelRunner:
     @property
     def sums(self) -> dict[str, float]:
         return self._measured.sums
+
+    @property
+    def absent(self) -> frozenset[str]:
+        return frozenset(self._out.absent)
 
     @property
     def gradients(self) -> Sequence[Flat]:
@@ -104,6 +106,7 @@ class ModelRunner:
         """Compute a batch as :meth:`compute` does, but leave the gradient on the device."""
         self._model.seed_batch(self._job.seed, number)
         self._measured.begin()
+        self._out.absent.clear()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
         parameters = self._writes.begin()

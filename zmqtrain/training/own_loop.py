@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from zmqtrain.errors import ExitCode, ZmqTrainError
-from zmqtrain.models.base import Batch, Gradients, Parameters, Wrapped, as_model
+from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters, Wrapped, absent, as_model
 
 
 class LoopEndedError(ZmqTrainError):
@@ -37,7 +37,7 @@ class LoopBridge(Wrapped):
         self._evaluated = as_model(copy.deepcopy(model))  # the loop may use the other one meanwhile
         self._seed = 0, 0
         self._out: Gradients = {}  # the trainer's, and as the loop gets it
-        self._plain: Gradients = {}
+        self._plain = Buffers({})
         self._leases: SimpleQueue[Lease | None] = SimpleQueue()
         self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
 
@@ -54,14 +54,16 @@ class LoopBridge(Wrapped):
         self._seed = seed, batch
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        # A plain dict: the loop may call backward() several times, so gradients are complete only
-        # at its step.
+        # Without callbacks: the loop may call backward() several times, so gradients are complete
+        # only at its step.
         if out is not self._out:
-            self._out, self._plain = out, dict(out)
+            self._out, self._plain = out, Buffers(out)
+        self._plain.absent.clear()
         self._leases.put(Lease(parameters, batch, self._plain, *self._seed))
         loss = self._losses.get()
         if isinstance(loss, LoopEndedError):
             raise loss
+        absent(out, *self._plain.absent)
         return loss
 
     def next(self) -> Lease | None:

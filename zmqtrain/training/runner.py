@@ -16,6 +16,11 @@ class Runner(Protocol):
         """Sums of the last batch's measures, without its loss, if the job has epochs."""
         ...
 
+    @property
+    def absent(self) -> frozenset[str]:
+        """Names of the variables that have no gradient in the last batch; it is zero."""
+        ...
+
     def bind(self, membership: Membership) -> None:
         """Use the memory of this membership from now on."""
         ...

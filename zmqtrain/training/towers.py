@@ -51,6 +51,7 @@ class Towers:
         self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
         self._shares = Shares(len(job.devices))
         self.sums: dict[str, float] = {}
+        self.absent: frozenset[str] = frozenset()
         try:
             self._jobs = [job.with_own_model() for _ in job.devices]
             self._on_all([self._shares.take] * len(job.devices))
@@ -111,7 +112,9 @@ class Towers:
             self._reduce(self._nccl, examples)
         elif finite and len(parts) > 1:
             self._team.run([partial(fold, examples) for fold in self._folds])
-        self.sums = reduce(added, [runner.sums for runner in self._runners[: len(parts)]])
+        runners = self._runners[: len(parts)]
+        self.sums = reduce(added, [runner.sums for runner in runners])
+        self.absent = frozenset.intersection(*[runner.absent for runner in runners])
         losses = (loss * n for (loss, _), n in zip(results, examples, strict=True))
         return sum(losses) / sum(examples), finite
 

@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Status, Wait
 
-PROTOCOL_VERSION = 24
+PROTOCOL_VERSION = 25
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -140,7 +140,8 @@ class Push:
     this incarnation's pushes, from 1 on. ``version`` is the shard's version that the gradient was
     computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent. ``sums``: of
     the step's other measures over its examples; only on shard 0.
-    ``wants_parameters``: as in a Pull.
+    ``wants_parameters``: as in a Pull. ``absent``: numbers of the shard's trained variables that
+    have no gradient; it is zero.
     """
 
     sequence: int
@@ -151,6 +152,7 @@ class Push:
     finite: bool = True
     sums: dict[str, float] = field(default_factory=dict)
     wants_parameters: bool = True
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
