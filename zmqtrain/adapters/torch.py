@@ -193,7 +193,7 @@ class TorchModel(BaseModel):
         seed_torch(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        tensors = self.begin(parameters, batch, out)
+        tensors = self._begun(parameters, batch, out, in_place=True)
         total = torch.zeros(())
         parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
         self._begin_parts(parts)
@@ -215,8 +215,13 @@ class TorchModel(BaseModel):
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Make the module ready for a step; return the batch as tensors."""
+        return self._begun(parameters, batch, out, in_place=False)
+
+    def _begun(
+        self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool
+    ) -> tuple[Any, ...]:
         self._bind(parameters, out)
-        self._bound.clear()
+        self._bound.clear(in_place=in_place)
         return self._as_tensors(batch)
 
     def finish(self, loss: Any) -> float:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from zmqtrain.compute.arrays import is_writable
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Buffers, Gradients, Parameters, written
+from zmqtrain.models.base import Buffers, Gradients, Parameters, absent, written
 from zmqtrain.models.checks import written_in_a_step
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class BoundVariables:
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
         self._places: list[int] = []  # of the gradients
+        self._versions: list[int] = []  # of them, which backward() changes
         self._is_in_step = False
         self._optimizer = ""  # of the user's own, which has changed the parameters
         _BOUND.add(self)
@@ -116,8 +117,11 @@ class BoundVariables:
         for state in self._state:
             state.load()
 
-    def clear(self) -> None:
+    def clear(self, *, in_place: bool = True) -> None:
         """Begin a step: make all gradients 0.
+
+        ``in_place``: backward() alone writes to them. A loop of the user's own may scale those
+        that have none in a step, too, so they are None at first, as in torch.
 
         Raises:
             ConfigError: an optimizer of the user's own has made a step since the last one.
@@ -126,6 +130,9 @@ class BoundVariables:
         self._is_in_step = True
         torch._foreach_zero_([view for _, _, view in self._trained])
         self._places = [view.data_ptr() for _, _, view in self._trained]
+        self._versions = [view._version for _, _, view in self._trained]
+        for _, parameter, _ in () if in_place else self._trained:
+            parameter.grad = None
         if not self._marks:
             self._marks = self._marked()
 
@@ -160,7 +167,8 @@ class BoundVariables:
             for one in self._parameters:
                 one.take_in(self._owner)
             self._marks = self._marked()
-        if self._trained and all(parameter.grad is None for _, parameter, _ in self._trained):
+        none = self._without_gradient()
+        if self._trained and len(none) == len(self._trained):
             raise ConfigError(
                 f"no parameter of {self._owner!r} has a gradient; a loop of your own calls "
                 "loss.backward() before session.step(loss)"
@@ -170,6 +178,8 @@ class BoundVariables:
         for name, parameter, view in self._trained:
             if parameter.grad is not view:
                 self._take_in(name, parameter, view)
+        if self._out is not None:
+            absent(self._out, *none)
         for state in self._state:
             state.store()
 
@@ -185,6 +195,26 @@ class BoundVariables:
         marks += [each._version for each in every]
         return marks + [each.requires_grad for each in every]
 
+    def _without_gradient(self) -> list[str]:
+        """Return the names of the parameters of which the step has written no gradient."""
+        each = zip(self._trained, self._places, self._versions, strict=True)
+        none = [
+            name
+            for (name, parameter, view), place, version in each
+            if parameter.grad is None
+            or (parameter.grad is view and (view.data_ptr(), view._version) == (place, version))
+        ]
+        for name in none:
+            if name not in self._unused:
+                self._unused.add(name)
+                log.warning(
+                    "parameter %s of %r has no gradient: it keeps its value in such steps, unless "
+                    "another worker has one",
+                    name,
+                    self._owner,
+                )
+        return none
+
     def _return_gradients(self) -> None:
         """Copy gradients whose ``.data`` was replaced into the worker's memory."""
         assert self._out is not None
@@ -198,11 +228,6 @@ class BoundVariables:
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             view.zero_()
-            if name not in self._unused:
-                self._unused.add(name)
-                log.warning(
-                    "parameter %s of %r has no gradient: it counts as zero", name, self._owner
-                )
         elif gradient.layout is not torch.strided:
             raise ConfigError(
                 f"the gradient of {name!r} of {self._owner!r} is sparse; expected a dense one: "
