@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def read_file(path: Path, most_nbytes: int = SMALL_NBYTES) -> bytes:
                 path, f"it has {data_size(nbytes)}, expected at most {data_size(most_nbytes)}"
             )
         return content
+
+
+def write_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Create ``path`` with this content and flush it to the disk."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace the content of ``path``, or leave it unchanged."""
+    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+    write_file(temporary, content, mode)
+    os.replace(temporary, path)
 
 
 def check_regular(path: Path) -> int:

@@ -22,11 +22,11 @@ from zmqtrain.chief.conducted import At, Conducted
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
-from zmqtrain.files import read_file
+from zmqtrain.files import read_file, replace_file
 from zmqtrain.job import Job
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.protocol.status import Status
-from zmqtrain.store.durable import replace_file, writing
+from zmqtrain.store.durable import writing
 from zmqtrain.training.measuring import measures_of
 
 HISTORY_FILE = "history.json"

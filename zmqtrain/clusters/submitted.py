@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, did_you_mean
-from zmqtrain.files import read_file
+from zmqtrain.files import read_file, replace_file
 from zmqtrain.transport.keys import key_files
 from zmqtrain.transport.own_directory import make_private
 
@@ -147,9 +146,7 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
     try:
         make_private(directory)
         for name, text in texts.items():
-            path = directory / name
-            path.with_suffix(".new").write_text(text)
-            os.replace(path.with_suffix(".new"), path)
+            replace_file(directory / name, text.encode())
     except OSError as error:
         raise _unwritable(directory, error) from None
 

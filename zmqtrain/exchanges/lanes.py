@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
@@ -20,8 +23,8 @@ from zmqtrain.optim import AVERAGE
 from zmqtrain.planning.plan import Plan
 from zmqtrain.store.layout import ShardLayout, empty_values
 from zmqtrain.store.placement import nearest
-from zmqtrain.store.segment import Reached, copy_consistently, reach
-from zmqtrain.store.segment_layout import VERSION
+from zmqtrain.store.segment import Reached, reach
+from zmqtrain.store.segment_layout import CLOCK, VERSION
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from zmqtrain.actors.task import JobActor
 
 log = logging.getLogger(__name__)
+
+_ATTEMPTS = 8
+_YIELD = threading.Event()  # never set: waiting for it frees the core for the ps
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +212,21 @@ async def read_parameters(
     message = Read(average, copies=copies, at=at)
     reply = await link.request(message, reason="its parameters are read", out=out[part])
     return reply.expect(Parameters).version
+
+
+def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
+    """Copy ``source`` while no update changes it; False if updates did in every attempt.
+
+    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
+    stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
+    than a store may be late.
+    """
+    for _ in range(_ATTEMPTS):
+        before = words[CLOCK]
+        if before % 2 == 0:
+            np.copyto(out, source)
+            if words[CLOCK] == before:
+                return True
+        else:
+            _YIELD.wait(0.0005)
+    return False

@@ -17,9 +17,8 @@ from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import CheckpointError
-from zmqtrain.exchanges.lanes import Lane, open_lanes, read_parameters
+from zmqtrain.exchanges.lanes import Lane, copy_consistently, open_lanes, read_parameters
 from zmqtrain.exchanges.overlap import Overlap
-from zmqtrain.store.segment import copy_consistently
 from zmqtrain.store.segment_layout import IN_FORCE
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.codec import Envelope

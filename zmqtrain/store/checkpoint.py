@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.files import check_regular
+from zmqtrain.files import check_regular, replace_file, write_file
 from zmqtrain.optim import AVERAGE
 from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.store import durable
@@ -221,13 +221,13 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     final = root / _step_name(manifest.global_step)
     verify_sizes(temporary, manifest)
     with durable.writing(final):
-        durable.write_file(temporary / MANIFEST_FILE, encode_manifest(manifest))
+        write_file(temporary / MANIFEST_FILE, encode_manifest(manifest))
         durable.sync_path(temporary)
         replaced = _move_aside(final)
         os.rename(temporary, final)
         durable.sync_path(root)
         # For people and scripts; zmqtrain never relies on it.
-        durable.replace_file(root / LATEST_FILE, f"{final.name}\n".encode())
+        replace_file(root / LATEST_FILE, f"{final.name}\n".encode())
         if replaced is not None:
             durable.discard(replaced)
     return final

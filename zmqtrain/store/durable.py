@@ -19,21 +19,6 @@ def new_token() -> str:
     return secrets.token_hex(4)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Create ``path`` with this content and flush it to the disk."""
-    with path.open("xb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of ``path``, or leave it unchanged."""
-    temporary = path.with_name(f"{path.name}.tmp-{new_token()}")
-    write_file(temporary, content)
-    os.replace(temporary, path)
-
-
 def sync_path(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
-from zmqtrain.files import IrregularFileError, open_file, read_file
+from zmqtrain.files import IrregularFileError, open_file, read_file, replace_file
 from zmqtrain.store import durable
 from zmqtrain.store.checkpoint import COMMITTED, checkpoints_directory
 from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_sizes
@@ -174,7 +174,7 @@ def note_generation(root: Path, generation: int) -> None:
     file = root / GENERATION_FILE
     with durable.writing(file):
         root.mkdir(parents=True, exist_ok=True)
-        durable.replace_file(file, f"{generation}\n".encode())
+        replace_file(file, f"{generation}\n".encode())
         durable.sync_path(root)
 
 

@@ -16,7 +16,6 @@ import mmap
 import os
 import secrets
 import stat
-import threading
 import weakref
 from collections.abc import Collection
 from contextlib import ExitStack
@@ -33,7 +32,6 @@ from zmqtrain.store import locks
 from zmqtrain.store.segment_layout import (
     BOARD_LINE,
     CHANGE_NBYTES,
-    CLOCK,
     FIGURES,
     FIXED,
     JOURNAL_NBYTES,
@@ -352,30 +350,6 @@ class _Inside:
 
     def whole(self) -> Segment:
         return self._segment
-
-
-_ATTEMPTS = 8
-
-
-def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
-    """Copy ``source`` while no update changes it; False if updates did in every attempt.
-
-    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
-    stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
-    than a store may be late.
-    """
-    for _ in range(_ATTEMPTS):
-        before = words[CLOCK]
-        if before % 2 == 0:
-            np.copyto(out, source)
-            if words[CLOCK] == before:
-                return True
-        else:
-            _YIELD.wait(0.0005)
-    return False
-
-
-_YIELD = threading.Event()  # never set: waiting for it frees the core for the ps
 
 
 def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:

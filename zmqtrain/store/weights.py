@@ -19,10 +19,10 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.files import check_regular
+from zmqtrain.files import check_regular, replace_file
 from zmqtrain.models.base import as_model
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
-from zmqtrain.store.durable import replace_file, writing
+from zmqtrain.store.durable import writing
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import read_manifest

@@ -10,17 +10,20 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from zmqtrain.errors import ConfigError, OccupiedError
-from zmqtrain.files import read_file
-from zmqtrain.transport.own_directory import make_private
+from zmqtrain.files import read_file, replace_file, write_file
+from zmqtrain.transport.own_directory import (
+    OTHERS_READ_OR_WRITE,
+    OTHERS_WRITE,
+    make_private,
+    refuse_open,
+)
 
 REGISTRY = "registry"
 ROLES = ("ps", "chief", "worker", "client")
@@ -40,8 +43,6 @@ _LINE = re.compile(
     re.ASCII,
 )
 _HEADING = "# task, state and public key; changed by zmqtrain keys, read again when it changes\n"
-_OTHERS_WRITE = 0o022
-_OTHERS_READ_OR_WRITE = 0o027  # a group may read, as in the secret volume of a pod
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -118,18 +119,27 @@ def read_registry(directory: Path) -> tuple[Entry, ...]:
     """
     path = directory / REGISTRY
     with _readable(f"{path}", "zmqtrain keys new"):
-        _refuse_open(directory, _OTHERS_WRITE, "700")
-        _refuse_open(path, _OTHERS_WRITE, "600")
+        refuse_open(directory, OTHERS_WRITE, "700")
+        refuse_open(path, OTHERS_WRITE, "600")
         lines = read_file(path).decode("ascii").splitlines()
     return parse_registry(lines, path)
 
 
 def parse_registry(lines: Iterable[str], path: Path) -> tuple[Entry, ...]:
     """Return the entries in the lines of a registry; ``path`` is for errors. Pure."""
-    numbered = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
-    entries = tuple(_parsed(line, f"{path}, line {number}") for number, line in numbered)
+    entries = []
+    for number, line in enumerate(lines, 1):
+        if entry := _LINE.fullmatch(line):
+            role, index, state, public = entry.groups()
+            entries.append(Entry(Owner(role, int(index)), public, state))
+        elif line and not line.startswith("#"):
+            raise ConfigError(
+                f"{path}, line {number}: {line!r:.120}; expected role, index, {ALLOWED}, "
+                f"{EXPIRING} or {REVOKED}, and a public key of 64 hexadecimal digits; correct the "
+                "line, or remove it"
+            )
     _check_registry(entries, path)
-    return entries
+    return tuple(entries)
 
 
 def allowed_key(directory: Path, owner: Owner) -> bytes:
@@ -155,7 +165,7 @@ def read_secret(directory: Path, owner: Owner) -> bytes:
     """
     path = secret_path(directory, owner)
     with _readable(f"{path}, the secret key of {owner},", f"zmqtrain keys add {owner}"):
-        _refuse_open(path, _OTHERS_READ_OR_WRITE, "600")
+        refuse_open(path, OTHERS_READ_OR_WRITE, "600")
         text = read_file(path).decode("ascii").strip()
     if not _KEY.fullmatch(text):
         raise ConfigError(f"{path} holds no secret key, which is 64 hexadecimal digits; revoke it")
@@ -203,19 +213,16 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
         ConfigError: a task has a key already, a key has a task, or the directory cannot be written
             or is open to others.
     """
-    made: list[Path] = []
-    try:
+    with ExitStack() as failed:
         with _changing(directory, make=True) as entries:
             entries += [Entry(owner, pair.public) for owner, pair in pairs.items()]
             _check_registry(entries, directory / REGISTRY)
             for owner, pair in pairs.items():
                 if pair.secret is not None:
-                    _write_private(secret_path(directory, owner), f"{pair.secret}\n")
-                    made.append(secret_path(directory, owner))
-    except BaseException:
-        for path in made:
-            path.unlink()
-        raise
+                    path = secret_path(directory, owner)
+                    write_file(path, f"{pair.secret}\n".encode(), 0o600)
+                    failed.callback(path.unlink)
+        failed.pop_all()
 
 
 @contextmanager
@@ -312,7 +319,7 @@ def _stage(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
         for path in directory.glob(f"*{_STAGED}"):
             path.unlink()
         for owner, pair in pairs.items():
-            _write_private(_staged_path(directory, owner), f"{pair.secret}\n")
+            write_file(_staged_path(directory, owner), f"{pair.secret}\n".encode(), 0o600)
         entries[:] = rotated(entries, {owner: pair.public for owner, pair in pairs.items()})
 
 
@@ -334,14 +341,15 @@ def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
     with _writing(directory):
         if make:
             make_private(directory)
-            _refuse_open(directory, _OTHERS_WRITE, "700")
+            refuse_open(directory, OTHERS_WRITE, "700")
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             path = directory / REGISTRY
             entries = list(read_registry(directory)) if path.exists() else []
             yield entries
-            _replace(path, _HEADING + "".join(f"{entry}\n" for entry in entries))
+            text = _HEADING + "".join(f"{entry}\n" for entry in entries)
+            replace_file(path, text.encode(), 0o600)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -367,45 +375,6 @@ def _readable(what: str, made_by: str) -> Iterator[None]:
             f"{what} cannot be read: {getattr(error, 'strerror', None) or error}; make it by "
             f"{made_by}, or copy it here from where it was made"
         ) from None
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    _write_private(draft, text)
-    os.replace(draft, path)
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def _refuse_open(path: Path, mask: int, mode: str) -> None:
-    """Refuse a file or directory that is open to others, unless its file system is read-only."""
-    found = stat.S_IMODE(path.stat().st_mode) & mask
-    if found & _OTHERS_WRITE and os.statvfs(path).f_flag & os.ST_RDONLY:
-        found &= ~_OTHERS_WRITE
-    if found:
-        is_shared = path.is_dir() and found & _OTHERS_WRITE  # other users need it
-        remedy = "use a directory of your own" if is_shared else f"chmod {mode} it"
-        raise ConfigError(
-            f"{path} is open to others (mode {stat.S_IMODE(path.stat().st_mode):04o}), who could "
-            f"take part in the job; expected mode 0{mode}; {remedy}, and replace its keys if "
-            "others may have been there"
-        )
-
-
-def _parsed(line: str, where: str) -> Entry:
-    if entry := _LINE.fullmatch(line):
-        role, index, state, public = entry.groups()
-        return Entry(Owner(role, int(index)), public, state)
-    raise ConfigError(
-        f"{where}: {line!r:.120}; expected role, index, {ALLOWED}, {EXPIRING} or {REVOKED}, and a "
-        "public key of 64 hexadecimal digits; correct the line, or remove it"
-    )
 
 
 def _check_registry(entries: Iterable[Entry], path: Path) -> None:

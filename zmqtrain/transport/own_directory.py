@@ -1,4 +1,4 @@
-"""Directories of this user alone: another user with write access could replace their files."""
+"""Directories and keys of this user alone: who else may write there could replace files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 
 from zmqtrain.errors import ConfigError, ZmqTrainError, no_temporary_directory
+
+OTHERS_WRITE = 0o022
+OTHERS_READ_OR_WRITE = 0o027  # a group may read, as in the secret volume of a pod
 
 
 def make(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError) -> None:
@@ -44,11 +47,33 @@ def check(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise kind(f"{directory} is no directory, a link, or another user's; {remedy}")
     if found.st_mode & 0o077:
-        is_shared = found.st_mode & 0o022  # other users need it
+        is_shared = found.st_mode & OTHERS_WRITE  # other users need it
         own = directory / f"zmqtrain-{os.geteuid()}"
         raise kind(
             f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
             f"expected mode 0700; {f'name one of your own, {own}' if is_shared else 'chmod 700 it'}"
+        )
+
+
+def refuse_open(path: Path, mask: int, mode: str) -> None:
+    """Refuse a file or directory of keys that is open to others.
+
+    A read-only file system may let others write: they cannot.
+
+    Raises:
+        ConfigError: others have one of the rights in ``mask``; ``mode`` is what to set.
+        OSError: it cannot be read.
+    """
+    found = stat.S_IMODE(path.stat().st_mode) & mask
+    if found & OTHERS_WRITE and os.statvfs(path).f_flag & os.ST_RDONLY:
+        found &= ~OTHERS_WRITE
+    if found:
+        is_shared = path.is_dir() and found & OTHERS_WRITE  # other users need it
+        remedy = "use a directory of your own" if is_shared else f"chmod {mode} it"
+        raise ConfigError(
+            f"{path} is open to others (mode {stat.S_IMODE(path.stat().st_mode):04o}), who could "
+            f"take part in the job; expected mode 0{mode}; {remedy}, and replace its keys if "
+            "others may have been there"
         )
 
 
