@@ -1,6 +1,6 @@
-"""Files in directories that others may write to: only regular files of a bounded size are read.
+"""Files: only regular ones of a bounded size are read, and what is written is on the disk.
 
-A FIFO would block the reader for ever, and a device may never end.
+A directory may be open to others: a FIFO would block the reader for ever, a device never end.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from itertools import repeat
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode
 from zmqtrain.observe.health import Server
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.wire.messages import GetStatus
 
@@ -70,8 +70,10 @@ def test_other_tasks_report_their_waits_while_ps_0_does_not_answer(
 
         def served(wait: Wait, *others: Server) -> Server:
             targets = [{"targets": [f"127.0.0.1:{each.port}"]} for each in others]
-            given = (lambda **_: (True, ""), float, None, lambda: targets, lambda: [asdict(wait)])
-            server = Server(Metrics("client"), "127.0.0.1", 0, *given)
+            task = SimpleNamespace(
+                targets=lambda: targets, waits=SimpleNamespace(snapshot=lambda: [wait])
+            )
+            server = Server(task, "127.0.0.1", 0, float)
             stack.callback(server.close)
             return server
 

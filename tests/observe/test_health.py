@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.harness import until
+from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.health import MOST_CLIENTS, STALL_S, LoopMonitor, Server, reachable
 from zmqtrain.observe.metrics import Metrics
@@ -29,8 +30,13 @@ class Task:
     readiness: tuple[bool, str] = (True, "serving shard 0 at version 12")
     stalled_s: float = 0.0
     metrics: Metrics = field(default_factory=lambda: Metrics("ps"))
+    waits: Waits = field(default_factory=lambda: Waits("worker 0"))
+    known: list[Any] | None = None
 
-    def is_ready(self, *, everyone: bool) -> tuple[bool, str]:
+    def targets(self) -> list[Any] | None:
+        return self.known
+
+    def ready(self, *, everyone: bool) -> tuple[bool, str]:
         return (False, "waiting for the chief") if everyone else self.readiness
 
     def loop_lag(self) -> float:
@@ -44,7 +50,7 @@ def task() -> Task:
 
 @pytest.fixture
 def server(task: Task) -> Iterator[Server]:
-    server = Server(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    server = Server(task, LOOPBACK, 0, task.loop_lag)
     yield server
     server.close()
 
@@ -118,18 +124,20 @@ def test_path_is_answered_as_the_task_is_now_and_without_a_body_for_head(
     assert answer.content_type.startswith("text/plain")
 
 
-def test_tasks_and_waits_are_served_as_json_where_they_are_known(task: Task) -> None:
+def test_tasks_and_waits_are_served_as_json_where_they_are_known(
+    server: Server, task: Task
+) -> None:
     targets = [{"targets": ["10.0.0.7:9450"], "labels": {"__meta_zmqtrain_role": "worker"}}]
-    waits = [{"owner": "worker 0", "peer": "ps 0"}]
-    given = task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, None
-    server = Server(*given, lambda: targets, lambda: waits)
-    try:
-        for path, known in (("/sd", targets), ("/waits", waits)):
-            answer = get(server, path)
-            assert (answer.status, answer.content_type) == (200, "application/json")
-            assert json.loads(answer.text) == known
-    finally:
-        server.close()
+    task.known = targets
+    task.waits.begin("ps 0", "no answer")
+    waits = [{"owner": "worker 0", "peer": "ps 0", "reason": "no answer", "until_s": None}]
+    for path, known in (("/sd", targets), ("/waits", waits)):
+        answer = get(server, path)
+        assert (answer.status, answer.content_type) == (200, "application/json")
+        found = json.loads(answer.text)
+        if path == "/waits":
+            assert 0 <= found[0].pop("since_s") < 60
+        assert found == known
 
 
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), (LOOPBACK, 70000), (LOOPBACK, -1)])
@@ -139,7 +147,7 @@ def test_address_that_cannot_be_listened_on_is_refused_with_the_flag(
     port = server.port if port < 0 else port  # a port that is taken
     refusal = f"cannot serve metrics on {host}:{port}: .* choose another with --metrics-port"
     with pytest.raises(ConfigError, match=refusal):
-        Server(task.metrics, host, port, task.is_ready, task.loop_lag)
+        Server(task, host, port, task.loop_lag)
 
 
 def test_scraper_that_asks_for_openmetrics_gets_it(server: Server) -> None:
@@ -156,8 +164,8 @@ def test_task_that_listens_everywhere_names_one_address_of_its_host() -> None:
 def test_failing_readiness_check_is_logged_and_harms_no_other_request(
     server: Server, task: Task, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task.is_ready = lambda: 1 / 0  # type: ignore[assignment]
-    failing = Server(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    task.ready = lambda: 1 / 0  # type: ignore[assignment]
+    failing = Server(task, LOOPBACK, 0, task.loop_lag)
     try:
         with pytest.raises(http.client.RemoteDisconnected):
             get(failing, "/readyz")

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.observe.test_health import get
+from tests.observe.test_health import Task, get
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.health import Server, tls_context
-from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
 OPENSSL = shutil.which("openssl")
@@ -43,10 +42,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture
 def server(files: tuple[str, str]) -> Iterator[Server]:
-    metrics = Metrics("ps")
-    server = Server(
-        metrics, LOOPBACK, 0, lambda everyone: (True, "yes"), lambda: 0.0, tls_context(*files)
-    )
+    task = Task(readiness=(True, "yes"))
+    server = Server(task, LOOPBACK, 0, task.loop_lag, tls_context(*files))
     yield server
     server.close()
 

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import ip_of, is_of_this_host, parse_address
@@ -79,16 +78,7 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     files = config.metrics_tls
     tls = None if files is None else health.tls_context(*files)
     try:
-        server = health.Server(
-            actor.metrics,
-            host,
-            port,
-            actor.ready,
-            monitor.stalled_s,
-            tls,
-            actor.targets,
-            lambda: [asdict(wait) for wait in actor.waits.snapshot()],
-        )
+        server = health.Server(actor, host, port, monitor.stalled_s, tls)
     except ConfigError as error:
         raise ConfigError(f"{error}; or is {actor.task} already running on this host?") from error
     stack.callback(server.close)

@@ -20,17 +20,20 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from http import HTTPStatus
 from io import BytesIO
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Histogram, MetricsHandler
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.newcomers import Newcomers, is_crowded
+
+if TYPE_CHECKING:
+    from zmqtrain.actors.task import JobActor
 
 STALL_S = 30.0
 """``/healthz`` answers 503 after the event loop has made no progress for this long."""
@@ -45,14 +48,6 @@ LONGEST_INTERVAL_S = 60.0  # Prometheus's default; rarer scrapes are not waited 
 LATE = 1.5  # times this interval: no further scrape comes
 
 log = logging.getLogger(__name__)
-
-
-Targets: TypeAlias = Callable[[], list[dict[str, Any]] | None]
-"""Returns the answer to /sd, None where there is none."""
-
-
-Waiting: TypeAlias = Callable[[], list[dict[str, Any]]]
-"""Returns the answer to /waits."""
 
 
 class LoopMonitor:
@@ -95,26 +90,21 @@ class Server(ThreadingMixIn, TCPServer):
 
     def __init__(
         self,
-        metrics: Metrics,
+        actor: JobActor,
         host: str,
         port: int,
-        is_ready: Callable[..., tuple[bool, str]],
         stalled_s: Callable[[], float],
         tls: ssl.SSLContext | None = None,
-        targets: Targets = lambda: None,
-        waits: Waiting = list,
     ) -> None:
-        """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
+        """Serve what the actor says of itself on ``host:port`` (port 0: any free one) until closed.
 
-        ``is_ready`` returns whether the task (``everyone``: the job) is ready, and why or why not;
         ``stalled_s`` returns the seconds since the event loop last ran (`LoopMonitor.stalled_s`).
-        Both are called from the server's threads. With ``tls`` only https is served.
+        It and the actor are asked from the server's threads. With ``tls`` only https is served.
 
         Raises:
             ConfigError: it cannot listen on that address, for instance because the port is taken.
         """
-        self.registry, self.is_ready, self.stalled_s = metrics.registry, is_ready, stalled_s
-        self.targets, self.waits, self._tls = targets, waits, tls
+        self.actor, self.stalled_s, self._tls = actor, stalled_s, tls
         self._clients: dict[int, socket.socket] = {}
         self._newcomers = Newcomers(MOST_CLIENTS)
         self._lock = Lock()  # of the two, which all threads change
@@ -213,19 +203,20 @@ class _Handler(MetricsHandler):
         match path:
             case "/metrics":
                 began_at = time.monotonic()
-                self.registry = self.server.registry
+                self.registry = self.server.actor.metrics.registry
                 super().do_GET()
                 if SCRAPER in self.headers:
                     self.server.note_scrape(began_at)
             case "/readyz":
-                self._answer(*self.server.is_ready(everyone=query == "all"))
+                self._answer(*self.server.actor.ready(everyone=query == "all"))
             case "/healthz":
                 stalled_s = self.server.stalled_s()
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
-            case "/sd" if (targets := self.server.targets()) is not None:
+            case "/sd" if (targets := self.server.actor.targets()) is not None:
                 self._send(HTTPStatus.OK, json.dumps(targets), "application/json")
             case "/waits":
-                self._send(HTTPStatus.OK, json.dumps(self.server.waits()), "application/json")
+                waits = [asdict(wait) for wait in self.server.actor.waits.snapshot()]
+                self._send(HTTPStatus.OK, json.dumps(waits), "application/json")
             case _:
                 self._send(HTTPStatus.NOT_FOUND, f"no {path}; expected /metrics, /readyz, /healthz")
 

@@ -1,4 +1,4 @@
-"""Files that are on the disk when a call returns, and errors that say so when they are not."""
+"""What flushes, digests and deletes the files of a run, and errors that say what could not be."""
 
 from __future__ import annotations
 
