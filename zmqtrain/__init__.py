@@ -43,4 +43,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    from zmqtrain.compute.generators import generators_kept
+
+    with generators_kept():  # rich draws a number when it is imported
+        return getattr(import_module(_HOMES[name]), name)

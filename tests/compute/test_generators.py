@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,17 @@ def by_own_loop() -> None:
             loss = F.cross_entropy(session.module(x), y)
             loss.backward()
             session.step(loss)
+
+
+def test_first_use_of_a_public_name_leaves_the_generators_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drawing.py").write_text("import random\nname = random.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(zmqtrain._HOMES, "name", "drawing")
+    before = random.getstate()
+    assert 0 <= zmqtrain.name < 1
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize(
