@@ -77,6 +77,7 @@ try:
     names = sorted(summary.parameters)
 except zmqtrain.errors.ConfigError as error:
     names = [str(error)]
+assert summary.has_parameters == (len(names) == 4)
 print(json.dumps([json.loads(summary.json()), names]))
 """
 

@@ -98,6 +98,11 @@ class Summary:
         return self
 
     @property
+    def has_parameters(self) -> bool:
+        """Whether this process has the parameters; of the tasks of a cluster the chief's has."""
+        return isinstance(self.parameters, dict)
+
+    @property
     def loss(self) -> float:
         """The loss on the evaluation set; NaN if there is none: see ``train_loss``."""
         return float(self.measures.get("loss", math.nan))
