@@ -240,8 +240,8 @@ def _pod(plan: SubmitPlan, role: Role, container: str, port: str) -> Manifest:
 
 def _filled(template: str, **values: object) -> Manifest:
     """Return a template with these values, without what is None."""
-    texts = {name: json.dumps(value) for name, value in values.items()}
-    manifest: Manifest = _pruned(yaml.safe_load(filled(template, **texts)))
+    text = filled(template, **{name: json.dumps(value) for name, value in values.items()})
+    manifest: Manifest = _pruned(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     return manifest
 
 
