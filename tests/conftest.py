@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.clock import Clock, StopClock
 from tests.golden import RENEW, Snapshot
 from tests.harness import stage
 
@@ -36,6 +40,25 @@ def _loggers() -> list[logging.Logger]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(RENEW, action="store_true", help="write tests/snapshots as the texts are now")
+
+
+@pytest.fixture
+def tempdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put temporary files of this process into the test's directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def stop_clock(monkeypatch: pytest.MonkeyPatch) -> StopClock:
+    """Give modules, each by a call, a clock that stands still."""
+
+    def stop(module: Any) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(module, "time", clock)
+        return clock
+
+    return stop
 
 
 @pytest.fixture

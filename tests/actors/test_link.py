@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.actors.conftest import FakePs, Worker
-from tests.clock import Clock
+from tests.clock import Clock, StopClock
 from tests.limits import within
 from zmqtrain.actors import link as link_module
 from zmqtrain.errors import CheckpointError, FencedError, PeerLostError, ProtocolError, RefusedError
@@ -76,10 +76,8 @@ async def test_deadline_names_the_peer_its_address_and_the_reason(
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(link_module, "time", clock)
-    return clock
+def clock(stop_clock: StopClock) -> Clock:
+    return stop_clock(link_module)
 
 
 async def test_silent_peer_is_given_up(clock: Clock, start_worker: StartWorker, ps: FakePs) -> None:

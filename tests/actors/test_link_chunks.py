@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.actors.conftest import FakePs, Worker
-from tests.clock import Clock
+from tests.clock import StopClock
 from tests.limits import within
 from zmqtrain.actors import link as link_module
 from zmqtrain.compute.arrays import Flat
@@ -329,11 +329,9 @@ async def test_messages_behind_a_reply_are_dropped(
 
 
 async def test_request_that_is_being_answered_is_not_sent_again(
-    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, ps: FakePs, stop_clock: StopClock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(link_module, "time", clock)
-    worker.on_beat = clock.tick
+    worker.on_beat = stop_clock(link_module).tick
     count = 3 * int(link_module.RESEND_S)
     asked = worker.ask(Read(), out=nothing(count))
     (request,) = await ps.first(Read)

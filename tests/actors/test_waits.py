@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clock import Clock
+from tests.clock import Clock, StopClock
 from zmqtrain.actors import waits as waits_module
 from zmqtrain.actors.waits import Waits
 from zmqtrain.protocol.status import Wait
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(waits_module, "time", clock)
-    return clock
+def clock(stop_clock: StopClock) -> Clock:
+    return stop_clock(waits_module)
 
 
 def test_wait_has_owner_peer_reason_and_times(clock: Clock) -> None:

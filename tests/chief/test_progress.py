@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from tests.clock import Clock
+from tests.clock import StopClock
 from zmqtrain.chief import progress
 from zmqtrain.chief.progress import ProgressDisplay, line
 from zmqtrain.coordination.leader import A_WORKER
@@ -52,10 +52,9 @@ def test_elsewhere_the_log_gets_a_line(caplog: pytest.LogCaptureFixture) -> None
     [("file", True), ("dumb", True), ("terminal", False), ("notebook", False)],
 )
 def test_script_without_a_bar_writes_a_plain_line_less_and_less_often(
-    kind: str, has_lines: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, has_lines: bool, stop_clock: StopClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, file = Clock(), StringIO()
-    monkeypatch.setattr(progress, "time", clock)
+    clock, file = stop_clock(progress), StringIO()
     monkeypatch.setenv("TERM", "dumb" if kind == "dumb" else "xterm")
     console = Console(
         file=file, force_terminal=kind in ("terminal", "dumb"), force_jupyter=kind == "notebook"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from tests.clock import Clock
+from tests.clock import StopClock
 from tests.plans import planned
 from zmqtrain.chief import saving
 from zmqtrain.chief.saving import Saver
@@ -64,10 +64,9 @@ async def test_save_that_comes_to_nothing_leaves_no_directory(
 
 
 async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stop_clock: StopClock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(saving, "time", clock)
+    clock = stop_clock(saving)
     job = zmqtrain.Job(
         model=LinearRegression(),
         data=NoisyLine(),

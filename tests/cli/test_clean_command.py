@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -34,26 +33,22 @@ def test_unreadable_directory_is_refused(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_old_notes_of_ends_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_old_notes_of_ends_are_removed(tempdir: Path) -> None:
     for ps in ("127.0.0.1:1",), ("127.0.0.1:2",):
         note_end(ps, 0)
-    old, _ = notes = sorted(tmp_path.glob("*/*.ended"))
+    old, _ = notes = sorted(tempdir.glob("*/*.ended"))
     long_ago = time.time() - 2 * NOTE_S
     os.utime(old, (long_ago, long_ago))
     for flags, left in (["--dry-run"], notes), ([], notes[1:]):
-        arguments = ["--json", "--segment-dir", str(tmp_path), *flags]
+        arguments = ["--json", "--segment-dir", str(tempdir), *flags]
         result = CliRunner().invoke(clean_command, arguments, catch_exceptions=False)
         assert [each["path"] for each in json.loads(result.stdout)["found"]] == [str(old)]
-        assert sorted(tmp_path.glob("*/*.ended")) == left
+        assert sorted(tempdir.glob("*/*.ended")) == left
 
 
-def test_record_of_a_task_is_removed_once_it_is_old_and_its_process_is_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_record_of_a_task_is_removed_once_it_is_old_and_its_process_is_dead(tempdir: Path) -> None:
     with life(("a:1",), Task(Role.PS, 0)):
-        (record,) = tmp_path.glob("*/*.life")
+        (record,) = tempdir.glob("*/*.life")
         text, parent = record.read_text(), psutil.Process(os.getppid())
     directory, long_ago = record.parent, time.time() - 2 * NOTE_S
     of_parent = {"pid": parent.pid, "created": parent.create_time(), "since": 7.0}
@@ -62,7 +57,7 @@ def test_record_of_a_task_is_removed_once_it_is_old_and_its_process_is_dead(
         (directory / f"{name}.life").write_text(content)
         if name != "new":
             os.utime(directory / f"{name}.life", (long_ago, long_ago))
-    CliRunner().invoke(clean_command, ["--segment-dir", str(tmp_path)], catch_exceptions=False)
+    CliRunner().invoke(clean_command, ["--segment-dir", str(tempdir)], catch_exceptions=False)
     assert sorted(path.stem for path in directory.glob("*.life")) == ["alive", "new"]
 
 

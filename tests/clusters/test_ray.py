@@ -40,17 +40,14 @@ def own_tasks() -> Callable[[], set[psutil.Process]]:
 
 
 @pytest.fixture
-def task_actor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[RayTask]:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def task_actor(tempdir: Path, request: pytest.FixtureRequest) -> Iterator[RayTask]:
     job = getattr(request, "param", str(ROOT / JOB))
     plan = replace(example_plan(), job=job, ps=1, logdir=None, keys={"registry": "a"})
-    plan = replace(plan, working=str(tmp_path))
+    plan = replace(plan, working=str(tempdir))
     task_actor = RayTask(plan, Task(Role.WORKER, 0))
     yield task_actor
     task_actor.end()
-    assert not list(tmp_path.iterdir())
+    assert not list(tempdir.iterdir())
 
 
 @pytest.mark.parametrize(

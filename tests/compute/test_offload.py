@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.clock import Clock
+from tests.clock import Clock, StopClock
 from tests.limits import within
 from zmqtrain.compute import offload as offload_module
 from zmqtrain.compute.offload import LONG_S, Offload
@@ -18,10 +18,8 @@ SHORT_S = LONG_S / 2
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(offload_module, "time", clock)
-    return clock
+def clock(stop_clock: StopClock) -> Clock:
+    return stop_clock(offload_module)
 
 
 @pytest.fixture

@@ -29,10 +29,9 @@ from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tempdir: Path) -> Path:
     """Where this user's run files are; it is not made yet."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"zmqtrain-{os.getuid()}"
+    return tempdir / f"zmqtrain-{os.getuid()}"
 
 
 def test_job_is_listed_while_it_runs(directory: Path) -> None:

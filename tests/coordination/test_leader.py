@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.asking import Asked
-from tests.clock import Clock
+from tests.clock import StopClock
 from tests.coordination.parts import add_peer, begun_leader, leader_with_a_roster, make_leader
+from zmqtrain.coordination import leader as leader_module
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import PeerTable
@@ -145,10 +146,9 @@ async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable
 
 
 async def test_waits_are_those_for_the_worker_whose_push_comes_last(
-    monkeypatch: pytest.MonkeyPatch,
+    stop_clock: StopClock,
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("zmqtrain.coordination.leader.time", clock)
+    clock = stop_clock(leader_module)
     leader = begun_leader(workers=(0, 1), policy="sync-replicas")
     for step, (first, last) in enumerate([(0, 1), (0, 1), (1, 0)], 1):
         leader.arrived(PushArrived(first, step, 2 * step - 2 + first, 1))
@@ -160,10 +160,9 @@ async def test_waits_are_those_for_the_worker_whose_push_comes_last(
 
 
 async def test_wait_that_a_report_ends_is_for_the_last_worker_in_it(
-    monkeypatch: pytest.MonkeyPatch,
+    stop_clock: StopClock,
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("zmqtrain.coordination.leader.time", clock)
+    clock = stop_clock(leader_module)
     leader = begun_leader(workers=(0, 1), policy="sync-replicas", shards=2)
     add_peer(leader.peers, "ps 1")
     for worker in (0, 1):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.asking import Asked
+from tests.clock import StopClock
+from zmqtrain.coordination import peers as peers_module
 from zmqtrain.coordination.peers import AHEAD_MS, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.messages import Join, Pull
@@ -46,35 +48,33 @@ def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.M
 
 
 def test_ps_that_slept_does_not_count_the_time_of_a_contested_join(
-    monkeypatch: pytest.MonkeyPatch,
+    stop_clock: StopClock,
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("zmqtrain.coordination.peers.time.monotonic", lambda: now)
+    clock = stop_clock(peers_module)
     peers = PeerTable(5.0, 1, lambda peer: False)
     first, second = join("first/1"), join("second/1")
     peers.join(from_worker(first), first)
     waiting = from_worker(second)
     assert peers.join(waiting, second) is None
-    now += 100.0
+    clock.now += 100.0
     peers.renew_all()
     assert peers.resolve_contested() == []
     assert waiting.refusal is None
-    now += 6.0
+    clock.now += 6.0
     assert peers.resolve_contested() == [waiting]
 
 
 @pytest.mark.parametrize("name", ["worker 0", "chief 0"])
 def test_second_task_of_a_name_is_refused_once_the_first_has_shown_life(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, stop_clock: StopClock
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("zmqtrain.coordination.peers.time.monotonic", lambda: now)
+    clock = stop_clock(peers_module)
     peers = PeerTable(5.0, 1, lambda peer: False)
     first, second = (Asked(join(nonce), name) for nonce in ("first/1", "second/1"))
     member = peers.join(first, first.envelope.message)
     assert member is not None
     assert peers.join(second, second.envelope.message) is None
-    now += 11.0
+    clock.now += 11.0
     peers.member(Asked(Pull(""), name, member.incarnation))
     assert peers.resolve_contested() == []
     assert isinstance(second.refusal, RefusedError)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,19 +51,17 @@ def publish(name: str, address: str, stack: contextlib.ExitStack) -> None:
     ],
 )
 def test_job_is_published_by_its_chief_and_its_ps_0(
-    name: str, address: str, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, address: str, files: int, tempdir: Path
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with contextlib.ExitStack() as stack:
         publish(name, address, stack)
-        assert len(list(tmp_path.glob("*/*.json"))) == files
+        assert len(list(tempdir.glob("*/*.json"))) == files
 
 
 def test_ps_that_cannot_publish_the_job_serves_it_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tempdir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"zmqtrain-{os.getuid()}").touch()
+    (tempdir / f"zmqtrain-{os.getuid()}").touch()
     with contextlib.ExitStack() as stack:
         publish("ps 0", "127.0.0.1:2222", stack)
         assert "can find the job only by its chief" in caplog.text
@@ -72,10 +69,8 @@ def test_ps_that_cannot_publish_the_job_serves_it_with_a_warning(
             publish("chief 0", "127.0.0.1:2222", stack)
 
 
-def test_host_of_a_ps_knows_of_the_end_of_its_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.mark.usefixtures("tempdir")
+def test_host_of_a_ps_knows_of_the_end_of_its_job() -> None:
     config = config_of("127.0.0.1:2222")
     plan = plan_for(JOB, config.cluster)
     ps = Mock(end=None)

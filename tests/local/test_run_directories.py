@@ -19,34 +19,28 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import file_name
 from zmqtrain.store.segment_layout import SegmentLayout
 
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("tempdir")
 
 
-def test_directory_in_use_is_kept_and_goes_with_its_run(temporary: Path) -> None:
+def test_directory_in_use_is_kept_and_goes_with_its_run(tempdir: Path) -> None:
     with run_directory() as path:
         (path / "ps-0.sock").touch()
-        assert [(found.path, found.in_use) for found in run_directories(temporary)] == [
-            (path, True)
-        ]
+        assert [(found.path, found.in_use) for found in run_directories(tempdir)] == [(path, True)]
         assert not remove_run(path)
         assert path.exists()
-    assert not list(temporary.iterdir())
+    assert not list(tempdir.iterdir())
 
 
-def test_directory_whose_run_is_dead_is_found_and_removed(temporary: Path) -> None:
+def test_directory_whose_run_is_dead_is_found_and_removed(tempdir: Path) -> None:
     child = os.fork()
     if child == 0:
         with run_directory():
             os._exit(0)
     os.waitpid(child, 0)
-    (left,) = run_directories(temporary)
+    (left,) = run_directories(tempdir)
     assert not left.in_use
     assert remove_run(left.path)
-    assert not list(temporary.iterdir())
+    assert not list(tempdir.iterdir())
 
 
 def dead_run(segments: Path) -> tuple[Path, Path]:
@@ -66,8 +60,8 @@ def dead_run(segments: Path) -> tuple[Path, Path]:
     return path, segment
 
 
-def test_next_run_removes_what_a_killed_one_left_and_nothing_of_others(temporary: Path) -> None:
-    segments = temporary / "segments"
+def test_next_run_removes_what_a_killed_one_left_and_nothing_of_others(tempdir: Path) -> None:
+    segments = tempdir / "segments"
     path, segment = dead_run(segments)
     restarts = segments / file_name("ps 0", "127.0.0.1:2222")
     Segment.create(SegmentLayout(8, []), restarts).close()  # its ps may be started again
@@ -82,8 +76,8 @@ def test_next_run_removes_what_a_killed_one_left_and_nothing_of_others(temporary
         lives.close()
 
 
-def test_directory_of_a_killed_run_stays_as_long_as_its_ps_lives(temporary: Path) -> None:
-    segments = temporary / "segments"
+def test_directory_of_a_killed_run_stays_as_long_as_its_ps_lives(tempdir: Path) -> None:
+    segments = tempdir / "segments"
     path, segment = dead_run(segments)
     segment.unlink()
     ps = Segment.create(SegmentLayout(8, []), segment)  # it ends later than the run
@@ -96,9 +90,9 @@ def test_directory_of_a_killed_run_stays_as_long_as_its_ps_lives(temporary: Path
     assert not segment.exists()
 
 
-def test_what_is_no_directory_of_a_run_is_left_alone(temporary: Path) -> None:
-    (temporary / "zmqtrain-other").mkdir()
-    (temporary / "zmqtrain-run-link").symlink_to(temporary / "zmqtrain-other")
-    assert list(run_directories(temporary)) == []
-    shutil.rmtree(temporary / "zmqtrain-other")
-    assert list(run_directories(temporary)) == []
+def test_what_is_no_directory_of_a_run_is_left_alone(tempdir: Path) -> None:
+    (tempdir / "zmqtrain-other").mkdir()
+    (tempdir / "zmqtrain-run-link").symlink_to(tempdir / "zmqtrain-other")
+    assert list(run_directories(tempdir)) == []
+    shutil.rmtree(tempdir / "zmqtrain-other")
+    assert list(run_directories(tempdir)) == []

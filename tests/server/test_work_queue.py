@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.clock import Clock
+from tests.clock import Clock, StopClock
 from tests.limits import within
 from zmqtrain.errors import ConfigError
 from zmqtrain.server import work_queue as work_queue_module
@@ -73,10 +73,8 @@ def do(
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(work_queue_module, "time", clock)
-    return clock
+def clock(stop_clock: StopClock) -> Clock:
+    return stop_clock(work_queue_module)
 
 
 @pytest.fixture

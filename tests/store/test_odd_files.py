@@ -128,12 +128,9 @@ def test_odd_segment_is_not_mapped(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_odd_note_of_an_end_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_odd_note_of_an_end_is_no_end(tempdir: Path, kind: str) -> None:
     run_file.note_end(("a:1",), 0)
-    (note,) = tmp_path.rglob("*.ended")
+    (note,) = tempdir.rglob("*.ended")
     note.unlink()
     ODD[kind](note)
     assert run_file.end_since(("a:1",), 0.0) is None

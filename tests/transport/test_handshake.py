@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.clock import Clock
+from tests.clock import Clock, StopClock
 from zmqtrain.transport import handshake
 from zmqtrain.transport.base import OnMessage
 from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, mechanism_at
@@ -66,9 +66,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
-    clock = Clock()
-    monkeypatch.setattr(handshake, "time", clock)
+def watched(stop_clock: StopClock) -> Callable[..., Watched]:
+    clock = stop_clock(handshake)
     return lambda mechanism=CURVE, theirs=CURVE, patience_s=0.0: Watched(
         mechanism, theirs, clock, patience_s
     )

@@ -274,10 +274,8 @@ async def test_two_listeners_of_any_kind_do_not_share_an_address() -> None:
     by_port.close()
 
 
-def test_place_is_a_name_on_linux_and_a_file_of_this_user_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+@pytest.mark.usefixtures("tempdir")
+def test_place_is_a_name_on_linux_and_a_file_of_this_user_elsewhere() -> None:
     assert place_of("tcp://localhost:22", "linux") == place_of("tcp://127.0.0.1:22", "linux")
     assert place_of("tcp://[::1]:22", "linux") == "\0zmqtrain/::1:22"
     path = Path(place_of("tcp://127.0.0.1:22", "darwin"))

@@ -30,10 +30,9 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tmp_path.chmod(0o1777)
-    return tmp_path
+def temporary(tempdir: Path) -> Path:
+    tempdir.chmod(0o1777)
+    return tempdir
 
 
 def a_run(place: Path) -> None:
