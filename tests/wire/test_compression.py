@@ -331,11 +331,18 @@ def test_feedback_loses_nothing(spec: str) -> None:
     compression, size = made(spec), CHUNKS[-1].stop
     compressor = Compressor(compression, size)
     computed, arrived = np.zeros(size), np.zeros(size)
+    absent = slice(60_000, 75_000)
     for step in range(4):
-        whole = gradient(size, step)
+        whole, held = gradient(size, step), [absent] * (step % 2)
+        for run in held:
+            whole[run] = 0
+        compressor.hold(held)
         computed += whole
-        arrived += pushed(compressor, compression, whole)
+        came = pushed(compressor, compression, whole)
+        assert came[absent].any() != bool(held)  # there the ps would drop it
+        arrived += came
     assert np.abs(computed - arrived).max() > 1e-3
+    compressor.hold([])
     for _ in range(12):  # nothing new, so all that is kept is sent
         arrived += pushed(compressor, compression, np.zeros(size, np.float32))
     np.testing.assert_allclose(arrived, computed, rtol=1e-6, atol=1e-5)

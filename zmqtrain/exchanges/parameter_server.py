@@ -94,6 +94,9 @@ class ParameterServerExchange:
                 out is not None,
                 lane.layout.numbers_of(report.absent),
             )
+            if lane.compressor is not None:
+                runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
+                lane.compressor.hold([slice(start, stop) for _, start, stop in runs])
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:
                 chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())

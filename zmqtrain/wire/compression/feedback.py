@@ -29,6 +29,7 @@ class Compressor:
         """``size``: trained elements of the shard."""
         self._compression, self._size = compression, size
         self._residual: Flat | None = np.zeros(size, np.float32) if compression.feedback else None
+        self._held: list[tuple[slice, Flat]] = []
 
     def encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
         """Return the encoded ``chunk``, the gradient's elements from ``start`` on.
@@ -39,6 +40,16 @@ class Compressor:
         trained, state = _cut(start, chunk, self._size)
         tensors = self._encode(start, trained) if len(trained) or not len(state) else ()
         return (*tensors, Tensor.of(state)) if len(state) else tensors
+
+    def hold(self, runs: Sequence[slice]) -> None:
+        """Keep the residual of these elements, which have no gradient now, until the next call."""
+        if self._residual is None:
+            return
+        for run, values in self._held:
+            self._residual[run] += values
+        self._held = [(run, self._residual[run].copy()) for run in runs]
+        for run in runs:
+            self._residual[run] = 0
 
     def forget(self) -> None:
         """Clear the residual after a gradient that turned out not to be finite."""
