@@ -193,7 +193,7 @@ class TorchModel(BaseModel):
         seed_torch(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        tensors = self._begun(parameters, batch, out, in_place=True)
+        tensors = self.begin(parameters, batch, out, in_place=True)
         total = torch.zeros(())
         parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
         self._begin_parts(parts)
@@ -213,13 +213,10 @@ class TorchModel(BaseModel):
         """Have the module hold these values."""
         self._bind(parameters, out)
 
-    def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
-        """Make the module ready for a step; return the batch as tensors."""
-        return self._begun(parameters, batch, out, in_place=False)
-
-    def _begun(
-        self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool
+    def begin(
+        self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool = False
     ) -> tuple[Any, ...]:
+        """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
         self._bound.clear(in_place=in_place)
         return self._as_tensors(batch)

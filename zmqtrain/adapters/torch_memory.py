@@ -60,8 +60,7 @@ class BoundVariables:
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
-        self._places: list[int] = []  # of the gradients
-        self._versions: list[int] = []  # of them, which backward() changes
+        self._cleared: list[tuple[int, int]] = []  # marks of the gradients
         self._is_in_step = False
         self._optimizer = ""  # of the user's own, which has changed the parameters
         _BOUND.add(self)
@@ -120,8 +119,8 @@ class BoundVariables:
     def clear(self, *, in_place: bool = True) -> None:
         """Begin a step: make all gradients 0.
 
-        ``in_place``: backward() alone writes to them. A loop of the user's own may scale those
-        that have none in a step, too, so they are None at first, as in torch.
+        ``in_place``: nothing but backward() writes to them. Else they are None, as in torch: a
+        loop that scales all of them must not find those that the step does not use.
 
         Raises:
             ConfigError: an optimizer of the user's own has made a step since the last one.
@@ -129,8 +128,7 @@ class BoundVariables:
         self._check_optimizer()
         self._is_in_step = True
         torch._foreach_zero_([view for _, _, view in self._trained])
-        self._places = [view.data_ptr() for _, _, view in self._trained]
-        self._versions = [view._version for _, _, view in self._trained]
+        self._cleared = self._gradient_marks()
         for _, parameter, _ in () if in_place else self._trained:
             parameter.grad = None
         if not self._marks:
@@ -167,19 +165,19 @@ class BoundVariables:
             for one in self._parameters:
                 one.take_in(self._owner)
             self._marks = self._marked()
-        none = self._without_gradient()
+        marks = self._gradient_marks()
+        none = self._without_gradient(marks)
         if self._trained and len(none) == len(self._trained):
             raise ConfigError(
                 f"no parameter of {self._owner!r} has a gradient; a loop of your own calls "
                 "loss.backward() before session.step(loss)"
             )
-        if [view.data_ptr() for _, _, view in self._trained] != self._places:
+        if any(a[0] != b[0] for a, b in zip(marks, self._cleared, strict=True)):
             self._return_gradients()
         for name, parameter, view in self._trained:
             if parameter.grad is not view:
                 self._take_in(name, parameter, view)
-        if self._out is not None:
-            absent(self._out, *none)
+        absent(self._out or {}, *none)
         for state in self._state:
             state.store()
 
@@ -195,24 +193,22 @@ class BoundVariables:
         marks += [each._version for each in every]
         return marks + [each.requires_grad for each in every]
 
-    def _without_gradient(self) -> list[str]:
+    def _gradient_marks(self) -> list[tuple[int, int]]:
+        """Return marks that differ after a write to a gradient, or to its ``.data``."""
+        return [(view.data_ptr(), view._version) for _, _, view in self._trained]
+
+    def _without_gradient(self, marks: list[tuple[int, int]]) -> list[str]:
         """Return the names of the parameters of which the step has written no gradient."""
-        each = zip(self._trained, self._places, self._versions, strict=True)
+        each = zip(self._trained, marks, self._cleared, strict=True)
         none = [
             name
-            for (name, parameter, view), place, version in each
-            if parameter.grad is None
-            or (parameter.grad is view and (view.data_ptr(), view._version) == (place, version))
+            for (name, parameter, view), mark, before in each
+            if parameter.grad is None or (parameter.grad is view and mark == before)
         ]
-        for name in none:
-            if name not in self._unused:
-                self._unused.add(name)
-                log.warning(
-                    "parameter %s of %r has no gradient: it keeps its value in such steps, unless "
-                    "another worker has one",
-                    name,
-                    self._owner,
-                )
+        text = "parameter %s of %r has no gradient: it is left alone, unless another worker has one"
+        for name in [name for name in none if name not in self._unused]:
+            log.warning(text, name, self._owner)
+        self._unused.update(none)
         return none
 
     def _return_gradients(self) -> None:

@@ -31,16 +31,11 @@ Pattern: TypeAlias = str | tuple[str, ...]
 
 
 class Run(NamedTuple):
-    """Elements of one variable, which may have several runs; ``group`` is that of its options.
-
-    ``missed`` and ``is_absent`` are from the :class:`Absences` of an update.
-    """
+    """Elements of one variable, which may have several runs; ``group`` is that of its options."""
 
     where: slice
     variable: int = 0
     group: int = 0
-    missed: int = 0
-    is_absent: bool = False
 
 
 Runs: TypeAlias = Sequence[Run]
@@ -259,26 +254,22 @@ class BoundUpdate:
         share = self._update.share(step + 1) if self._operands.average else None
         scale = np.float32(1 / divisor)
         start = 0 if self._operands.redo is None else self._operands.redo.done
-        is_plain = weights is None and factors is None and absences is None
-        if len(gradients) == 1 and is_plain and len(self._joined) == 1:
+        runs = self._joined if factors is None and absences is None else self._runs
+        if len(gradients) == 1 and weights is None and runs is self._joined and len(runs) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
-            own, group = gradients[0][start:], self._joined[0].group
+            own, group = gradients[0][start:], runs[0].group
             self._kernels[group](
                 own, start, kernels.Scalars(step, numbers[group], scale, share, None)
             )
             return
         calls = {(group, 0): (self._kernels[group], step, n) for group, n in enumerate(numbers)}
-        runs: Runs = self._joined
-        if factors is not None or absences is not None:
-            marked = _marked(self._runs, absences)
-            runs = _joined(marked) if factors is None else marked
         for block, gradient in self._sums(mean, start):
             for where, run in _cut(block, runs):
-                if run.is_absent:
+                if absences is not None and absences.absent[run.variable]:
                     if self._operands.redo is not None:
                         self._operands.redo.skip(where.stop)
                     continue
-                key = run.group, run.missed
+                key = run.group, 0 if absences is None else absences.missed[run.variable]
                 if key not in calls:
                     calls[key] = self._call_of(*key, step)
                 kernel, count, given = calls[key]
@@ -289,15 +280,13 @@ class BoundUpdate:
     def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
         """Return, for each run, its variable and the sums of squares for its factor.
 
-        The arguments are those of :meth:`apply`, which comes after this. A variable without a
-        gradient has none.
+        The arguments are those of :meth:`apply`, which comes after this.
         """
         arrays, scale = self._operands.arrays[:-1], np.float32(1 / mean.divisor)
         found = []
-        for where, variable, group, missed, is_absent in _marked(self._runs, absences):
-            if is_absent:
-                continue
+        for where, variable, group in self._runs:
             l2 = self._groups[group].l2
+            missed = 0 if absences is None else absences.missed[variable]
             rule, count = own_count(self._groups[group].rule, step, missed)
             here = at(arrays, where)
             of_parameters = of_direction = 0.0
@@ -369,18 +358,11 @@ def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
     return check
 
 
-def _marked(runs: Runs, absences: Absences | None) -> Runs:
-    if absences is None:
-        return runs
-    absent, missed = absences
-    return [Run(w, v, group, missed[v], absent[v]) for w, v, group, *_ in runs]
-
-
 def _joined(runs: Runs) -> list[Run]:
-    """Return runs that go on as long as all but the variable is the same."""
+    """Return runs that go on as long as the group is the same."""
     joined: list[Run] = []
     for run in runs:
-        if joined and joined[-1][2:] == run[2:]:
+        if joined and joined[-1].group == run.group:
             start = joined.pop().where.start
             run = run._replace(where=slice(start, run.where.stop))
         joined.append(run)
@@ -403,21 +385,18 @@ def factors_of(
     squares: Iterable[Squares],
     sizes: Sequence[int],
     step: int,
-    missed: Sequence[int] | None = None,
+    absences: Absences | None = None,
 ) -> Flat:
-    """Return the factor of each variable, by its rule; ``sizes``: numbers of elements.
-
-    ``missed``: as in :class:`Absences`.
-    """
+    """Return the factor of each variable, by its rule; ``sizes``: numbers of elements."""
     sums = [(0.0, 0.0)] * len(sizes)
     for variable, of_parameters, of_direction in squares:
         before = sums[variable]
         sums[variable] = before[0] + of_parameters, before[1] + of_direction
     factors = []
-    each = zip(rules, sums, sizes, missed or [0] * len(sizes), strict=True)
-    for rule, sums_of_it, size, late in each:
+    missed = [0] * len(sizes) if absences is None else absences.missed
+    for rule, sums_of_it, size, own_missed in zip(rules, sums, sizes, missed, strict=True):
         assert isinstance(rule, LayerRule)
-        own, count = own_count(rule, step, late)
+        own, count = own_count(rule, step, own_missed)
         factors.append(own.factor(sums_of_it, size, count))
     return np.array(factors, np.float32)
 

@@ -159,7 +159,7 @@ class Receiver:
         variables = len(self._state.shard.layout.numbers)
         if unknown := set(push.absent).difference(range(variables)):
             raise ProtocolError(
-                f"a push lacks variable {min(unknown)}, expected numbers below {variables}"
+                f"a push lacks variable {min(unknown)}, expected 0 to {variables - 1}"
             )
         if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
             raise ProtocolError(f"{worker} pushes batch {push.batch}, which it has no lease on")

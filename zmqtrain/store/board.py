@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,9 @@ _TAKEN = 1  # of MADE
 _MEMBER, _PS, _NOBODY = 1, 2, 3  # of DONE: who alone may write to the slice; 0: who claims it first
 _WRITER = 3  # bits that say that
 _BEGUN = 4  # of DONE: the progress of its parts is that of this step
+
+
+Sums: TypeAlias = Mapping[str, float]
 
 
 class Holder(NamedTuple):
@@ -79,7 +82,7 @@ class Figures(NamedTuple):
     examples: int = 0
     loss: float = 0.0
     last: float = 0.0
-    sums: Mapping[str, float] = MappingProxyType({})
+    sums: Sums = MappingProxyType({})
 
 
 def owned(sizes: Sequence[int], members: int) -> list[range]:
@@ -280,11 +283,7 @@ class Seat:
         return self._began + self.steps
 
     def offer(
-        self,
-        examples: int,
-        loss: float,
-        sums: Mapping[str, float] | None = None,
-        absent: Collection[int] = (),
+        self, examples: int, loss: float, sums: Sums | None = None, absent: Collection[int] = ()
     ) -> bool:
         """Say that the gradient is ready, computed from so many examples with this mean loss.
 

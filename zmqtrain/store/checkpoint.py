@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -145,10 +144,7 @@ def tensors_of(
 
 
 def copy_shard(
-    directory: Path,
-    shard: int,
-    tensors: Mapping[str, NDArray[Any]],
-    missed: Mapping[str, int] | None = None,
+    directory: Path, shard: int, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]
 ) -> Path:
     """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
 
@@ -159,8 +155,7 @@ def copy_shard(
     Raises:
         CheckpointError: the file cannot be written.
     """
-    counts = {name: str(count) for name, count in (missed or {}).items()}
-    return _write(directory / f"shard-{shard:05d}.safetensors", tensors, counts or None)
+    return _write(directory / f"shard-{shard:05d}.safetensors", tensors, missed)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
@@ -175,15 +170,13 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
         tensor_name(PARAMETERS, name, 0): np.asarray(value, order="C")
         for name, value in values.items()
     }
-    return seal_shard(_write(file, tensors), number, version=0)
+    return seal_shard(_write(file, tensors, {}), number, version=0)
 
 
-def _write(
-    file: Path, tensors: Mapping[str, NDArray[Any]], metadata: dict[str, str] | None = None
-) -> Path:
+def _write(file: Path, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]) -> Path:
     with durable.writing(file):
         try:
-            save_file(dict(tensors), file, metadata)
+            save_file(dict(tensors), file, {n: str(count) for n, count in missed.items()} or None)
         except SafetensorError as error:
             raise OSError(str(error)) from error
     return file
@@ -364,10 +357,11 @@ class _Source:
     @property
     def missed(self) -> dict[str, int]:
         """The counts in the files that were read; those of older versions have none."""
-        found = [(file.metadata() or {}).items() for file in self._files.values()]
-        most = self._manifest.version
-        counts = ((name, int(n)) for name, n in chain.from_iterable(found) if n.isdecimal())
-        return {name: min(count, most) for name, count in counts}
+        found, most = (
+            [file.metadata() or {} for file in self._files.values()],
+            self._manifest.version,
+        )
+        return {n: min(int(c), most) for each in found for n, c in each.items() if c.isdecimal()}
 
     def _rows(self, stored: SliceRecord, record: TensorRecord) -> NDArray[Any]:
         """Return a stored slice in shape (rows, row size)."""

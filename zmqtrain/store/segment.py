@@ -98,10 +98,10 @@ class Segment:
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
-        self.factors = _flat(memory, layout.factors_at, layout.factors)
+        self.factors = _flat(memory, layout.factors_at, layout.variables)
         counts = np.frombuffer(memory, np.int64, 2 * layout.variables, layout.missed_at)
         self.missed = counts.reshape(2, layout.variables)
-        self.absent_of_sum = _absent(memory, layout.absent_of_sum_at, layout)
+        self.absent_of_sum = _absent(memory, layout.absent_of_sum_at, layout.variables)
         self._memory = memory
 
     @classmethod
@@ -218,7 +218,7 @@ class Segment:
                 _reserve(self._descriptor, at, layout.gradient_stride, self.path)
             memory = _map(self._descriptor, layout.gradient_stride, at)
             figures = np.frombuffer(memory, np.float64, FIGURES, layout.figures_at)
-            absent = _absent(memory, layout.absent_at, layout)
+            absent = _absent(memory, layout.absent_at, layout.variables)
             found = self._gradients[number] = _flat(memory, 0, layout.size), figures, absent
         return found
 
@@ -362,8 +362,8 @@ def _flat(memory: mmap.mmap, at: int, size: int) -> Flat:
     return np.frombuffer(memory, np.float32, size, at)
 
 
-def _absent(memory: mmap.mmap, at: int, layout: SegmentLayout) -> NDArray[np.uint8]:
-    return np.frombuffer(memory, np.uint8, 1 + layout.variables, at)
+def _absent(memory: mmap.mmap, at: int, variables: int) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8, 1 + variables, at)
 
 
 def _words(memory: mmap.mmap) -> memoryview:

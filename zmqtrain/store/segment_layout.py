@@ -10,11 +10,10 @@ for gradients are locked one by one:
     journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a block of its parameters and of every
                   slot: see optim/redo.py
-    factors       float32, for each variable, of the update under way; not there unless the rule
-                  looks at whole variables: see optim/formula.py
     missed        int64, shape (2, variables): updates in which each trained variable had no
-                  gradient, after an even number of updates and after an odd one; behind it ABSENT
-                  of the sum
+                  gradient, after an even number of updates and after an odd one; behind it float32,
+                  its factor in the update under way, if the rule looks at whole variables (see
+                  optim/formula.py), and ABSENT of the sum
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
@@ -42,8 +41,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
 
 WORDS_AT = 64
-"""Where the words begin: int64 each, written by the ps alone (MISSED: or by a member of the board),
-each atomically."""
+"""Where the words begin: int64 each, written by the ps alone but for MISSED, each atomically."""
 
 (
     CLOCK,  # odd while an update is under way
@@ -59,7 +57,7 @@ each atomically."""
     _,  # in half 1
     INCARNATION,  # highest of any life that has joined
     RATE,  # a learning rate in place of the optimizer's: the bits of its negative; 0: none
-    MISSED,  # whether a variable had no gradient in some update
+    MISSED,  # whether a variable had no gradient in some update; members of a board write it, too
 ) = range(14)
 WORDS = 14
 
@@ -125,25 +123,18 @@ PART_SIZE = 524_288
 class SegmentLayout:
     """The offsets of the regions of a segment, in bytes from its start.
 
-    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``factors``: how
-    many the rule needs. ``state``: how many elements at the end are of state, averaged and other.
-    ``variables``: number of trained ones. Attribute ``redo_size``: elements that are changed at
-    once, at most.
+    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``variables``: how
+    many are trained. ``state``: how many elements at the end are of state, averaged and other.
+    Attribute ``redo_size``: elements that are changed at once, at most.
     """
 
     def __init__(
-        self,
-        size: int,
-        slots: Sequence[str],
-        factors: int = 0,
-        state: tuple[int, int] = (0, 0),
-        variables: int = 0,
+        self, size: int, slots: Sequence[str], variables: int = 0, state: tuple[int, int] = (0, 0)
     ) -> None:
         self.size = size
-        self.factors = factors
+        self.variables = variables
         self.slots = tuple(slots)
         self.state = state
-        self.variables = variables
         self.parts = parts_of(size, state, cut)
         self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
@@ -152,10 +143,10 @@ class SegmentLayout:
         self.marks_at = self.board_at + _pages(8 * BOARD_LINE * (1 + SEATS))
         self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
         self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
-        self.factors_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
-        self.missed_at = self.factors_at + (_pages(4 * factors) if factors else 0)
-        self.absent_of_sum_at = self.missed_at + 8 * 2 * variables
-        self.parameters_at = self.missed_at + _pages(8 * 2 * variables + 1 + variables)
+        self.missed_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
+        self.factors_at = self.missed_at + 8 * 2 * variables
+        self.absent_of_sum_at = self.factors_at + 4 * variables
+        self.parameters_at = self.missed_at + _pages((8 * 2 + 4 + 1) * variables + 1)
         self.slots_at = {
             name: self.parameters_at + (1 + place) * self.stride
             for place, name in enumerate(self.slots)

@@ -265,7 +265,5 @@ class Shard:
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of such a shard's segment."""
     slots = [slot.name for slot in update.slots]
-    variables = len(layout.numbers)
-    factors = variables if update.is_layered else 0
     state = layout.averaged - layout.trained, layout.size - layout.averaged
-    return SegmentLayout(layout.size, slots, factors, state, variables)
+    return SegmentLayout(layout.size, slots, len(layout.numbers), state)

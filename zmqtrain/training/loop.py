@@ -171,8 +171,7 @@ class TrainingLoop:
         self._runner.load_parameters()
         read_at = time.perf_counter()
         loss, finite = self._runner.compute(batch, number)
-        runner = self._runner
-        report = StepReport(number, examples, loss, finite, runner.sums, runner.absent)
+        report = StepReport(number, examples, loss, finite, self._runner.sums, self._runner.absent)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 
     def _take(self, number: int) -> Batch:

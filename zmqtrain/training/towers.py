@@ -112,9 +112,8 @@ class Towers:
             self._reduce(self._nccl, examples)
         elif finite and len(parts) > 1:
             self._team.run([partial(fold, examples) for fold in self._folds])
-        runners = self._runners[: len(parts)]
-        self.sums = reduce(added, [runner.sums for runner in runners])
-        self.absent = frozenset.intersection(*[runner.absent for runner in runners])
+        self.sums = reduce(added, [runner.sums for runner in self._runners[: len(parts)]])
+        self.absent = frozenset.intersection(*[r.absent for r in self._runners[: len(parts)]])
         losses = (loss * n for (loss, _), n in zip(results, examples, strict=True))
         return sum(losses) / sum(examples), finite
 

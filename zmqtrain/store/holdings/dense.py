@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
 from zmqtrain.store.checkpoint import read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
@@ -91,7 +90,7 @@ class Dense:
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
         factors = self._segment.factors if self._is_layered else None
-        numbers, absences = self._numbers(change), self._absences_of(change)
+        numbers, absences = self._numbers(change), self._absences(self._absent(change), step)
         calls = [
             partial(part.bound.apply, part.own(mean), step, factors, numbers, absences)
             if part.is_trained
@@ -104,8 +103,7 @@ class Dense:
     def add(self, change: Change) -> None:
         mean, begin = self._mean(change), not change.with_sum
         self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
-        absent, given = self._segment.absent_of_sum, self._absent_in(change.contributions)
-        np.minimum.reduce(given if begin else [absent, *given], out=absent)
+        np.minimum.reduce(self._absent(change), out=self._segment.absent_of_sum)
 
     def repair(self, change: Change) -> None:
         for part in self._parts:
@@ -115,13 +113,10 @@ class Dense:
         self,
         parameters: Flat,
         slots: Mapping[str, Flat] | None = None,
-        missed: Mapping[str, int] = MappingProxyType({}),
+        missed: Mapping[str, int] | None = None,
     ) -> None:
-        """Begin with these parameters and slots (None: their initial values), copied.
-
-        ``missed``: as the attribute.
-        """
-        counts = [missed.get(name, 0) for name in self._layout.numbers]
+        """Begin with these parameters and slots (None: their initial values), copied."""
+        counts = [(missed or {}).get(name, 0) for name in self._layout.numbers]
         self._segment.missed[:] = counts
         self._segment.words[MISSED] = any(counts)
         np.copyto(self._segment.parameters, parameters)
@@ -149,11 +144,9 @@ class Dense:
 
     @property
     def missed(self) -> dict[str, int]:
-        """Number of updates in which a variable had no gradient, for those that missed some."""
+        """Number of updates in which a variable had no gradient, unless 0."""
         counts = self._segment.missed[self._segment.words[VERSION] % 2].tolist()
-        return {
-            name: count for name, count in zip(self._layout.numbers, counts, strict=True) if count
-        }
+        return {name: counts[n] for name, n in self._layout.numbers.items() if counts[n]}
 
     def begin_parts(self, numbers: Iterable[int]) -> None:
         """Note that nothing of the next change of these parts is made."""
@@ -171,8 +164,7 @@ class Dense:
         for number in numbers:
             part = self._parts[number]
             part.resume(of_sum=False)
-            own = absences if part.is_trained else None
-            part.bound.apply(part.own(mean), step, absences=own)
+            part.bound.apply(part.own(mean), step, absences=absences if part.is_trained else None)
 
     def _part(self, number: int, layout: PartLayout) -> _Part:
         redo = self._segment.redo(number) if self._safe else None
@@ -186,7 +178,7 @@ class Dense:
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
-        mean, absences = self._mean(change), self._absences_of(change)
+        mean, absences = self._mean(change), self._absences(self._absent(change), change.step)
         trained = [part for part in self._parts if part.is_trained]
         found: list[list[Squares]] = [[] for _ in trained]
 
@@ -197,21 +189,17 @@ class Dense:
         self._team.run([partial(measure, number) for number in range(len(trained))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
         rules = rules_of(self._update, self._runs)
-        missed = None if absences is None else absences.missed
-        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, missed)
+        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, absences)
 
-    def _absences_of(self, change: Change) -> Absences | None:
-        with_sum = [self._segment.absent_of_sum] if change.with_sum else []
-        return self._absences([*with_sum, *self._absent_in(change.contributions)], change.step)
-
-    def _absent_in(self, contributions: Sequence[Contribution]) -> list[NDArray[np.uint8]]:
-        return [self._segment.absent(given.buffer) for given in contributions]
+    def _absent(self, change: Change) -> list[NDArray[np.uint8]]:
+        """Return ABSENT of each gradient of a change, and of the sum if that is part of it."""
+        given = [self._segment.absent(given.buffer) for given in change.contributions]
+        return [self._segment.absent_of_sum, *given] if change.with_sum else given
 
     def _absences(self, absent: Sequence[NDArray[np.uint8]], step: int) -> Absences | None:
         """Count the variables without a gradient in update ``step``; None if there never were any.
 
-        ``absent``: of all gradients of the update. The counts before stay, for a repair counts
-        again.
+        ``absent``: of all gradients. The counts before stay, for a repair counts again.
         """
         segment = self._segment
         if not segment.words[MISSED] and not all(each.item(0) for each in absent):
