@@ -157,7 +157,10 @@ class Job(BaseModel):
         description="where the examples come from: see zmqtrain.models.base.Data; or the training "
         "set itself, arrays or a Dataset"
     )
-    optimizer: Any = Field(description="update rule applied by the parameter servers")
+    optimizer: Any = Field(
+        description="update rule applied by the parameter servers; or an optimizer of Keras; or a "
+        "function that makes one of torch from the parameters, with its scheduler"
+    )
     policy: PolicySpec = Field(
         "hogwild",
         description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
@@ -249,6 +252,11 @@ class Job(BaseModel):
     )
     moving_average: float | None = Field(
         None, ge=0, lt=1, description="decay of a moving average of the parameters, kept on the ps"
+    )
+    average_ramp: bool = Field(
+        True,
+        description="let that decay rise, from 2/11 at the first step, as TensorFlow does; without "
+        "it the average is that of torch's AveragedModel",
     )
     evaluate_average: bool = Field(
         False, description="evaluate the moving average instead of the parameters"
@@ -372,7 +380,8 @@ class Job(BaseModel):
         if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax"):
             raise ValueError(
                 "this is another library's; expected a rule of zmqtrain.optim, such as "
-                "AdamW(0.001): updates are made where the parameters lie, for all workers"
+                "AdamW(0.001): updates are made where the parameters lie, for all workers; see "
+                "docs/optimizers.md"
             )
         if isinstance(value, type):
             raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
@@ -528,7 +537,8 @@ class Job(BaseModel):
 
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
-        return Update(self.optimizer, self.l2, self.moving_average, groups=self.groups)
+        options = {"groups": self.groups, "ramp": self.average_ramp}
+        return Update(self.optimizer, self.l2, self.moving_average, **options)
 
     @property
     def _begins_with(self) -> ModelVariables:

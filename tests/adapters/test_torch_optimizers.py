@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn, optim  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
 import zmqtrain  # noqa: E402
 from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
@@ -65,6 +67,7 @@ TAKEN = {
     "dampening": partial(optim.SGD, lr=0.3, momentum=0.9, dampening=0.5),
     "adam": partial(optim.Adam, lr=0.05, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1),
     "amsgrad": partial(optim.Adam, lr=0.05, betas=(0.8, 0.5), amsgrad=True),
+    "decoupled adam": partial(optim.Adam, lr=0.05, weight_decay=0.3, decoupled_weight_decay=True),
     "adamw": partial(optim.AdamW, lr=0.05, weight_decay=0.3, fused=True),
     "adamw with amsgrad": partial(optim.AdamW, lr=0.05, betas=(0.8, 0.5), amsgrad=True),
     "rate in a tensor": partial(optim.AdamW, lr=torch.tensor(0.05), foreach=False),
@@ -108,13 +111,14 @@ def job(make: Any, **options: Any) -> Job:
     return Job(model=model, data=BATCH, optimizer=make, **given)
 
 
-def by_torch(make: Any) -> dict[str, Any]:
-    """Return the parameters after torch's own steps."""
+def by_torch(make: Any, observe: Any = lambda *made: None) -> dict[str, Any]:
+    """Return the parameters after torch's own steps; ``observe`` gets module and optimizer."""
     torch.manual_seed(0)
     module = net()
     trained = [p for p in module.parameters() if p.requires_grad]
     made = make(trained, module) if make is heads_apart else make(trained)
     optimizer, scheduler, every = (*made, 1)[:3] if isinstance(made, tuple) else (made, None, 1)
+    observe(module, optimizer)
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
         F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
@@ -129,6 +133,23 @@ def test_optimizer_of_torch_trains_as_its_own_steps_do(case: str) -> None:
     found = zmqtrain.run(job(TAKEN[case])).parameters
     expected = by_torch(TAKEN[case])
     same({**expected, **found}, expected, 2e-6)
+
+
+def test_average_without_ramp_is_that_of_torchs_averaged_model(tmp_path: Path) -> None:
+    make = TAKEN["momentum"]
+    own = job(make, moving_average=0.9, average_ramp=False, logdir=str(tmp_path))
+    zmqtrain.run(own)
+    averages: list[Any] = []
+
+    def averaged(module: Any, optimizer: Any) -> None:
+        if not averages:
+            averages.append(AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9)))
+        optimizer.register_step_post_hook(lambda *_: averages[0].update_parameters(module))
+
+    by_torch(make, averaged)
+    expected = {n: value.numpy() for n, value in averages[0].module.state_dict().items()}
+    found = zmqtrain.load(tmp_path, average=True)
+    same({**expected, **found}, expected, 1e-6)
 
 
 class OwnOptimizer(optim.SGD):
@@ -148,7 +169,7 @@ REFUSED = {
     "an object": (optim.AdamW(net().parameters()), "lambda parameters: torch.optim.AdamW"),
     "muon": (
         lambda p: optim.Muon([x for x in p if x.ndim == 2]),
-        "Muon of torch.optim has no twin",
+        "Muon of .* has no twin",
     ),
     "one of the user's": (
         partial(OwnOptimizer, lr=0.1),
@@ -156,17 +177,15 @@ REFUSED = {
     ),
     "maximize": (partial(optim.SGD, maximize=True), "maximize .*the negative of the loss"),
     "lr_decay": (partial(optim.Adagrad, lr_decay=0.1), "lr_decay .*LambdaLR"),
-    "decoupled": (
-        partial(optim.Adam, decoupled_weight_decay=True),
-        "decoupled_weight_decay .*AdamW",
-    ),
+    "half a step": (scheduled(sequence, 0.5), r"SequentialLR is stepped after each 0\.5 updates"),
+    "too many": (scheduled(sequence, 1, 2), "the optimizer of .* failed: .*too many values"),
     "a part": (lambda p: optim.SGD(p[1:]), r"leaves out 0\.weight"),
     "other parameters": (lambda p: optim.SGD(net().parameters()), "not of the job's module"),
-    "nothing": (lambda p: None, "returned None; expected an optimizer of torch.optim"),
+    "nothing": (lambda p: None, "NoneType .*return the optimizer"),
     "an error": (lambda p: optim.SGD(p, speed=1), "the optimizer of .* failed: .*speed"),
     "measures": (scheduled(lr_scheduler.ReduceLROnPlateau), r"callbacks\.ReduceLROnPlateau"),
-    "no scheduler": (scheduled(lambda optimizer: 3), "int of torch.optim has no twin"),
-    "changes of the decay": (scheduled(with_others), "the scheduler changes .*weight_decay"),
+    "no scheduler": (scheduled(lambda optimizer: 3), "int .*depends on its steps alone"),
+    "changes of the decay": (scheduled(with_others), "Odd changes weight_decay;"),
 }
 
 

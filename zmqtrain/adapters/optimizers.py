@@ -18,13 +18,14 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
         from zmqtrain.adapters import keras_optimizers
 
         return {"optimizer": keras_optimizers.rule_of(optimizer)}
-    is_class, is_of_torch = isinstance(optimizer, type), is_of(optimizer, "torch.optim")
-    if is_of_torch and not is_class:
+    is_class = isinstance(optimizer, type)
+    if is_of(optimizer, "torch.optim") and not is_class:
         raise ConfigError(
             f"this {type(optimizer).__name__} updates another module than the job's; expected a "
             "function that makes one; write lambda parameters: torch.optim.AdamW(parameters)"
         )
-    if callable(optimizer) and is_class <= is_of_torch and is_of(model, "zmqtrain.adapters.torch"):
+    makes_one = is_of(optimizer, "torch.optim") if is_class else callable(optimizer)
+    if makes_one and is_of(model, "zmqtrain.adapters.torch"):
         from zmqtrain.adapters import torch_optimizers
 
         return torch_optimizers.taken_over(optimizer, model.module)

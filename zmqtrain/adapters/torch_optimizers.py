@@ -11,14 +11,13 @@ from array import array
 from collections.abc import Callable
 from dataclasses import fields, replace
 from glob import escape
-from itertools import chain
 from threading import Lock
 from typing import Any
 
 from torch import optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from zmqtrain.adapters.common import name_of, options_of
+from zmqtrain.adapters.common import options_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adagrad, AdamW, Momentum, RMSProp
 from zmqtrain.optim.schedules import Function
@@ -32,13 +31,13 @@ _TWINS: dict[str, Any] = {
     "RMSprop": RMSProp.torch(),
 }
 _OURS = {
-    "lr": "learning_rate",
     "eps": "epsilon",
     "alpha": "rho",
     "initial_accumulator_value": "initial_accumulator",
 }
 _REMEDIES = {
     "maximize": "return the negative of the loss",
+    "NoneType": "return the optimizer, or a tuple of it and its scheduler",
     "lr_decay": "give a scheduler, LambdaLR(optimizer, lambda step: 1 / (1 + lr_decay * step))",
     "ReduceLROnPlateau": "use zmqtrain.callbacks.ReduceLROnPlateau, with fit",
 }
@@ -57,26 +56,20 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with user_code("the optimizer", make):
         made = make(parameters, module) if _takes_module(make) else make(parameters)
-    optimizer, scheduler, every = (*made, 1)[:3] if isinstance(made, tuple) else (made, None, 1)
+        given = made if isinstance(made, tuple) else (made, None)
+        optimizer, scheduler, every = (*given, 1)[: max(3, len(given))]
     name = type(optimizer).__name__
-    if not isinstance(optimizer, optim.Optimizer):
-        raise ConfigError(
-            f"{name_of(make)} returned {made!r:.80}; expected an optimizer of torch.optim, or a "
-            "tuple of one and its scheduler"
-        )
     if name not in _TWINS or type(optimizer) is not getattr(optim, name):
         raise _no_twin(name, f"expected one of {', '.join(_TWINS)}")
-    members = _members(optimizer, module)
-    groups = optimizer.param_groups
+    members, groups = _members(optimizer, module), optimizer.param_groups
     table = None if scheduler is None else _Table(groups, scheduler, every)
     twin = _TWINS[name] if name != "SGD" or any(map(_momentum, groups)) else SGD()
     (base, l2), *_ = twins = [_twin(twin, g, name, table, n) for n, g in enumerate(groups)]
     options = {
         tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})
         for names, (own, decay) in zip(members, twins, strict=True)
-        if names
     }
-    own_options = {names: given for names, given in options.items() if given}
+    own_options = {names: given for names, given in options.items() if names and given}
     return {"optimizer": base, "l2": l2, "groups": own_options}
 
 
@@ -118,19 +111,16 @@ def _twin(
     """
     if wrong := [option for option in ("maximize", "lr_decay") if group.get(option)]:
         raise _no_twin(wrong[0], "")
-    given: dict[str, Any] = {"lr": float(group["lr"]), "momentum": _momentum(group)}
+    rate, momentum, decay = float(group["lr"]), _momentum(group), float(group["weight_decay"])
+    given: dict[str, Any] = {"learning_rate": rate, "momentum": momentum}
+    if table is not None:
+        given["learning_rate"] = table.schedule(2 * number)
+        given["momentum"] = table.schedule(2 * number + 1) if momentum else momentum
     if "betas" in group:
         given |= {"beta1": given["momentum"], "beta2": float(group["betas"][1])}
-    decay, is_decoupled = float(group["weight_decay"]), name == "AdamW"
-    if group.get("decoupled_weight_decay", is_decoupled) != is_decoupled:
-        raise _no_twin("decoupled_weight_decay", "use AdamW")
-    if table is not None:
-        given["lr"] = table.schedule(2 * number)
-        if _momentum(group):
-            given["momentum"] = given["beta1"] = table.schedule(2 * number + 1)
-    given["weight_decay"] = decay if is_decoupled else 0.0
-    rule = replace(twin, **options_of(twin, group | given, _OURS))
-    return rule, 0.0 if is_decoupled else decay
+    is_decoupled = group.get("decoupled_weight_decay", name == "AdamW")
+    given["weight_decay"], l2 = (decay, 0.0) if is_decoupled else (0.0, decay)
+    return replace(twin, **options_of(twin, group | given, _OURS)), l2
 
 
 def _difference(base: Any, other: Any) -> dict[str, Any]:
@@ -143,40 +133,47 @@ def _momentum(group: dict[str, Any]) -> float:
 
 
 class _Table:
-    """Learning rate and momentum of each group, by how often its scheduler was stepped."""
+    """Learning rate and momentum of each group, in rows by how often its scheduler was stepped."""
 
     def __init__(self, groups: list[dict[str, Any]], scheduler: Any, every: int) -> None:
+        self._name = type(scheduler).__name__
         if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
-            raise _no_twin(type(scheduler).__name__, "expected one that depends on steps alone")
+            raise _no_twin(self._name, "expected a scheduler that depends on its steps alone")
+        if type(every) is not int or every < 1:
+            raise ConfigError(
+                f"{self._name} is stepped after each {every!r} updates; expected a number from 1 on"
+            )
         for group in groups:
             group["params"] = []  # the module need not stay in memory for them
         self._groups, self._scheduler, self._every = groups, scheduler, every
-        self._rows: list[array[float]] = []
         self._fixed, self._lock = self._others(), Lock()
+        self._values, self._width = array("d"), 2 * len(groups)
         scheduler.optimizer.step()  # without it the scheduler warns
-        self.at(every)
+        self.at(every, 0)
 
     def schedule(self, column: int) -> Function:
         """Return a column as a schedule: of group i, 2i is the learning rate, 2i + 1 the momentum.
 
         Its calls raise ConfigError if the scheduler ends before, or changes anything else.
         """
-        return Function(lambda step: self.at(step)[column], type(self._scheduler).__name__)
+        return Function(lambda step: self.at(step, column), self._name)
 
-    def at(self, step: int) -> array[float]:
-        """Return the row of the update that follows ``step`` others."""
+    def at(self, step: int, column: int) -> float:
+        """Return a value for the update that follows ``step`` others."""
+        place = step // self._every * self._width + column
         with self._lock:
-            while len(self._rows) <= step // self._every:
-                if self._rows:
+            while len(self._values) <= place:
+                if self._values:
                     self._scheduler.step()
-                if self._others() != self._fixed:
+                now = zip(self._fixed, self._others(), strict=True)
+                if changed := sorted({n for a, b in now for n in a if a[n] != b[n]}):
                     raise ConfigError(
-                        f"the scheduler changes {self._fixed} to {self._others()}; expected one "
-                        "that changes learning rate and momentum only"
+                        f"{self._name} changes {', '.join(changed)}; expected a scheduler that "
+                        "changes learning rate and momentum only"
                     )
-                pairs = [(float(group["lr"]), _momentum(group)) for group in self._groups]
-                self._rows.append(array("d", chain.from_iterable(pairs)))
-            return self._rows[step // self._every]
+                for group in self._groups:
+                    self._values.extend((float(group["lr"]), _momentum(group)))
+        return self._values[place]
 
     def _others(self) -> list[dict[str, Any]]:
         known = {"params", "lr", "momentum", "betas"}
@@ -185,4 +182,4 @@ class _Table:
 
 def _no_twin(what: str, remedy: str) -> ConfigError:
     remedy = _REMEDIES.get(what, remedy)
-    return ConfigError(f"{what} of torch.optim has no twin in zmqtrain.optim; {remedy}")
+    return ConfigError(f"{what} of a torch optimizer has no twin in zmqtrain.optim; {remedy}")

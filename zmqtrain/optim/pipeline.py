@@ -53,7 +53,8 @@ class Update:
         a += (1 - d) * (w - a)          with d = min(moving_average, (1 + k) / (10 + k))
 
     k is the number of updates including this one: tf.train.ExponentialMovingAverage with
-    ``num_updates=global_step``, which TensorFlow's models run after the update. Without
+    ``num_updates=global_step``, which TensorFlow's models run after the update. Without ``ramp``, d
+    is ``moving_average`` and 0 at the first update, as in torch's AveragedModel. Without
     ``moving_average`` there is no such slot. Both act on every parameter, biases included.
 
     Non-finite values cause no warning here: gradients are checked when they arrive.
@@ -72,6 +73,7 @@ class Update:
     groups: Mapping[Pattern, Mapping[str, Any]] = field(
         default_factory=dict, kw_only=True, hash=False
     )
+    ramp: bool = field(default=True, kw_only=True)
     fused: bool = field(default=True, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,10 +99,11 @@ class Update:
             )
 
     def __repr__(self) -> str:
-        groups = f", groups={self.groups!r}" if self.groups else ""
+        others = f", groups={self.groups!r}" if self.groups else ""
+        others += "" if self.ramp else ", ramp=False"
         return (
             f"Update(rule={self.rule!r}, l2={self.l2!r}, moving_average={self.moving_average!r}"
-            f"{groups})"
+            f"{others})"
         )
 
     @property
@@ -176,7 +179,8 @@ class Update:
         """Return 1 - d of the average after this many updates."""
         if self.moving_average is None:
             return None
-        return np.float32(1 - min(self.moving_average, (1 + updates) / (10 + updates)))
+        limit = (1 + updates) / (10 + updates) if self.ramp else updates - 1
+        return np.float32(1 - min(self.moving_average, limit))
 
 
 def fits(name: str, pattern: Pattern) -> bool:

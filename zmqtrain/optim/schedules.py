@@ -263,7 +263,7 @@ class Sequential:
 
 def _check_coefficient(owner: object, name: str) -> None:
     object.__setattr__(owner, name, value := _as_schedule(getattr(owner, name)))
-    if not isinstance(value, Schedule):
+    if not callable(value) or isinstance(value, type):
         check_decay(owner, name)
 
 
@@ -272,11 +272,7 @@ Coefficient: TypeAlias = Annotated[float | Schedule, _check_coefficient]
 
 
 def momentum_at(value: float | Schedule, step: int) -> float:
-    """Return a momentum at this step.
-
-    Raises:
-        ConfigError: its schedule returns something else than a number of at least 0, below 1.
-    """
+    """Return a momentum at this step; errors are those of :func:`rate_at`."""
     return rate_at(value, step, "momentum", below=1)
 
 
