@@ -48,6 +48,6 @@ if __name__ == "__main__":
     with zmqtrain.attach(job) as session:  # instead of init() and optax.adamw().init(parameters)
         for parameters, batch, key in session.batches():  # instead of a loader
             value, gradients = value_and_grad(parameters, batch, key)
-            session.step(value, gradients)  # instead of update() and apply_updates()
+            step = session.step(value, gradients)  # instead of update() and apply_updates()
             if session.steps % 100 == 0:
-                print(f"{session.steps} steps, loss {value:.4f}")
+                print(f"step {session.steps} (global {step}), loss {value:.4f}")

@@ -33,6 +33,6 @@ if __name__ == "__main__":
         for x, y in session.batches():  # instead of a DataLoader
             loss = F.cross_entropy(net(x), y)
             loss.backward()
-            session.step(loss)  # instead of optimizer.step() and optimizer.zero_grad()
+            step = session.step(loss)  # instead of optimizer.step() and optimizer.zero_grad()
             if session.steps % 100 == 0:
-                print(f"{session.steps} steps, loss {loss.item():.4f}")
+                print(f"step {session.steps} (global {step}), loss {loss.item():.4f}")

@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
 from zmqtrain.adapters.optimizers import fields_of
-from zmqtrain.callbacks.base import check_intervals
+from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.coerce import Arrays, as_dataset
@@ -370,7 +370,7 @@ class Job(BaseModel):
     @classmethod
     def _check_callbacks(cls, value: Any) -> tuple[Any, ...]:
         with _as_mistake():
-            check_intervals(value)
+            called_by_steps(value)
         return tuple(value)
 
     @field_validator("model", "data", "optimizer")
@@ -637,16 +637,12 @@ class Job(BaseModel):
     @property
     def intervals(self) -> tuple[int, ...]:
         """Steps between evaluations, between checkpoints and between calls of callbacks."""
-        of_callbacks = (getattr(one, "every_steps", None) for one in self.callbacks)
+        of_callbacks = [every for _, every in called_by_steps(self.callbacks)]
         every = self.evaluate_every, self.save_steps, *of_callbacks
         return tuple(steps for steps in every if steps)
 
     def steps_of_epoch(self, training: Dataset) -> int:
-        """Return the number of batches of an epoch; of a job by steps, that of its steps.
-
-        Raises:
-            ConfigError: an epoch is a pass, and a stream has no length.
-        """
+        """Return the number of batches of an epoch, or that of the steps of a job without any."""
         if not self.epochs:
             return self.steps
         return self.steps_per_epoch or self.plan(len(training)).of_pass

@@ -19,7 +19,7 @@ from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Message
 
 RESERVED = {
-    "worker": "Pull Push Chunk Evaluated Gather HandOver HandedOver",
+    "worker": "Pull Push Chunk Evaluated Gather HandOver HandedOver RequestSave",
     "chief": "Initialize Keep Save SaveEnded Close Extend SetRate Shutdown SwitchPolicy RequestSave"
     " RequestStop Gather Evaluate",
     "ps": "Arrived ShardReport ShardWritten RequestSave Gather Evaluate Evaluated",

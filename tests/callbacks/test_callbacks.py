@@ -224,18 +224,6 @@ def test_weights_of_each_epoch_are_kept_under_names_that_tell_them_apart(tmp_pat
     assert np.load(tmp_path / "deep/02-1.0.npz")["w"] == 1
 
 
-def test_weights_are_kept_by_steps(tmp_path: Path) -> None:
-    path = tmp_path / "{step:03d}-{loss:.1f}"
-    train(ModelCheckpoint(path, save_freq=10), [3, 2])
-    assert {file.name for file in tmp_path.iterdir()} == {
-        "000-5.0.safetensors",
-        "010-5.0.safetensors",
-    }
-    best = ModelCheckpoint(path, save_best_only=True, save_freq=10)
-    with pytest.raises(ConfigError, match="names 'val_loss', which is not measured"):
-        CallbackList([best]).check(["loss", "val_loss"])
-
-
 def test_digits_of_a_measure_are_no_ending(tmp_path: Path) -> None:
     train(ModelCheckpoint(tmp_path / "best-{val_loss:.3f}"), [1])
     assert [path.name for path in tmp_path.iterdir()] == ["best-1.000.safetensors"]

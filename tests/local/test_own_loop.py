@@ -12,6 +12,7 @@ import pytest
 
 import zmqtrain
 from zmqtrain import Job
+from zmqtrain.callbacks import LambdaCallback
 from zmqtrain.config.cluster import Role
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
@@ -24,6 +25,7 @@ from zmqtrain.training.own_loop import LoopBridge
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 DATA = Arrays((X, X[:, :1]), (X, X[:, :1]))
 STEPS = 20
+ON_STEPS = LambdaCallback(on_steps=lambda step, logs: None)
 
 
 class Regression(LinearRegression):
@@ -49,6 +51,69 @@ def train(session: Session, until: Callable[[int], object] = lambda step: None) 
     for batch in session.batches():
         until(session.steps)
         session.step(session.module.loss_and_gradients(*batch))
+
+
+def cluster(job: Job, **size: int) -> Session:
+    """Return the session of the only worker of a cluster in this process."""
+    bridge = LoopBridge(job.model)
+    own = job.model_copy(update={"model": bridge})
+    return Session(own, bridge, lambda job, on_start: (0, zmqtrain.run(job, **size)))
+
+
+@pytest.mark.parametrize("size", [{}, {"workers": 1, "ps": 2}, {"workers": 1, "ps": 0}], ids=str)
+def test_loop_knows_its_place_and_measures_and_saves_in_every_kind_of_run(
+    size: dict[str, int], tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    noted = LambdaCallback(every_steps=STEPS, on_steps=lambda step, logs: seen.append(logs))
+    own = job(logdir=str(tmp_path), callbacks=[noted], evaluate_every=5)
+    errors, evaluations, saved = [], {}, []
+    with cluster(own, **size) if size else zmqtrain.attach(own) as session:
+        assert (session.worker, session.workers, session.global_step) == (0, 1, 0)
+        for parameters, (x, y), out in session.batches():
+            loss = session.module.loss_and_gradients(parameters, (x, y), out)
+            errors.append(float(loss) ** 0.5)
+            step = session.step(loss, root=errors[-1])
+            assert step == session.steps == session.global_step
+            if step % 5 == 0:
+                evaluations[step] = session.evaluate()
+                saved.append(session.save())
+    assert session.summary is not None
+    assert [Path(path).name for path in saved[:-1]] == [f"step-{n:08d}" for n in (5, 10, 15)]
+    assert saved[-1] is None and evaluations.pop(STEPS) == {}
+    for row in session.summary.evaluations[: None if size else -1]:
+        assert row["step"] == STEPS or row == {"step": row["step"]} | evaluations[row["step"]]
+    assert seen == [
+        {"loss": pytest.approx(np.mean(np.square(errors))), "root": pytest.approx(np.mean(errors))}
+    ]
+    assert session.summary.history.history["root"] == pytest.approx([np.mean(errors)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "first", "then", "text"),
+    [
+        ({}, {"a": 1.0}, {}, r"got the measures \['a'\]; expected \[\]"),
+        ({"callbacks": [ON_STEPS]}, {"a": 1.0}, {"b": 1.0}, r"\['b'\]; expected \['a'\]"),
+        ({"callbacks": [ON_STEPS]}, {"a": np.ones(2)}, {}, r"the measure 'a' .* has the shape"),
+    ],
+)
+def test_measure_that_would_be_lost_is_refused(
+    fields: Any, first: Any, then: Any, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text), zmqtrain.attach(job(**fields)) as session:
+        for number, batch in enumerate(session.batches()):
+            loss = session.module.loss_and_gradients(*batch)
+            session.step(loss, **(then if number else first))
+
+
+def test_loop_without_a_logdir_or_an_evaluation_set_cannot_save_or_evaluate() -> None:
+    bare = job().model_copy(update={"data": Arrays((X, X[:, :1]))})
+    with zmqtrain.attach(bare) as session:
+        with pytest.raises(ConfigError, match="no logdir to save in"):
+            session.save()
+        with pytest.raises(ConfigError, match="has no evaluation set"):
+            session.evaluate()
+        train(session)
 
 
 def test_own_loop_ends_with_the_same_bits_as_any_other() -> None:

@@ -23,7 +23,8 @@ _RESERVED: dict[type, tuple[str, ...]] = {
         ("chief",): _OF_THE_CHIEF,
         ("ps",): (messages.Arrived, messages.ShardReport, messages.ShardWritten),
         ("chief", _CLIENT): (messages.SwitchPolicy, messages.RequestStop),
-        ("chief", "ps", _CLIENT): (messages.RequestSave,),  # a ps that leaves
+        # A ps that leaves, and a worker whose own loop saves.
+        ("worker", "chief", "ps", _CLIENT): (messages.RequestSave,),
     }.items()
     for kind in kinds
 }

@@ -216,7 +216,7 @@ class Callback:
     A job without epochs is one epoch, whose batches are its steps. ``on_steps(step, logs)`` is
     called at the first step that the chief sees at or after each multiple of ``every_steps``: at
     exactly that step if one worker trains alone. Its logs are of the batches since its last call,
-    or since the epoch began.
+    or since the epoch began. With 0 it is not called.
 
     Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Weights
     may be set in the other hooks alone.
@@ -227,7 +227,7 @@ class Callback:
     """
 
     keeps_files = False
-    every_steps: int | None = None
+    every_steps = 1
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -256,7 +256,7 @@ class LambdaCallback(Callback):
     """Calls functions at hooks: ``LambdaCallback(on_epoch_end=lambda epoch, logs: ...)``, or
     ``LambdaCallback(every_steps=100, on_steps=lambda step, logs: ...)``."""
 
-    def __init__(self, *, every_steps: int | None = None, **hooks: Callable[..., object]) -> None:
+    def __init__(self, *, every_steps: int = 1, **hooks: Callable[..., object]) -> None:
         """
         Raises:
             ConfigError: there is no hook of a name.
@@ -340,15 +340,13 @@ class CallbackList:
             if not getattr(callback, "save_best_only", True):
                 monitor = None
             names = [monitor, *getattr(callback, "path_names", ())]
-            by_steps = getattr(callback, "every_steps", None)
-            there = [name for name in known if not (by_steps and name.startswith("val_"))]
             for name in names:
-                if isinstance(name, str) and name not in there:
+                if isinstance(name, str) and name not in known:
                     if not is_all and not name.startswith("val_"):
                         continue
                     raise ConfigError(
                         f"{type(callback).__name__} names {name!r}, which is not measured; there "
-                        f"are {', '.join(there)}{did_you_mean(name, there)}"
+                        f"are {', '.join(known)}{did_you_mean(name, known)}"
                     )
 
     def _sets_rate(self) -> bool:
@@ -384,19 +382,19 @@ class CallbackList:
                     callback.restore(kept[2])
 
 
-def check_intervals(callbacks: Iterable[Any]) -> None:
-    """
+def called_by_steps(callbacks: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Return the callbacks that are called by steps, and the steps between two calls of each.
+
     Raises:
-        ConfigError: a callback's ``every_steps`` is no number of steps, or missing.
+        ConfigError: they are no number.
     """
-    for callback in callbacks:
-        every = getattr(callback, "every_steps", None)
-        is_number = type(every) is int and every >= 0
-        if not is_number and (every is not None or CallbackList([callback]).has("on_steps")):
-            raise ConfigError(
-                f"every_steps of {type(callback).__name__} is {every!r}; expected the steps "
-                "between two calls of its on_steps, a whole number; 0: it is not called"
-            )
+    some = [one for one in callbacks if CallbackList([one]).has("on_steps")]
+    found = [(one, getattr(one, "every_steps", 1)) for one in some]
+    for one, every in found:
+        if type(every) is not int or every < 0:
+            name = type(one).__name__
+            raise ConfigError(f"every_steps of {name} is {every!r}; expected a number of steps")
+    return [(one, every) for one, every in found if every]
 
 
 def _kind_of(callback: Any) -> list[Any]:

@@ -145,9 +145,8 @@ class ModelCheckpoint(_Monitor):
     """Writes the weights into a file after each epoch, or after each that is the best so far.
 
     ``path`` may name the epoch (from 1) and measures: ``"run/{epoch:02d}-{val_loss:.3f}.npz"``. It
-    ends with .safetensors, which is added if there is no ending, or with .npz. ``save_freq``:
-    "epoch", or a number of global steps; then ``path`` may name the ``step`` and measures of
-    training. To resume a job, give it a logdir: these files hold weights alone.
+    ends with .safetensors, which is added if there is no ending, or with .npz. To resume a job,
+    give it a logdir: these files hold weights alone.
     """
 
     keeps_files = True
@@ -159,39 +158,28 @@ class ModelCheckpoint(_Monitor):
         *,
         save_best_only: bool = False,
         mode: Mode = "auto",
-        save_freq: int | Literal["epoch"] = "epoch",
     ) -> None:
         super().__init__(monitor, mode)
         self.path = str(path)
-        self.every_steps = 0 if save_freq == "epoch" else save_freq
-        self._unit = "step" if self.every_steps else "epoch"
         self.save_best_only = save_best_only
         try:
             fields = [name for _, name, _, _ in Formatter().parse(self.path) if name is not None]
         except ValueError as error:
             raise ConfigError(f"ModelCheckpoint: the path {self.path!r}: {error}") from None
-        self.path_names = [name for name in fields if name.isidentifier() and name != self._unit]
+        self.path_names = [name for name in fields if name.isidentifier() and name != "epoch"]
         if not save_best_only:
             self.monitor = None  # type: ignore[assignment]  # nothing needs to be measured
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        if not self.every_steps:
-            self._write(epoch + 1, logs or {})
-
-    def on_steps(self, step: int, logs: Logs | None = None) -> None:
-        self._write(step, logs or {})
-
-    def _write(self, number: int, logs: Logs) -> None:
         if self.save_best_only:
             value = self.value(logs)
             if value is None or not self.is_better(value, self.best):
                 return
             self.best = value
-        self.model.save_weights(self._path(number, logs))
+        self.model.save_weights(self._path(epoch, logs or {}))
 
-    def _path(self, number: int, logs: Logs) -> str:
-        unit = self._unit
-        known = {unit: number} | {k: v for k, v in numbers(logs).items() if k != unit}
+    def _path(self, epoch: int, logs: Logs) -> str:
+        known = {"epoch": epoch + 1} | {k: v for k, v in numbers(logs).items() if k != "epoch"}
         try:
             path = self.path.format(**known)
         except (KeyError, IndexError, ValueError) as error:

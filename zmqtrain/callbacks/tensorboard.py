@@ -62,7 +62,7 @@ class TensorBoard(Callback):
     def on_steps(self, step: int, logs: Logs | None = None) -> None:
         for name, value in numbers(logs or {}).items():
             self._writer("train").add_scalar(f"batch_{name}", value, step)
-        self._write(step, number=step // (self.every_steps or 1))
+        self._write(step, number=step // self.every_steps)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         for name, value in numbers(logs or {}).items() if self.every_steps else ():

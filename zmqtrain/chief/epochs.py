@@ -12,18 +12,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights
+from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights, called_by_steps
 from zmqtrain.callbacks.history import History, plain
 from zmqtrain.chief.conducted import At, Conducted
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
-from zmqtrain.job import Job
+from zmqtrain.job import ENDLESS, Job
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.durable import writing
@@ -34,25 +34,14 @@ HISTORY_FILE = "history.json"
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class _BySteps:
     """A callback that is called when the job passes a multiple of some steps."""
 
-    def __init__(self, callback: Any, every: int) -> None:
-        self.callback, self._every = callback, every
-        self._step: int | None = None  # of its last call, or where the job began
-        self.last: At | None = None  # its last call in this epoch
-
-    def begin(self, at: At) -> None:
-        """Begin an epoch, or go on with it."""
-        self.last = None
-        if self._step is None or at.step < self._step:
-            self._step = at.step
-
-    def is_due(self, at: At) -> bool:
-        return self._step is not None and at.step // self._every > self._step // self._every
-
-    def called(self, at: At) -> None:
-        self.last, self._step = at, at.step
+    callback: Any
+    every: int
+    step: int = ENDLESS  # of its last call, or where the job began
+    last: At | None = None  # its last call in this epoch
 
 
 class Epochs:
@@ -76,8 +65,7 @@ class Epochs:
         self._generation: int | None = None  # in which the callbacks have begun
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
-        every = ((one, getattr(one, "every_steps", None)) for one in job.callbacks)
-        self._by_steps = [_BySteps(one, steps) for one, steps in every if steps]
+        self._by_steps = [_BySteps(*each) for each in called_by_steps(job.callbacks)]
         self._rate: float | None = None  # set by a callback
         self._is_rate_used = False  # by the next steps
 
@@ -125,9 +113,8 @@ class Epochs:
         if self.model.stop_training and not self.ended:
             self.ended = f"stopped by a callback after epoch {done} of {self._count}"
         elif done >= self._count:
-            self.ended = f"epoch {done} of {self._count} is done"
-            if not self._job.epochs:
-                self.ended = completion(at.step, self.batches)
+            of_epochs = f"epoch {done} of {self._count} is done"
+            self.ended = of_epochs if self._job.epochs else completion(at.step, self.batches)
         if self.ended:
             return None
         if self._epoch is None:
@@ -137,7 +124,7 @@ class Epochs:
             await self._use_rate()
             self._epoch, self._batch = done, 0
             for one in self._by_steps:
-                one.begin(at)
+                one.last, one.step = None, min(one.step, at.step)
             if self._follows_batches:
                 self._callbacks.call("on_train_batch_begin", 0, {})
         return (done + 1) * self.batches
@@ -157,10 +144,11 @@ class Epochs:
         epoch, batch = self._place(at)
         batch, is_within = (batch, True) if epoch == self._epoch else (self.batches, False)
         if self._follows_batches and batch > self._batch:
-            self._batch = batch
+            self._batch, self.model.reader = batch, _refuse_weights
             self._callbacks.call("on_train_batch_end", batch - 1, self._trained(at))
             if is_within and not self.model.stop_training:
                 self._callbacks.call("on_train_batch_begin", batch, {})
+            self.model.reader = None
         if self.model.weights_changed:
             raise ConfigError(
                 "a callback sets weights within an epoch; expected at the begin or the end of an "
@@ -181,16 +169,16 @@ class Epochs:
             return asyncio.run_coroutine_threadsafe(reading, loop).result()
 
         for one in self._by_steps:
-            if one.is_due(at):
-                self._note(at, since=one.last)
+            if at.step // one.every > one.step // one.every:
+                later = _since(one.last, at)
+                self._note(later)
                 self._show_rate(at.step)
-                logs, hook = self._trained(at, one.last), CallbackList([one.callback]).call
-                self.model.reader = read
+                self.model.reader, hook = read, CallbackList([one.callback]).call
                 try:
-                    await asyncio.to_thread(hook, "on_steps", at.step, logs)
+                    await asyncio.to_thread(hook, "on_steps", at.step, self._trained(later))
                 finally:
                     self.model.reader = None
-                one.called(at)
+                one.last, one.step = at, at.step
 
     def _show_evaluations(self) -> None:
         """Let callbacks see the evaluations that were made since the last look."""
@@ -249,22 +237,15 @@ class Epochs:
                 await asyncio.to_thread(replace_file, self._file, text.encode())
         await self._use_weights()
 
-    def _trained(self, at: At, since: At | None = None) -> Logs:
-        """Return what the batches of the epoch, or those since then, had before their updates."""
-        examples, loss, sums = at.pass_examples, at.pass_loss, at.pass_sums
-        if since is not None:
-            examples -= since.pass_examples
-            total = at.pass_loss * at.pass_examples - since.pass_loss * since.pass_examples
-            loss = total / examples if examples else math.nan
-            before = since.pass_sums
-            sums = {name: value - before.get(name, 0.0) for name, value in sums.items()}
-        measures = measures_of(self._job.metrics, sums, examples) if examples else {}
-        return {"loss": loss} | measures
+    def _trained(self, at: At) -> Logs:
+        """Return what the batches of the epoch had before their updates."""
+        return {"loss": at.pass_loss} | measures_of(
+            self._job.metrics, at.pass_sums, at.pass_examples
+        )
 
-    def _note(self, at: At, since: At | None = None) -> None:
-        """Let callbacks see where the job is; ``since``: the begin of the logs that they get."""
-        self.model.step = at.step
-        self.model.examples = at.pass_examples - (since.pass_examples if since is not None else 0)
+    def _note(self, at: At) -> None:
+        """Let callbacks see where the job is."""
+        self.model.step, self.model.examples = at.step, at.pass_examples
         self.model.status = at if isinstance(at, Status) else None
 
     def _place(self, at: At) -> tuple[int, int]:
@@ -368,3 +349,20 @@ class Epochs:
         is_of_it = record.get("optimizer", optimizer) == optimizer
         rate: float | None = record["learning_rate"] if is_of_it else at.learning_rate
         return rate
+
+
+def _since(last: At | None, at: At) -> At:
+    """Return where the job is, with the measures of the batches since then alone."""
+    examples = at.pass_examples - (last.pass_examples if last is not None else 0)
+    if last is None or not examples:
+        return at
+    total = at.pass_loss * at.pass_examples - last.pass_loss * last.pass_examples
+    sums = {name: value - last.pass_sums.get(name, 0.0) for name, value in at.pass_sums.items()}
+    return replace(at, pass_examples=examples, pass_loss=total / examples, pass_sums=sums)
+
+
+def _refuse_weights() -> Weights:
+    raise ConfigError(
+        "a callback looks at the weights in a hook of a batch, while others may change them; "
+        "expected another hook, such as on_steps(step, logs) with every_steps=100"
+    )

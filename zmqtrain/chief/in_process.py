@@ -36,7 +36,7 @@ from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import PARAMETERS, read_manifest
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
-from zmqtrain.training.own_loop import LoopEndedError
+from zmqtrain.training.own_loop import LoopBridge, LoopEndedError, Place
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
 
@@ -57,7 +57,7 @@ class LocalRun:
         """``data``: training set and evaluation set."""
         job = self._job = plan.job
         (self._layout,) = plan.layouts
-        self._training, evaluation = data
+        self._training, self._evaluation = data
         self._fingerprint = plan.fingerprint()
         self._on_progress = on_progress
         self.generation = self.learned_until = 0
@@ -66,7 +66,7 @@ class LocalRun:
         self._next_yield = self._next_look = 0.0
         metrics = Metrics(Role.CHIEF)
         self.saver = Saver(job, plan.layouts, self._fingerprint, metrics, self.write_shards)
-        self._evaluator = Evaluator(job, evaluation, metrics, self.read_parameters)
+        self._evaluator = Evaluator(job, self._evaluation, metrics, self.read_parameters)
         self._conductor = Conductor(
             job,
             self,
@@ -98,6 +98,9 @@ class LocalRun:
         if not await self._conductor.begin(await self.progress()):
             await self.close(*self._conductor.verdict(await self.status()))
         loop = TrainingLoop(self._job, self._training, exchange, Metrics(Role.WORKER))
+        if isinstance(self._job.model, LoopBridge):
+            found = WORKER, 1, self._evaluation, lambda: loop.version
+            self._job.model.place = Place(*found, self._save, asyncio.get_running_loop())
         try:
             await loop.run()
         except LoopEndedError as error:
@@ -162,6 +165,10 @@ class LocalRun:
             return
         self._next_look = now + WATCH_S
         self._on_progress(await self.status())
+
+    async def _save(self) -> str | None:
+        await self._conductor.save(self._running.coordinator.version)
+        return self.saver.last
 
     async def write_shards(self, directory: Path) -> Saved:
         """Write the only shard into the directory of a checkpoint."""

@@ -54,7 +54,8 @@ class AdminApi:
         self._host, self._leader, self._host_status = host, leader, host_status
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # at the last review
-        self._multiples = [0] * len(leader.job.intervals)  # passed at the last review
+        self._intervals = leader.job.intervals
+        self._multiples = [0 for _ in self._intervals]  # passed at the last review
         self._save_failure = ""  # why the last checkpoint failed
         self._save_requests: dict[Asking, Request] = {}
         self._in_snapshot: set[Asking] = set()  # requests before the last snapshot order
@@ -110,7 +111,7 @@ class AdminApi:
         was_over = self._is_pass_over
         self._is_pass_over = coordinator.is_pass_over
         before, step = self._multiples, self._leader.step
-        self._multiples = [step // every for every in self._leader.job.intervals]
+        self._multiples = [step // every for every in self._intervals]
         is_due = self._multiples != before or (self._is_pass_over and not was_over)
         if coordinator.finished or self._leader.failure or is_due:
             self._notify()

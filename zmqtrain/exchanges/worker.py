@@ -25,8 +25,9 @@ from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.planning.plan import Plan
 from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.training.own_loop import LoopBridge, Place
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Evaluate, Gather, Heartbeat, Shutdown
+from zmqtrain.wire.messages import Done, Evaluate, Gather, Heartbeat, RequestSave, Shutdown
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class Worker(JobActor):
             threads=self._threads,
             profile=self._profile,
         )
+        if isinstance(self.job.model, LoopBridge):
+            found = self.task.index, self.plan.workers, evaluation, lambda: loop.version
+            self.job.model.place = Place(*found, self._save, asyncio.get_running_loop())
         if evaluation is not None:
             read = partial(self._read_variables, exchange)
             self._evaluations = Evaluations(self.job, evaluation, loop, read, self.spawn)
@@ -138,6 +142,15 @@ class Worker(JobActor):
             raise FencedError(f"{self.task} has not joined yet")
         segments = [lane.reached for lane in exchange.lanes]
         return await read_variables(self.plan, self.links, segments, average=average)
+
+    async def _save(self) -> str | None:
+        """Have the chief save a checkpoint, for the user's own loop; None: there is none."""
+        try:
+            reply = await self.links[0].request(RequestSave(), reason="its loop saves a checkpoint")
+        except FencedError as error:  # it joins at its next step
+            log.warning("no checkpoint was saved: %s", error)
+            return None
+        return reply.expect(Done).text
 
     def heartbeat(self) -> Heartbeat:
         is_finished = self._exchange is not None and self._exchange.is_finished

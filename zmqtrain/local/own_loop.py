@@ -11,6 +11,7 @@ import signal
 import threading
 from bdb import BdbQuit
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.adapters.common import numbers_of
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Role
@@ -26,9 +28,14 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.hosting import signals
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
+from zmqtrain.metrics import Measures
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process, script
-from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError
+from zmqtrain.training.evaluation import evaluate, rows_of
+from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError, Place
+
+LOOK_S = 1.0
+"""How often a loop that waits looks whether its task still runs."""
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
 """Exit codes of a run whose loop made no mistake; orphaned if the loop ended before the job."""
@@ -69,8 +76,9 @@ def attach(job: Job) -> Session:
 class Session:
     """The batches of a job for one loop, which has to step each batch once.
 
-    ``module`` is the trained module, None in JAX. ``summary`` is set after a run without other
-    tasks, and in a script that is a task by its variables; the chief's process has the parameters.
+    ``module`` is the trained module, None in JAX. ``steps``: number of those of this worker.
+    ``summary`` is set after a run without other tasks, and in a script that is a task by its
+    variables; the chief's process has the parameters.
     """
 
     def __init__(
@@ -90,6 +98,34 @@ class Session:
         self._error: BaseException | None = None
         self._exit_code = 0
         self._stack = ExitStack()
+        self._measured: set[str] | None = None  # names of the measures of each step
+
+    @property
+    def worker(self) -> int | None:
+        """Index of this worker, once the job has begun; None in a task without a loop."""
+        return self._place.worker
+
+    @property
+    def workers(self) -> int:
+        """Number of workers with which the job began."""
+        return self._place.workers
+
+    @property
+    def global_step(self) -> int:
+        """The global step of the parameters that this worker has read."""
+        return self._place.version()
+
+    @property
+    def _place(self) -> Place:
+        self._await_batch()
+        return self._bridge.place
+
+    def _await_batch(self) -> None:
+        if self._thread.ident is None:
+            raise ConfigError(
+                "the session has not begun; write `with zmqtrain.attach(job) as session:`"
+            )
+        self._lease = self._lease or self._bridge.next()
 
     def __enter__(self) -> Session:
         self._stack.enter_context(generators_kept())
@@ -121,13 +157,8 @@ class Session:
             ZmqTrainError: the job cannot go on, or has failed.
             SystemExit: this task was stopped, or is a ps whose job has ended; see the code.
         """
-        if self._thread.ident is None:
-            raise ConfigError(
-                "batches() was called before the session began; write "
-                "`with zmqtrain.attach(job) as session:`"
-            )
         self._check_stepped()
-        self._lease = self._lease or self._bridge.next()
+        self._await_batch()
         while (lease := self._lease) is not None:
             self._batch = lease.number
             yield self._bridge.start(lease)
@@ -139,8 +170,11 @@ class Session:
         if self._role is Role.CHIEF and self.summary is not None:
             self._bridge.hold({n: np.array(v) for n, v in self.summary.parameters.items()}, None)
 
-    def step(self, loss: Any, *results: Any) -> None:
+    def step(self, loss: Any, *results: Any, **measures: Any) -> int:
         """Hand over the gradient of the last batch, and wait for the updated parameters.
+
+        Returns :attr:`global_step`. ``measures``: means over the batch, such as ``accuracy=0.9``,
+        for callbacks and history; every step has the same ones.
 
         ``loss`` is the mean over the batch. As after a step of an optimizer, the module then holds
         the new values; the loop may change them where one worker trains alone.
@@ -149,14 +183,64 @@ class Session:
         state, its new state.
 
         Raises:
-            ConfigError: there is no batch to step, or a gradient cannot be taken.
+            ConfigError: there is no batch to step, or a gradient or a measure cannot be taken.
         """
         if self._batch is None:
             raise ConfigError("step() was called twice for a batch, or before the first one")
-        self._bridge.stepped(self._bridge.finish(loss, *results))
+        means = numbers_of(measures, self._job.model)
+        self._check_measures({*means})
+        self._bridge.stepped(self._bridge.finish(loss, *results), means)
         self._batch = None
         self.steps += 1
         self._lease = self._bridge.next()
+        return self.global_step
+
+    def evaluate(self) -> Measures:
+        """Measure the evaluation set with the parameters that this worker has read.
+
+        Returns {} after the last step: the summary has those measures.
+
+        Raises:
+            ConfigError, DataError: there is no evaluation set, or it or the model is wrong.
+        """
+        examples, job, lease = self._place.evaluation, self._job, self._lease
+        if lease is None:
+            return {}
+        if examples is None:
+            raise ConfigError(f"{job.data!r} has no evaluation set; expected one to measure")
+        return evaluate(
+            self._bridge, lease.parameters, examples, job.metrics, rows_of(job.batch_size)
+        )
+
+    def save(self) -> str | None:
+        """Save a checkpoint of the job, wait for it and return its directory.
+
+        Returns None, without one, after the last step, which is saved anyway, and if this worker is
+        stopped or has lost its ps.
+
+        Raises:
+            ConfigError: the job has no logdir.
+            ZmqTrainError: the checkpoint cannot be written.
+        """
+        if self._job.logdir is None:
+            raise ConfigError("the job has no logdir to save in; give it one (--logdir DIR)")
+        save, events = self._place.save, self._place.events
+        if self._lease is None or save is None or events is None:
+            return None
+        saving = asyncio.run_coroutine_threadsafe(save(), events)
+        while not wait([saving], LOOK_S).done:
+            if not self._thread.is_alive():
+                return None
+        return None if saving.cancelled() else saving.result()
+
+    def _check_measures(self, names: set[str]) -> None:
+        if self._measured is None:
+            self._measured = names if self._job.has_epochs else set()
+        if names != self._measured:
+            raise ConfigError(
+                f"step() got the measures {sorted(names)}; expected {sorted(self._measured)}: each "
+                "step has those of the first one, and a job without callbacks and epochs has none"
+            )
 
     def _check_stepped(self) -> None:
         if self._batch is not None:

@@ -178,9 +178,8 @@ class Trainer:
         job = process.job_of_script(job)
         if fast_dev_run:
             quick = _quick(data, directory, QUICK_BATCHES * job.worker_batch_size)
-            job = job.with_overrides(epochs=1, steps_per_epoch=0).model_copy(
-                update={"data": quick, "logdir": None}
-            )
+            job = job.with_overrides(epochs=1, steps_per_epoch=0)
+            job = job.model_copy(update={"data": quick, "logdir": None})
         self.summary = self._train(job, alone=fast_dev_run)
         self.history = self.summary.history
         if not fast_dev_run:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import Callable, Coroutine, Mapping
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from zmqtrain.errors import ExitCode, ZmqTrainError
-from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters, Wrapped, absent, as_model
+from zmqtrain.models.base import (
+    Batch,
+    Buffers,
+    Dataset,
+    Gradients,
+    Parameters,
+    Wrapped,
+    absent,
+    as_model,
+    measured,
+)
 
 
 class LoopEndedError(ZmqTrainError):
@@ -26,6 +38,17 @@ class Lease(NamedTuple):
     number: int
 
 
+class Place(NamedTuple):
+    """The worker's place in its job; the defaults are those of a task that computes nothing."""
+
+    worker: int | None = None
+    workers: int = 0
+    evaluation: Dataset | None = None
+    version: Callable[[], int] = int  # returns the global step
+    save: Callable[[], Coroutine[Any, Any, str | None]] | None = None  # returns a checkpoint's path
+    events: asyncio.AbstractEventLoop | None = None  # of ``save``
+
+
 class LoopBridge(Wrapped):
     """A model whose gradients the thread of the user's loop computes.
 
@@ -40,6 +63,8 @@ class LoopBridge(Wrapped):
         self._plain = Buffers({})
         self._leases: SimpleQueue[Lease | None] = SimpleQueue()
         self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
+        self._means: Mapping[str, float] = {}  # the measures of the last step
+        self.place = Place()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoopBridge:
         return self  # there is one loop, and it has a copy for evaluations
@@ -64,6 +89,7 @@ class LoopBridge(Wrapped):
         if isinstance(loss, LoopEndedError):
             raise loss
         absent(out, *self._plain.absent)
+        measured(out, len(batch[0]), self._means)
         return loss
 
     def next(self) -> Lease | None:
@@ -83,8 +109,9 @@ class LoopBridge(Wrapped):
         self._model.seed_batch(lease.seed, lease.number)
         return self._model.begin(lease.parameters, lease.batch, lease.out)
 
-    def stepped(self, loss: float) -> None:
-        """End the step of the last batch: its gradient is in its memory."""
+    def stepped(self, loss: float, means: Mapping[str, float]) -> None:
+        """End the step of the last batch, whose gradient is in its memory, with its measures."""
+        self._means = means
         self._losses.put(loss)
 
     def end_leases(self) -> None:
