@@ -646,6 +646,9 @@ def test_trainer_begins_with_given_weights() -> None:
 SHIFT: list[float] = []
 
 
+FROZEN: set[str] = set()
+
+
 class Shifted(LinearRegression):
     """It has a constant."""
 
@@ -671,6 +674,52 @@ def test_frozen_variables_of_a_resumed_job_are_those_of_its_checkpoint(
     SHIFT[:] = [3, 3]
     with pytest.raises(CheckpointError, match="shift"):
         fit(Trainer(Shifted(2), SGD(0.05), logdir=tmp_path, workers=workers), epochs=4)
+
+
+class Split(LinearRegression):
+    """Its bias is frozen while FROZEN says so."""
+
+    __slots__ = ()
+
+    def parameters(self, seed: int) -> Any:
+        return {n: v for n, v in super().parameters(seed).items() if n not in FROZEN}
+
+    def frozen(self, seed: int) -> Any:
+        return {n: v for n, v in super().parameters(seed).items() if n in FROZEN}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        both = {n: out[n] if n in out else np.empty_like(v) for n, v in parameters.items()}
+        return super().loss_and_gradients(parameters, batch, both)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_resumed_job_may_freeze_variables_and_keeps_the_moments_of_the_others(
+    workers: int, tmp_path: Path
+) -> None:
+    def go_on(epochs: int, optimizer: Any) -> Any:
+        options: dict[str, Any] = {"policy": "sync-replicas", "workers": workers}
+        trainer = Trainer(Split(2), optimizer, logdir=tmp_path, **options)
+        fit(trainer, (X[:16], Y[:16]), batch_size=16 // workers, epochs=epochs)
+        return trainer.weights
+
+    FROZEN.clear()
+    momentum = Momentum(0.05, 0.9)
+    first = go_on(3, momentum)
+    FROZEN.add("bias")
+    frozen = go_on(5, momentum)
+    weights, moments = MODEL.parameters(0), MODEL.parameters(0)
+    for epoch in range(5):
+        out = {name: np.empty_like(value) for name, value in weights.items()}
+        MODEL.loss_and_gradients(weights, (X[:16], Y[:16]), out)
+        for name in out if epoch < 3 else ["weights"]:
+            moments[name] = 0.9 * moments[name] + out[name]
+            weights[name] -= 0.05 * moments[name]
+    assert np.array_equal(frozen["bias"], first["bias"])
+    np.testing.assert_allclose(frozen["weights"], weights["weights"], rtol=1e-5)
+    FROZEN.clear()
+    with pytest.raises(CheckpointError, match="'bias' was frozen and has no optimizer slot"):
+        go_on(6, momentum)
+    assert not np.array_equal(go_on(6, SGD(0.05))["bias"], frozen["bias"])
 
 
 def test_variable_of_a_field_counts_in_a_script_too(monkeypatch: pytest.MonkeyPatch) -> None:

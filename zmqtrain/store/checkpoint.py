@@ -320,7 +320,14 @@ class _Source:
 
         ``out``: its value, or the float32 elements that carry it; C-contiguous.
         """
-        record = _matching(self._path, self.records(key), cut.variable)
+        name, records = cut.variable.name, self.records(key)
+        if name not in records and name in self._manifest.tensors[PARAMETERS]:
+            raise CheckpointError(
+                f"{self._path}: variable {name!r} was frozen and has no optimizer slot {key!r}, "
+                "which cannot begin after the first step; freeze it, or begin anew in another "
+                "logdir with these weights (zmqtrain export, Job(initial=FILE))"
+            )
+        record = _matching(self._path, records, cut.variable)
         target = out.reshape(cut.rows, out.size // max(cut.rows, 1))
         for stored in record.slices:
             low = max(cut.start, stored.start)
@@ -396,7 +403,8 @@ def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variabl
         )
     theirs = record.shape, record.dtype, record.kind
     ours = variable.shape, variable.dtype, variable.kind
-    if theirs != ours:
+    can_change = {record.kind, variable.kind} <= {"trained", "frozen"}
+    if theirs[:2] != ours[:2] or (record.kind != variable.kind and not can_change):
         raise CheckpointError(
             f"{path}: variable {variable.name!r} has {_described(*theirs)} in it and "
             f"{_described(*ours)} in the job; go back to the model that wrote it, or train in a "
