@@ -99,7 +99,7 @@ class LocalRun:
             await self.close(*self._conductor.verdict(await self.status()))
         loop = TrainingLoop(self._job, self._training, exchange, Metrics(Role.WORKER))
         if isinstance(self._job.model, LoopBridge):
-            found = WORKER, 1, self._evaluation, lambda: loop.version
+            found = WORKER, 1, self._evaluation, lambda: exchange.coordinator.version
             self._job.model.place = Place(*found, self._save, asyncio.get_running_loop())
         try:
             await loop.run()

@@ -59,6 +59,10 @@ class BoardExchange:
     def lanes(self) -> list[Lane]:
         return self._messages.lanes
 
+    @property
+    def versions(self) -> list[int]:
+        return self._messages.versions
+
     async def join(self) -> Membership:
         self._seat = self._place = None
         membership = await self._messages.join()
@@ -132,14 +136,14 @@ class BoardExchange:
         updated_at = time.perf_counter()
         await self._until(seat, DONE)
         batch = seat.end_step()
-        version = self._messages.versions[0] = seat.version
+        self._messages.versions[0] = seat.version
         self._messages.take_in_exact()
         held_s = all_made_at - began_at + await self._turn() - updated_at
         if self._awaited >= 0:
             worker = seat.holders[self._awaited].worker
             self._actor.metrics.waited_for_seconds[worker].inc(held_s)
         update_s = updated_at - all_made_at
-        return StepResult("applied", (batch,), version=version, held_s=held_s, update_s=update_s)
+        return StepResult("applied", (batch,), held_s=held_s, update_s=update_s)
 
     async def _turn(self) -> float:
         """Let the event loop have a turn if it has had none for long; return the time."""

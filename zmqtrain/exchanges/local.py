@@ -70,7 +70,7 @@ class LocalExchange:
         batches, stop = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
         memory = layouts, parameters, [self._gradient]
-        return Membership(*memory, batches, stop, is_own=True, version=self.coordinator.version)
+        return Membership(*memory, batches, stop, is_own=True)
 
     def begin(self) -> None:
         """Nothing to do: the gradient buffer is free."""
@@ -103,8 +103,7 @@ class LocalExchange:
             self._fail(ExitCode.DIVERGED, refused)
         await self._between_steps()
         batches, stop = self._take_release()
-        version = self.coordinator.version
-        return StepResult(self._result, batches, stop, self._reason, version, update_s=update_s)
+        return StepResult(self._result, batches, stop, self._reason, update_s=update_s)
 
     async def wait_for_end(self) -> None:
         """Return at once: there is no ps that could need the worker again."""

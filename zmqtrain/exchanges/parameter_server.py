@@ -67,7 +67,6 @@ class ParameterServerExchange:
             reply.batches,
             reply.stop,
             [*self._exact.values()],
-            version=reply.version,
         )
 
     def begin(self) -> None:
@@ -148,8 +147,7 @@ class ParameterServerExchange:
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
         reply = await self._answer(requests, PushReply)
-        said = reply.result, reply.batches, reply.stop, reply.reason, reply.version
-        return StepResult(*said, held_s=reply.held_s)
+        return StepResult(reply.result, reply.batches, reply.stop, reply.reason, reply.held_s)
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
         """Wait until every shard has let this worker go on; take in their parameters.

@@ -36,6 +36,7 @@ class ClusterExchange(Exchange, Protocol):
     """A worker's exchange with the tasks that hold the shards."""
 
     lanes: Sequence[Lane]
+    versions: Sequence[int]  # of the shards' parameters that the worker has read
     is_finished: bool
 
 
@@ -91,7 +92,7 @@ class Worker(JobActor):
             profile=self._profile,
         )
         if isinstance(self.job.model, LoopBridge):
-            found = self.task.index, self.plan.workers, evaluation, lambda: loop.version
+            found = self.task.index, self.plan.workers, evaluation, lambda: exchange.versions[0]
             self.job.model.place = Place(*found, self._save, asyncio.get_running_loop())
         if evaluation is not None:
             read = partial(self._read_variables, exchange)

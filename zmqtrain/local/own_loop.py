@@ -204,12 +204,11 @@ class Session:
             ConfigError, DataError: there is no evaluation set, or it or the model is wrong.
         """
         examples, job, lease = self._place.evaluation, self._job, self._lease
-        if lease is None:
-            return {}
         if examples is None:
             raise ConfigError(f"{job.data!r} has no evaluation set; expected one to measure")
-        return evaluate(
-            self._bridge, lease.parameters, examples, job.metrics, rows_of(job.batch_size)
+        rows = rows_of(job.batch_size)
+        return (
+            evaluate(self._bridge, lease.parameters, examples, job.metrics, rows) if lease else {}
         )
 
     def save(self) -> str | None:

@@ -22,7 +22,7 @@ class Membership:
     ``layouts``; slices that are copies are written, but never read. During a step the worker reads
     the parameters and writes the gradients. Between steps both belong to the exchange. ``exact``: a
     private copy of the parameters that are encoded as bytes; () if parameters do not change during
-    a step. ``stop``: the job needs no gradients. ``version``: the global step.
+    a step. ``stop``: the job needs no gradients.
     ``is_own``: no other task has these parameters, so the model's writes to them count.
     """
 
@@ -33,7 +33,6 @@ class Membership:
     stop: bool = False
     exact: Sequence[Flat] = ()
     is_own: bool = False
-    version: int = 0
 
 
 @dataclass(slots=True)
@@ -59,15 +58,14 @@ class StepResult:
     """The result of a step's gradient, and the next batches.
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
-    ``version``: the global step. ``held_s``: time that the gradient waited for others.
-    ``update_s``: time of this worker's own update of parameters.
+    ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
+    update of parameters.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
     batches: tuple[int, ...] = ()
     stop: bool = False
     reason: str = ""
-    version: int = 0
     held_s: float = 0.0
     update_s: float = 0.0
 

@@ -96,7 +96,6 @@ class TrainingLoop:
         self.has_joined = False
         self.is_computing = False  # a step, or about to
         self.steps = 0
-        self.version = 0  # the job's global step after the last one
 
     async def run(self) -> None:
         """Train until the job is over; join again after each FencedError.
@@ -134,7 +133,6 @@ class TrainingLoop:
         self.has_joined = True
         self._metrics.role_state.set("training")
         self._add_batches(membership.batches)
-        self.version = membership.version
         stop = membership.stop
         while not stop:
             result = await self._step()
@@ -161,7 +159,6 @@ class TrainingLoop:
         self._count_last_step()  # while this one is being sent
         result = await answer
         self.steps += 1
-        self.version = result.version
         self._last_step = _Step(computed, result, began_at, computed_at, time.perf_counter())
         return result
 
