@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.optim import clip_by_global_norm, global_norm
+from zmqtrain.optim import SGD, Update, clip_by_global_norm, global_norm
+from zmqtrain.optim.norm import clip_scale, square_of
 
 
 def three_four() -> dict[str, Any]:
@@ -124,3 +125,44 @@ def test_cupy_gradients_are_clipped_where_they_lie() -> None:
     assert clip_by_global_norm(gradients, 2.5) == 5.0
     assert gradients["weights"].get().tolist() == [[1.5, 0.0], [0.0, 0.0]]
     assert gradients["bias"].get() == 2.0
+
+
+@given(
+    seed=st.integers(0, 99),
+    spread=st.sampled_from([0, 8, 40]),
+    limit=st.sampled_from([1e-30, 0.01, 1.0, 1e30]),
+    cuts=st.lists(st.integers(0, 9999), max_size=5),
+)
+def test_square_is_that_of_its_parts_in_any_order(
+    seed: int, spread: int, limit: float, cuts: list[int]
+) -> None:
+    random = np.random.default_rng(seed)
+    gradient = np.exp2(random.normal(0, spread, 9999)).clip(0, 3e38).astype(np.float32)
+    whole = square_of(gradient, limit)
+    assert sum(square_of(part, limit) for part in np.split(gradient, sorted(cuts))) == whole
+    assert square_of(random.permutation(gradient), limit) == whole
+    in_numpy = np.empty((9999, 2), np.float32)
+    in_numpy[:, 0] = gradient
+    assert square_of(in_numpy[:, 0], limit) == whole
+
+
+@pytest.mark.parametrize("length", [1e-30, 0.99, 1.0, 3.0, 1e6, 1e30])
+@pytest.mark.parametrize("limit", [1e-3, 1.0, 1e5])
+def test_scale_makes_of_a_norm_its_limit(limit: float, length: float) -> None:
+    gradient = np.full(5000, 2 * length * limit / np.sqrt(5000), np.float32)
+    norm = float(np.linalg.norm(gradient.astype(np.float64))) / 2
+    scale = clip_scale(float(square_of(gradient, limit)), 2, limit)
+    assert scale == pytest.approx(min(1.0, limit / norm), rel=1e-9)
+
+
+def test_infinite_element_counts_as_the_largest_one() -> None:
+    gradient = np.array([np.inf, 1, np.nan], np.float32)
+    largest = np.array([np.finfo(np.float32).max, 1, 0], np.float32)
+    assert square_of(gradient, 1.0) == square_of(largest, 1.0)
+
+
+def test_update_clips_the_gradient_that_it_is_given() -> None:
+    for options, expected in (({"clip_norm": 2.5}, [-1.5, 2.0]), ({"clip_value": 3.5}, [-3, 3.5])):
+        parameters = np.zeros(2, np.float32)
+        Update(SGD(1.0), **options).update(parameters, np.float32([3, -4]), {}, 0)
+        assert parameters.tolist() == expected

@@ -16,9 +16,10 @@ from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.optim import kernels
 from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.base import Rule, Slot
-from zmqtrain.optim.checks import check_decay, check_non_negative
+from zmqtrain.optim.checks import check_decay, check_non_negative, check_positive
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
 from zmqtrain.optim.mean import Mean
+from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.optim.redo import Redo
 
 AVERAGE = "average"
@@ -52,6 +53,9 @@ class Update:
         the rule
         a += (1 - d) * (w - a)          with d = min(moving_average, (1 + k) / (10 + k))
 
+    With ``clip_norm`` the mean is first scaled to this global norm at most: see norm.py. With
+    ``clip_value`` its elements are limited to the range from -clip_value to clip_value.
+
     k is the number of updates including this one: tf.train.ExponentialMovingAverage with
     ``num_updates=global_step``, which TensorFlow's models run after the update. Without ``ramp``, d
     is ``moving_average`` and 0 at the first update, as in torch's AveragedModel. Without
@@ -70,6 +74,8 @@ class Update:
     rule: Rule
     l2: float = 0.0
     moving_average: float | None = None
+    clip_norm: float | None = field(default=None, kw_only=True)
+    clip_value: float | None = field(default=None, kw_only=True)
     groups: Mapping[Pattern, Mapping[str, Any]] = field(
         default_factory=dict, kw_only=True, hash=False
     )
@@ -82,12 +88,15 @@ class Update:
                 f"Update: rule is {self.rule!r}; expected an update rule such as SGD(0.01); "
                 "correct optimizer in the job"
             )
-        if isinstance(self.rule, Update) and self.rule.is_layered:
+        if isinstance(self.rule, Update) and (self.rule.is_layered or self.rule.clip_norm):
             raise ConfigError(
-                f"Update: {self.rule.rule!r} needs whole variables and cannot be wrapped twice; "
-                "give l2 and moving_average in one Update"
+                f"Update: {self.rule!r} needs whole variables and cannot be wrapped twice; "
+                "give l2, clip_norm and moving_average in one Update"
             )
         check_non_negative(self, "l2")
+        for name in ("clip_norm", "clip_value"):
+            if getattr(self, name) is not None:
+                check_positive(self, name)
         self.by_group()
         if self.moving_average is None:
             return
@@ -99,7 +108,8 @@ class Update:
             )
 
     def __repr__(self) -> str:
-        others = f", groups={self.groups!r}" if self.groups else ""
+        more = {"clip_norm": self.clip_norm, "clip_value": self.clip_value, "groups": self.groups}
+        others = "".join(f", {name}={value!r}" for name, value in more.items() if value)
         others += "" if self.ramp else ", ramp=False"
         return (
             f"Update(rule={self.rule!r}, l2={self.l2!r}, moving_average={self.moving_average!r}"
@@ -114,7 +124,10 @@ class Update:
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        self.bind(parameters, slots).apply(Mean([gradient]), step)
+        clip = 1.0
+        if self.clip_norm is not None:
+            clip = clip_scale(float(square_of(gradient, self.clip_norm)), 1, self.clip_norm)
+        self.bind(parameters, slots).apply(Mean([gradient], 1 / clip), step)
 
     @property
     def is_layered(self) -> bool:
@@ -258,8 +271,9 @@ class BoundUpdate:
         share = self._update.share(step + 1) if self._operands.average else None
         scale = np.float32(1 / divisor)
         start = 0 if self._operands.redo is None else self._operands.redo.done
+        is_plain = weights is None and self._update.clip_value is None
         runs = self._joined if factors is None and absences is None else self._runs
-        if len(gradients) == 1 and weights is None and runs is self._joined and len(runs) == 1:
+        if len(gradients) == 1 and is_plain and runs is self._joined and len(runs) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
             own, group = gradients[0][start:], runs[0].group
             self._kernels[group](
@@ -280,6 +294,11 @@ class BoundUpdate:
                 own = gradient[where.start - block.start : where.stop - block.start]
                 factor = None if factors is None else factors[run.variable]
                 kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
+
+    def square(self, mean: Mean) -> int:
+        """Return the sum of squares of what is averaged, in units: see norm.py."""
+        limit = self._update.clip_norm or 1.0
+        return sum(square_of(block, limit) for _, block in self._sums(mean, 0))
 
     def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
         """Return, for each run, its variable and the sums of squares for its factor.
@@ -303,11 +322,12 @@ class BoundUpdate:
     def _sums(self, mean: Mean, start: int) -> Iterator[tuple[slice, Flat]]:
         """Yield the weighted sum of the gradients from element ``start`` on, block by block.
 
+        Its elements are limited as ``clip_value`` says of the mean's.
         A single gradient is one block. An empty one is a block, too, since the rule may raise.
         """
-        gradients, _, weights = mean
-        first, size = gradients[0], len(gradients[0])
-        if (len(gradients) == 1 and weights is None) or not size:
+        gradients, divisor, weights = mean
+        first, size, limit = gradients[0], len(gradients[0]), self._update.clip_value
+        if (len(gradients) == 1 and weights is None and limit is None) or not size:
             yield slice(start, size), first[start:] if start else first
             return
         length = min(len(self._operands.parameters), block_size(first))
@@ -325,6 +345,8 @@ class BoundUpdate:
                     np.add(terms[0], terms[1], out=total)
                 for term in terms[2:]:
                     total += term
+                if limit is not None:
+                    np.clip(total, -limit * divisor, limit * divisor, out=total)
                 yield block, total
 
     def _call_of(self, group: int, missed: int, step: int) -> tuple[kernels.Kernel, int, Numbers]:

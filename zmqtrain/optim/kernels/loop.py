@@ -105,17 +105,17 @@ def _function(trace: Trace, guarded: bool) -> ir.Function:
     build = ir.IRBuilder(function.append_basic_block())
     given["g"] = build.gep(given["g"], [build.neg(start)])  # from here on element i belongs to i
     if not guarded:
-        with _counted(build, start, stop, 1) as i:
+        with counted(build, start, stop, 1) as i:
             _element(build, trace, given, i, [given[name] for name in trace.arrays])
     else:
-        with _counted(build, start, stop, KERNEL_BLOCK) as begin:
+        with counted(build, start, stop, KERNEL_BLOCK) as begin:
             end = build.add(begin, ir.Constant(_INT, KERNEL_BLOCK))
             end = build.select(build.icmp_signed("<", end, stop), end, stop)
             new = [build.gep(given[copy], [build.neg(begin)]) for copy in copies]
-            with _counted(build, begin, end, 1) as i:
+            with counted(build, begin, end, 1) as i:
                 _element(build, trace, given, i, new)
             _note(build, given["progress"], READY, end)
-            with _counted(build, begin, end, 1) as i:
+            with counted(build, begin, end, 1) as i:
                 for name, copy in zip(trace.arrays, new, strict=True):
                     build.store(build.load(build.gep(copy, [i])), build.gep(given[name], [i]))
             _note(build, given["progress"], DONE, end)
@@ -124,7 +124,7 @@ def _function(trace: Trace, guarded: bool) -> ir.Function:
 
 
 @contextmanager
-def _counted(build: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
+def counted(build: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
     """Repeat what is built in this context for each number from ``start`` to ``stop``."""
     before = build.block
     head, body, after = (build.append_basic_block(name) for name in ("head", "body", "after"))
