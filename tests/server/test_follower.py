@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.server.conftest import add_push, add_worker, make_state
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import RefusedError
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
-from zmqtrain.protocol.orders import Answer, Apply, Drop, Switch
+from zmqtrain.protocol.orders import Answer, Apply, Drop, Measure, Reduce, Switch
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.wire.messages import Arrived, Orders, Pull, ShardReport
@@ -152,6 +153,21 @@ async def test_switch_is_reported_to_the_leader_at_once(
     follower = follow("sync-replicas")
     follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH,)))
     assert link.sent == [ShardReport(1, 0, state.shard.layout.nbytes)]
+
+
+async def test_measure_is_reported_at_once_and_not_done_before_its_update(
+    state: ShardState, link: FakeLink, follow: Follow
+) -> None:
+    state.shard.rule = replace(state.shard.rule, clip_norm=1.0)
+    state.shard.take_over_rate()
+    add_worker(state)
+    add_push(state, 1)
+    follower, update = follow("sync-replicas"), Reduce((0,))
+    square = state.shard.square_of(update)
+    follower.on_orders(Asked(over_link=True), Orders(1, (Measure(update, 5),)))
+    assert link.sent == [ShardReport(0, 0, state.shard.layout.nbytes, "", 5, f"{square:x}")]
+    follower.on_orders(Asked(over_link=True), Orders(2, (Reduce((0,), float(4 * square)),)))
+    assert (state.orders, state.version) == (2, 1)
 
 
 async def test_orders_are_taken_once_and_in_order(state: ShardState, follow: Follow) -> None:

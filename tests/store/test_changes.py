@@ -40,10 +40,10 @@ SIZE = place(VARIABLES, 1, partition_nbytes=0)[0].size
 UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 """In NumPy, where it can be interrupted at every line; for compiled loops see test_guarded.py."""
 
-LAYERED = Update(LAMB(0.1), l2=0.1, fused=False)
-"""With norms of the variables, which the interrupted update has changed in part."""
+LAYERED = Update(LAMB(0.1), l2=0.1, clip_norm=0.5, fused=False)
+"""With norms of the variables and of the mean, which the interrupted update has changed in part."""
 
-GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, fused=False)
+GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, clip_norm=0.5, fused=False)
 """With other options for the second variable."""
 
 ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, fused=False)

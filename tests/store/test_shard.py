@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,18 +20,19 @@ def gradient(worker: int) -> Flat:
     return np.random.default_rng(worker).standard_normal(ROWS, np.float32)
 
 
-def shards(ps: int) -> list[Shard]:
+def shards(ps: int, **options: Any) -> list[Shard]:
     """Return the shards of one variable of ROWS elements, all ones, cut over ``ps`` servers."""
     layouts = place([Variable("w", (ROWS,))], ps, partition_nbytes=4 * ROWS // ps)
-    made = [Shard(layout, Update(Adam(0.1), moving_average=0.9)) for layout in layouts]
+    update = Update(Adam(0.1), moving_average=0.9, **options)
+    made = [Shard(layout, update) for layout in layouts]
     for shard in made:
         shard.initialize(np.ones(shard.layout.size, np.float32))
     return made
 
 
-def push(shard: Shard, worker: int) -> None:
+def push(shard: Shard, worker: int, examples: int = 1) -> None:
     shard.layout.gather({"w": gradient(worker)}, shard.segment.gradient(worker))
-    shard.stage(worker, worker)
+    shard.stage(worker, worker, examples=examples)
 
 
 def whole(made: list[Shard]) -> bytes:
@@ -70,6 +73,29 @@ def test_shards_of_several_ps_hold_the_bits_of_one(ps: int) -> None:
 
     assert len([shard for shard in shards(ps) if shard.layout.size]) == ps
     assert train(shards(ps)) == train(shards(ps=1))
+
+
+@pytest.mark.parametrize("ps", [2, 3])
+def test_shards_that_add_up_their_squares_clip_with_the_bits_of_one(ps: int) -> None:
+    def train(made: list[Shard]) -> bytes:
+        for shard in made:
+            for worker in range(3):
+                push(shard, worker, examples=1 + worker)
+            shard.carry_out(Accumulate(1))
+        squares = [shard.square_of(Reduce((2, 0))) for shard in made]
+        for shard in made:
+            shard.carry_out(Reduce((2, 0), float(sum(squares))))
+        return whole(made)
+
+    (alone,) = shards(ps=1, clip_norm=0.5)
+    for worker in range(3):
+        push(alone, worker, examples=1 + worker)
+    alone.carry_out(Accumulate(1))
+    alone.carry_out(Reduce((2, 0)))
+    assert train(shards(ps, clip_norm=0.5)) == whole([alone])
+    mean = (gradient(0) + 2.0 * gradient(1) + 3.0 * gradient(2)) / 6
+    clipped = mean * 0.5 / np.linalg.norm(mean)
+    np.testing.assert_allclose(alone.slots["m"], 0.1 * clipped, rtol=1e-5, atol=1e-9)
 
 
 def test_update_between_the_gradients_of_a_step_leaves_their_sum() -> None:

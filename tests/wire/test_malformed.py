@@ -88,9 +88,9 @@ def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) ->
         *(
             ({"kind": "Orders", "body": [1, [given], None]}, field)
             for given, field in (
-                (["Reduce", [0, "1"]], "Orders.orders: Reduce.workers"),
+                (["Reduce", [0, "1"], None], "Orders.orders: Reduce.workers"),
                 (["Rate", "fast"], "Rate.learning_rate"),
-                (["Apply"], "1 fields of Apply"),
+                (["Apply"], "2 fields of Apply"),
                 (["Explode", 1], "one of Apply, Accumulate"),
                 ([["Apply"], 1], "one of Apply, Accumulate"),
                 ([], "a name and fields"),

@@ -36,11 +36,11 @@ class OrderDelivery:
         host: JobActor,
         peers: PeerTable,
         words: memoryview,
-        saved: Callable[[], Saved] | None = None,
+        saved: Callable[[], Saved | None] | None = None,
     ) -> None:
         """``host``: ps 0. ``words``: of the segment of its shard.
 
-        ``saved``: the content of a checkpoint of now, if the other shards need it.
+        ``saved``: the content of a checkpoint after all orders given, if the others need it.
         """
         self._peers = peers
         self._words = words

@@ -80,6 +80,15 @@ class Stepped:
 
 
 @dataclass(slots=True)
+class Measured:
+    """A shard has carried out Measure ``number``: its share in ``square`` of the update."""
+
+    shard: int
+    number: int
+    square: int
+
+
+@dataclass(slots=True)
 class GivenUp:
     """The run cannot go on, for this reason; later pushes do not count."""
 
@@ -88,6 +97,6 @@ class GivenUp:
 
 
 Event: TypeAlias = (
-    PushArrived | PushesReported | PullArrived | Stepped | Joined | Left
+    PushArrived | PushesReported | PullArrived | Stepped | Measured | Joined | Left
     | SwitchPolicy | Save | Close | Extend | SetRate | GivenUp
 )  # fmt: skip

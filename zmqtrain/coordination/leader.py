@@ -7,6 +7,7 @@ The coordinator, which is pure, decides; the leader adds clock, journal and mess
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from zmqtrain.coordination.events import (
     GivenUp,
     Joined,
     Left,
+    Measured,
     PullArrived,
     PushArrived,
     PushesReported,
@@ -29,6 +31,7 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.figures import JobFigures
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.measuring import Measuring
 from zmqtrain.coordination.peers import A_WORKER, Peer, PeerTable, names_of
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.errors import ExitCode, ProtocolError
@@ -76,8 +79,10 @@ class Leader:
         """
         self.job, self.timing, self.metrics = host.job, host.timing, host.metrics
         self.peers, self.plan = peers, host.plan
-        saved = self.saved if self.plan.hands_over else None
+        saved = self._saved_given if self.plan.hands_over else None
         self.delivery = OrderDelivery(host, peers, segment.words, saved)
+        self._measuring = self._new_measuring()
+        self._before_held: Saved | None = None  # the content of a checkpoint
         self.policy = self.job.policy
         self.generation = 0  # none has begun
         self.figures = JobFigures(self.job, peers, self.metrics)
@@ -116,7 +121,8 @@ class Leader:
         stopped = self.coordinator.workers_by_state["stopped"]
         peers = [self.peers.get("worker", worker) for worker in stopped]
         have_finished = all(peer and peer.finished for peer in peers)
-        return self.has_begun and self.delivery.is_done and have_finished
+        is_done = self.delivery.is_done and not self._measuring.held
+        return self.has_begun and is_done and have_finished
 
     @property
     def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
@@ -138,11 +144,17 @@ class Leader:
         if self.job.epochs and ledger.limit is None:
             ledger.limit = 0  # the chief begins the first epoch
         self.coordinator = self._coordinator_from(version, ledger, learning_rate)
+        self._measuring = self._new_measuring()
         for peer in self.peers.workers():
             self.coordinator.handle(Joined(peer.index, peer.incarnation))
         if self.policy != self.job.policy:
             self.delivery.send_others([Switch(self.policy)])
         return self._begin_journal()
+
+    def _new_measuring(self) -> Measuring:
+        clips = self.job.update().clip_norm is not None
+        shards = self.plan.shards
+        return Measuring(shards if clips and shards > 1 else 0)
 
     def _coordinator_from(
         self, version: int, ledger: Ledger, learning_rate: float | None = None
@@ -164,11 +176,11 @@ class Leader:
         """Continue a killed leader: repeat its decisions, carry out unfinished orders."""
         self.generation = generation
         state, *events = (unpack(entry) for entry in self._journal.read())
-        self.coordinator = state["coordinator"]
+        self.coordinator, self._measuring = state["coordinator"], state["measuring"]
         self.policy = state["policy"]
         self.delivery.restore(state["delivery"])
         for event in events:
-            orders = self.coordinator.handle(event)
+            orders = self._given(event, self._decided(event))
             self._follow_switches(orders)
             self.delivery.give(orders, again=True)
         self.delivery.resume()
@@ -268,8 +280,21 @@ class Leader:
         if is_first:  # of a life or a generation: earlier orders did not reach it
             self.delivery.send_missing(peer)
         self._carry_out(self.delivery.due())
+        if report.measured:
+            if not re.fullmatch("[0-9a-f]{1,200}", report.square):
+                raise ProtocolError(f"{peer} reports the square {report.square!r:.80}")
+            self.measured(Measured(peer.index, report.measured, int(report.square, 16)))
         if report.failure:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
+
+    def measured(self, event: Measured) -> None:
+        """Note what a shard has measured, unless it is known."""
+        if self._measuring.lacks(event):
+            self.event(event)
+
+    def _saved_given(self) -> Saved | None:
+        """Return the content of a checkpoint after all orders given so far, None: unknown."""
+        return self._before_held if self._measuring.held else self.saved()
 
     def saved(self) -> Saved:
         """Return the content of a checkpoint after all orders so far, without files."""
@@ -354,14 +379,28 @@ class Leader:
         if not self._journal.append(entry):
             self._begin_journal()
             self._journal.append(entry)
-        orders = self.coordinator.handle(event)
-        self.figures.count_waits(event, orders, self.waiting_since, time.monotonic())
+        decided = self._decided(event)
+        self.figures.count_waits(event, decided, self.waiting_since, time.monotonic())
+        orders = self._given(event, decided)
         self._follow_switches(orders)
         self.delivery.give(orders)
         if text := divergence(self.coordinator.refused, self.job.max_nonfinite):
             self.fail(ExitCode.DIVERGED, text)
         self._on_change()
         return self.delivery.due()
+
+    def _decided(self, event: Event) -> list[Order]:
+        if self.plan.hands_over and not self._measuring.held:
+            self._before_held = self.saved()
+        return [] if isinstance(event, Measured) else self.coordinator.handle(event)
+
+    def _given(self, event: Event, decided: list[Order]) -> list[Order]:
+        """Return the orders to give after an event, on which the coordinator has decided."""
+        if not isinstance(event, Measured):
+            return self._measuring.passed(decided)
+        if orders := self._measuring.measured(event):
+            self._before_held = None  # nothing was saved before an update that is held back now
+        return orders
 
     def _reconcile(self) -> None:
         """Handle joins and leaves of workers that the journal lacks."""
@@ -386,6 +425,7 @@ class Leader:
         """Replace the entries of the journal by the whole state."""
         state = {
             "coordinator": self.coordinator,
+            "measuring": self._measuring,
             "policy": self.policy,
             "delivery": self.delivery.state(),
         }

@@ -17,6 +17,7 @@ import msgpack
 from zmqtrain.coordination import events
 from zmqtrain.coordination.coordinator import Coordinator, WorkerState
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.measuring import Measuring
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.protocol.orders import Order
 from zmqtrain.store.changes import Contribution
@@ -54,7 +55,7 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """Functions that make lists of containers."""
 
 _RECORDS = (
-    *(WorkerState, Ledger, Coordinator),
+    *(WorkerState, Ledger, Coordinator, Measuring),
     *get_args(events.Event),
     *get_args(Order),
     messages.Arrived,

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 @dataclass(slots=True)
 class Apply:
-    """Apply the worker's gradient as one update."""
+    """Apply the worker's gradient as one update; ``square``: see :class:`Reduce`."""
 
     worker: int
+    square: float | None = None
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -32,10 +33,24 @@ class Accumulate:
 class Reduce:
     """Apply, as one update, the mean of the accumulated gradients and those of these workers.
 
-    The gradients are summed in the order of ``workers``.
+    The gradients are summed in the order of ``workers``. ``square``: sum of squares of their sum on
+    all shards, in the units of optim/norm.py; None if the norm is not limited, or if there is
+    one shard.
     """
 
     workers: tuple[int, ...]
+    square: float | None = None
+
+
+@dataclass(slots=True)
+class Measure:
+    """Report this shard's share in ``square`` of the next order, which is this update.
+
+    ``number``: of measures in this generation. It is done once the update is.
+    """
+
+    update: Apply | Reduce
+    number: int
 
 
 @dataclass(slots=True)
@@ -94,7 +109,7 @@ class Roster:
 
 
 Order: TypeAlias = (
-    Apply | Accumulate | Reduce | Drop | Answer | Switch | Snapshot | Rate | Roster
+    Apply | Accumulate | Reduce | Measure | Drop | Answer | Switch | Snapshot | Rate | Roster
 )  # fmt: skip
 
 Numbered: TypeAlias = tuple[int, Order]

@@ -16,12 +16,14 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.coordination.events import Measured
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.protocol.orders import (
     Accumulate,
     Answer,
     Apply,
     Drop,
+    Measure,
     Numbered,
     Order,
     Rate,
@@ -65,7 +67,7 @@ class Early:
     worker: WorkerRecord
 
 
-Outcome: TypeAlias = Applied | Refused | Early | Switch | Roster | ShardWritten
+Outcome: TypeAlias = Applied | Refused | Early | Measured | Switch | Roster | ShardWritten
 """The outcome of an order. A switch and a roster have been carried out."""
 
 
@@ -134,6 +136,9 @@ class Executor:
                     put(None, keep_changed)
                     change = partial(shard.carry_out, order, number)
                     put(change, partial(self._changed, number, order))
+                case Measure(update, measure):
+                    square = partial(shard.square_of, update)
+                    put(square, partial(self._measured, measure))
                 case Snapshot(directory):
                     copy = partial(_copy, directory, self._state)
                     put(copy, partial(self._copied, number, directory), rare=True)
@@ -159,6 +164,10 @@ class Executor:
             case Roster():
                 self._report(order)
         self._done(number)
+
+    def _measured(self, measure: int, square: Any) -> None:
+        """Report it; until its update is made, a restarted ps is to measure again."""
+        self._report(Measured(self._state.shard.layout.shard, measure, square))
 
     def _done(self, number: int) -> None:
         """Note that an order is carried out; updates and sums do so themselves."""

@@ -17,6 +17,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
+from zmqtrain.coordination.events import Measured
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.policies import make_policy
@@ -61,6 +62,7 @@ class Follower(Decider):
         self._awaits_orders = False  # a report has no answer yet
         self._send_guarded = guarded(self._send_reports, actor.crash)
         self._failure = ""  # why the update rule refused
+        self._measured = Measured(0, 0, 0)  # the last one
         self._order_log = order_log
 
     async def run(self) -> None:
@@ -121,6 +123,9 @@ class Follower(Decider):
                 self._failure = str(error)  # the leader is sent a report, and the chief saves
             case Switch(policy):
                 self._journal.begin(policy.encode())
+            case Measured():
+                self._measured = outcome  # sent again with every report
+                self._report_shard()
             case Early(worker):
                 self.executor.carry_out(self.arrived(worker))
             case ShardWritten():
@@ -132,6 +137,7 @@ class Follower(Decider):
     def begin(self) -> bool:
         """Each generation numbers its orders from 1; the first may switch the policy."""
         self._taken = self._state.orders = 0
+        self._measured = Measured(0, 0, 0)
         if self._order_log is not None:
             self._order_log.begin()
         self._unreported.clear()
@@ -179,9 +185,9 @@ class Follower(Decider):
     # Reports to the leader
 
     def _report_shard(self) -> None:
-        state = self._state
-        nbytes = state.shard.layout.nbytes
-        self._link.send(ShardReport(state.orders, state.version, nbytes, self._failure))
+        state, last = self._state, self._measured
+        progress = state.orders, state.version, state.shard.layout.nbytes, self._failure
+        self._link.send(ShardReport(*progress, last.number, f"{last.square:x}"))
 
     def _report_arrival(self, worker: WorkerRecord) -> None:
         push = worker.pushed

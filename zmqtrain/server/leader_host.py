@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.admin_api import AdminApi
-from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.events import Measured, PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
@@ -72,6 +72,8 @@ class LeaderHost(Decider):
                 self.leader.applied(version, computed_on, at)
             case Refused(error):
                 self.leader.fail(error.exit_code, str(error))
+            case Measured():
+                self.leader.measured(outcome)
             case Roster():
                 self.leader.stepped(self._board.begin(outcome))
                 self._watch_board()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 from zmqtrain.store.segment import Segment
@@ -17,7 +18,8 @@ from zmqtrain.store.segment import Segment
 UPDATE, ACCUMULATE = 1, 2
 """Kinds of changes: of parameters and slots; of the sum."""
 
-_HEAD = 7  # words before the contributions
+_DOUBLE, _WORD = Struct("<d"), Struct("<q")
+_HEAD = 8  # words before the contributions
 
 
 class Contribution(NamedTuple):
@@ -32,6 +34,16 @@ class Contribution(NamedTuple):
     examples: int
 
 
+def word_of(number: float) -> int:
+    """Return the bits of a float64 as an int64."""
+    return int(_WORD.unpack(_DOUBLE.pack(number))[0])
+
+
+def float_of(word: int) -> float:
+    """Return the float64 with these bits."""
+    return float(_DOUBLE.unpack(_WORD.pack(word))[0])
+
+
 @dataclass(slots=True)
 class Change:
     """One change of a shard: all that another process needs to finish it."""
@@ -42,15 +54,17 @@ class Change:
     unit: int  # examples of a gradient that has weight 1
     step: int  # version before
     with_sum: bool = False  # the sum is part of the update, or is added to instead of begun
+    clip: float = 1.0  # factor of the mean, which limits its norm
     order: int = 0  # carried out by it, 0: none
 
 
 class Note:
     """The note of a segment's last change.
 
-    It is int64 words: state, examples, unit, step, whether the sum is part of it, order, number of
-    contributions, and for each contribution buffer, worker, sequence, examples. The state is 0
-    while nothing is noted, the kind of a change that is made, and its negative until then.
+    It is int64 words: state, examples, unit, step, whether the sum is part of it, bits of the
+    factor that clips, order, number of contributions, and for each contribution buffer, worker,
+    sequence, examples. The state is 0 while nothing is noted, the kind of a change that is made,
+    and its negative until then.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -58,8 +72,8 @@ class Note:
 
     def write(self, change: Change) -> None:
         """Note that a change begins: from here on another process would finish it."""
-        values = [change.examples, change.unit, change.step, change.with_sum, change.order]
-        values.append(len(change.contributions))
+        values = [change.examples, change.unit, change.step, change.with_sum]
+        values += [word_of(change.clip), change.order, len(change.contributions)]
         for contribution in change.contributions:
             values += contribution
         words = self._words
@@ -83,9 +97,10 @@ class Note:
     def last(self) -> Change | None:
         """Return the last change that was noted."""
         words = self._words
-        state, examples, unit, step, with_sum, order, contributions = words[:_HEAD]
+        state, examples, unit, step, with_sum, clip, order, contributions = words[:_HEAD]
         if not state:
             return None
         at = range(_HEAD, _HEAD + 4 * contributions, 4)
         given = tuple(Contribution(*words[place : place + 4]) for place in at)
-        return Change(abs(state), given, examples, unit, step, bool(with_sum), order)
+        more = bool(with_sum), float_of(clip), order
+        return Change(abs(state), given, examples, unit, step, *more)

@@ -170,8 +170,12 @@ class ShardLayout:
     @cached_property
     def owned(self) -> slice:
         """The elements from the first to the last slice that is no copy."""
-        own = [cut for cut in self.slices if not cut.copy]
-        return slice(own[0].offset, own[-1].end) if own else slice(0, 0)
+        return _span([cut for cut in self.slices if not cut.copy])
+
+    @cached_property
+    def owned_trained(self) -> slice:
+        """Those of trained variables among the owned elements."""
+        return _span([c for c in self.slices if not c.copy and c.variable.kind == "trained"])
 
     @property
     def nbytes(self) -> int:
@@ -195,6 +199,10 @@ class ShardLayout:
         flat = np.zeros(self.size, np.float32)
         self.gather(values, flat)
         return flat
+
+
+def _span(slices: Sequence[Slice]) -> slice:
+    return slice(slices[0].offset, slices[-1].end) if slices else slice(0, 0)
 
 
 def variables_of(values: Mapping[str, Any], kind: Kind = "trained") -> tuple[Variable, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from struct import Struct
 from typing import Any, Literal, cast
 
 from numpy.typing import NDArray
@@ -19,10 +18,19 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import AVERAGE, Update
+from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
 from zmqtrain.store import checkpoint
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note
+from zmqtrain.store.changes import (
+    ACCUMULATE,
+    UPDATE,
+    Change,
+    Contribution,
+    Note,
+    float_of,
+    word_of,
+)
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.layout import ShardLayout
@@ -37,8 +45,6 @@ from zmqtrain.store.segment_layout import (
     VERSION,
     SegmentLayout,
 )
-
-_DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
 
 class Shard:
@@ -89,12 +95,12 @@ class Shard:
     def learning_rate(self) -> float | None:
         """The learning rate of later updates in place of the optimizer's; None: there is none."""
         bits = self.segment.words[RATE]
-        return -float(_DOUBLE.unpack(_WORD.pack(bits))[0]) if bits else None
+        return -float_of(bits) if bits else None
 
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
         was_own = self.learning_rate is None
-        self.segment.words[RATE] = 0 if rate is None else _WORD.unpack(_DOUBLE.pack(-rate))[0]
+        self.segment.words[RATE] = 0 if rate is None else word_of(-rate)
         if was_own:
             self.take_over_rate()
 
@@ -181,11 +187,25 @@ class Shard:
         """Change the shard as an order says; return what becomes of its gradients."""
         match order:
             case Apply() | Reduce() | Accumulate():
-                self._make(self._begun(self._change_of(order, number)))
+                change = self._change_of(order, number)
+                self._clip(change, None if isinstance(order, Accumulate) else order.square)
+                self._make(self._begun(change))
                 return "accumulated" if isinstance(order, Accumulate) else "applied"
             case Rate(learning_rate):
                 self.learning_rate = learning_rate
         return "unchanged"
+
+    def square_of(self, update: Apply | Reduce) -> int:
+        """Return the share of this shard in ``square`` of this order: see optim/norm.py."""
+        return sum(holding.square(self._change_of(update, 0)) for holding in self._holdings)
+
+    def _clip(self, change: Change, square: float | None) -> None:
+        """Set the factor of an update; ``square``: None if this shard holds all variables."""
+        limit = self.rule.clip_norm
+        if limit is not None and change.kind == UPDATE:
+            if square is None:
+                square = float(sum(holding.square(change) for holding in self._holdings))
+            change.clip = clip_scale(square, change.examples / change.unit, limit)
 
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])
@@ -193,7 +213,7 @@ class Shard:
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
         examples = before + sum([one.examples for one in staged])
         unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
-        return Change(kind, staged, examples, unit, self.version, before > 0, number)
+        return Change(kind, staged, examples, unit, self.version, before > 0, order=number)
 
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""

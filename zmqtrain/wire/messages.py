@@ -293,16 +293,19 @@ class Arrived:
 
 @dataclass(slots=True)
 class ShardReport:
-    """Other ps to leader, once a heartbeat and after a switch: progress of this shard.
+    """Other ps to leader, once a heartbeat, after a switch and a Measure: progress of this shard.
 
     ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
-    its parameters. ``failure``: why it cannot update them, "" if it can.
+    its parameters. ``failure``: why it cannot update them, "" if it can. ``measured``: number of
+    the last Measure, 0: none; ``square``: its result, in hexadecimal digits.
     """
 
     orders: int
     version: int
     nbytes: int
     failure: str = ""
+    measured: int = 0
+    square: str = "0"
 
 
 @dataclass(slots=True)

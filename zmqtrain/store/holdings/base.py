@@ -28,6 +28,10 @@ class Holding(Protocol):
         """
         ...
 
+    def square(self, change: Change) -> int:
+        """Return the sum of squares of what is averaged, in units: see optim/norm.py."""
+        ...
+
     def update(self, change: Change) -> None:
         """Apply the mean of the change's gradients, or finish that."""
         ...

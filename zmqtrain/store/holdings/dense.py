@@ -25,6 +25,7 @@ from zmqtrain.optim import AVERAGE, Slot, Update
 from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
+from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
@@ -87,12 +88,17 @@ class Dense:
                 self._measure(change)
         self.begin_parts(range(len(self._parts)))
 
+    def square(self, change: Change) -> int:
+        return self._square(self._mean(change))
+
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
         factors = self._segment.factors if self._is_layered else None
         numbers, absences = self._numbers(change), self._absences(self._absent(change), step)
         calls = [
-            partial(part.bound.apply, part.own(mean), step, factors, numbers, absences)
+            partial(
+                part.bound.apply, part.own(mean, change.clip), step, factors, numbers, absences
+            )
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
             for part in self._parts
@@ -159,12 +165,26 @@ class Dense:
         The mean is of the gradients in ``buffers``, which weigh the same. The rule is not layered,
         and :meth:`check` has passed.
         """
-        mean = Mean([self._arrays.gradient(buffer) for buffer in buffers], len(buffers))
+        mean, clip = Mean([self._arrays.gradient(buffer) for buffer in buffers], len(buffers)), 1.0
         absences = self._absences(list(map(self._segment.absent, buffers)), step)
+        if (limit := self._update.clip_norm) is not None:
+            clip = clip_scale(float(self._square(mean)), mean.divisor, limit)
         for number in numbers:
             part = self._parts[number]
             part.resume(of_sum=False)
-            part.bound.apply(part.own(mean), step, absences=absences if part.is_trained else None)
+            given = absences if part.is_trained else None
+            part.bound.apply(part.own(mean, clip), step, absences=given)
+
+    def _square(self, mean: Mean) -> int:
+        found: list[int] = []
+
+        def add(part: _Part) -> None:
+            own, first = self._layout.owned_trained, part.where.start
+            here = slice(max(own.start - first, 0), max(own.stop - first, 0))
+            found.append(part.bound.square(part.own(mean).at(here)))
+
+        self._team.run([partial(add, part) for part in self._parts if part.is_trained])
+        return sum(found)
 
     def _part(self, number: int, layout: PartLayout) -> _Part:
         redo = self._segment.redo(number) if self._safe else None
@@ -184,7 +204,7 @@ class Dense:
 
         def measure(number: int) -> None:
             part = trained[number]
-            found[number] = part.bound.squares(part.own(mean), change.step, absences)
+            found[number] = part.bound.squares(part.own(mean, change.clip), change.step, absences)
 
         self._team.run([partial(measure, number) for number in range(len(trained))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
@@ -238,7 +258,7 @@ class _Part:
         update: Update,
     ) -> None:
         """``redo``: copies and progress, if changes must survive a killed process."""
-        self._where, self._how = where, how = layout.where, layout.how
+        self.where, self._how = where, how = layout.where, layout.how
         self.is_trained = how == "update"
         if not self.is_trained:
             averages = tuple(Slot(name, None) for name in arrays.slots if name == AVERAGE)
@@ -254,11 +274,16 @@ class _Part:
             self._redo_of_sum = Redo([self._sum], copies[:1], progress)
         self.bound = update.bind(parameters, slots, self._redo, list(_within(where, runs)))
 
-    def own(self, mean: Mean) -> Mean:
-        """Return what a mean of gradients of the whole block is for this part."""
+    def own(self, mean: Mean, clip: float = 1.0) -> Mean:
+        """Return what a mean of gradients of the whole block is for this part.
+
+        ``clip``: the factor of a mean of trained variables.
+        """
         if self._how == "first":
             mean = Mean(mean.gradients[:1])
-        return mean.at(self._where)
+        elif self.is_trained:
+            mean = mean._replace(divisor=mean.divisor / clip)
+        return mean.at(self.where)
 
     def begin(self) -> None:
         """Note that nothing of the next change is made."""
