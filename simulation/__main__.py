@@ -20,6 +20,7 @@ _KINDS = {
     "board": "--board",
     "hosts": "--hosts",
     "epochs": "--epochs",
+    "clips": "--clips",
 }
 
 
@@ -38,6 +39,7 @@ _KINDS = {
 @click.option("--hosts", is_flag=True, help="each worker is on a host of its own; some are lost")
 @click.option("--board", is_flag=True, help="worker 0 hosts the only shard, with a board for all")
 @click.option("--epochs", is_flag=True, help="with epochs; workers measure parts of evaluations")
+@click.option("--clips", is_flag=True, help="shards measure each mean before they apply it")
 @click.option(
     "--jobs",
     type=click.IntRange(1),

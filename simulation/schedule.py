@@ -49,6 +49,7 @@ class Schedule:
     lowest hosts the chief; who is lost is done without. ``copies``: so many of them hold each part.
     ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
     measure parts, too. ``back_s``: until a task that ended with an error is started again.
+    ``clips``: whether the norm of means is limited, by so much that their bits stay the same.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Schedule:
     copies: int = 1
     slow_chief: bool = False
     back_s: float = RESTART_S
+    clips: bool = False
 
     @property
     def examples(self) -> int:
@@ -143,6 +145,7 @@ class Schedule:
             f"worker {self.slow} is slow" if self.slow < self.workers else "",
             f"{self.epochs} epochs" if self.epochs else "",
             "the chief is slow" if self.slow_chief else "",
+            "clips" if self.clips else "",
             "consistent reads" if self.consistent_reads else "",
             "in chunks" if self.in_chunks else "",
             f"saves every {self.save_secs:g} s" if self.keeps else "no logdir",
@@ -162,13 +165,17 @@ def draw(
     board: bool = False,
     hosts: bool = False,
     epochs: bool = False,
+    clips: bool = False,
 ) -> Schedule:
     """Return the schedule of a seed; under another policy than it would have, if one is given.
 
     ``hosted``: without ps. What would happen to a ps happens to the worker that hosts the shard.
     ``board``: the same on a board, under sync-replicas unless a policy is given. ``hosts``: each on
-    a host of its own, of which some are lost. ``epochs``: with some, and a slow chief.
+    a host of its own, of which some are lost. ``epochs``: with some, and a slow chief. ``clips``:
+    see :class:`Schedule`.
     """
+    if clips:
+        return replace(draw(seed, policy, hosted=hosted, board=board, hosts=hosts), clips=True)
     if epochs:
         without = draw(seed, policy, hosted=hosted, board=board, hosts=hosts)
         return replace(without, epochs=3, slow_chief=True)

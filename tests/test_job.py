@@ -93,6 +93,8 @@ AVERAGE = (
         ("l2", float("inf"), "expected a finite number"),
         ("clip_norm", 0, "expected more than 0"),
         ("clip_norm", float("nan"), "expected a finite number"),
+        ("clip_norm_each", -1, "expected more than 0"),
+        ("clip_value", 0, "expected more than 0"),
         ("moving_average", 1, "expected less than 1"),
         ("max_nonfinite", -1, "expected at least 0"),
         ("partition_nbytes", -1, "expected at least 0"),
@@ -154,6 +156,9 @@ def test_directory_of_the_data_can_be_overridden(name: str) -> None:
         ({}, {"policy": "x"}, "unknown policy 'x'"),
         ({}, {"modell": 1}, "did you mean model?"),
         ({"clip_norm": 1}, {"overlap": True}, "clip_norm needs the whole gradient"),
+        ({"clip_norm_each": 1}, {"overlap": True}, "clip_norm_each needs the whole gradient"),
+        ({"clip_norm": 1}, {"clip_value": 2}, "the job has clip_norm and clip_value; expected one"),
+        ({"clip_norm": 1}, {"clip_norm_each": 2}, "the job has clip_norm and clip_norm_each"),
         ({"device": "gpu"}, {"overlap": True}, "device gpu needs the whole gradient"),
     ],
 )

@@ -247,8 +247,20 @@ class Job(BaseModel):
     clip_norm: float | None = Field(
         None,
         gt=0,
-        description="scale each worker's gradient, or that of each of its devices, "
-        "down to this global norm",
+        description="scale the mean gradient of an update down to this global norm, as "
+        "Keras's global_clipnorm does",
+    )
+    clip_norm_each: float | None = Field(
+        None,
+        gt=0,
+        description="the same for each worker's gradient, or that of each of its devices, before "
+        "their mean",
+    )
+    clip_value: float | None = Field(
+        None,
+        gt=0,
+        validate_default=True,
+        description="limit each element of the mean gradient to -clip_value ... clip_value",
     )
     moving_average: float | None = Field(
         None, ge=0, lt=1, description="decay of a moving average of the parameters, kept on the ps"
@@ -301,7 +313,8 @@ class Job(BaseModel):
     overlap: bool = Field(
         False,
         description="with tcp, send finished gradients while the model computes the others; "
-        "not with clip_norm, device gpu or devices, which need the whole gradient",
+        "not with device gpu, devices, clip_norm_each, or clip_norm unless the policy averages "
+        "gradients, which need the whole gradient",
     )
 
     initial: Any = Field(
@@ -334,6 +347,14 @@ class Job(BaseModel):
         if "optimizer" in info.data and "l2" in info.data:
             with _as_mistake():
                 Update(info.data["optimizer"], info.data["l2"], groups=value)
+        return value
+
+    @field_validator("clip_value")
+    @classmethod
+    def _check_clipping(cls, value: Any, info: Any) -> Any:
+        names = [n for n in ("clip_norm", "clip_norm_each") if info.data.get(n) is not None]
+        if len(given := names + ["clip_value"] * (value is not None)) > 1:
+            raise ValueError(f"the job has {' and '.join(given)}; expected one of them; omit one")
         return value
 
     @field_validator("steps")
@@ -414,7 +435,9 @@ class Job(BaseModel):
     def _check_overlap(cls, value: bool, info: Any) -> bool:
         job = info.data
         needs = {
-            "clip_norm": job.get("clip_norm") is not None,
+            "clip_norm": job.get("clip_norm") is not None
+            and policies.make_policy(job.get("policy", "hogwild")).step_per_push,
+            "clip_norm_each": job.get("clip_norm_each") is not None,
             "device gpu": job.get("device") == "gpu",
             "devices": bool(job.get("devices")),
         }
@@ -537,8 +560,23 @@ class Job(BaseModel):
 
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
-        options = {"groups": self.groups, "ramp": self.average_ramp}
-        return Update(self.optimizer, self.l2, self.moving_average, **options)
+        return Update(
+            self.optimizer,
+            self.l2,
+            self.moving_average,
+            clip_norm=None if self.clips_alone else self.clip_norm,
+            clip_value=self.clip_value,
+            groups=self.groups,
+            ramp=self.average_ramp,
+        )
+
+    @property
+    def clips_alone(self) -> bool:
+        """Whether a worker applies ``clip_norm``: each update is of one gradient, by the policy.
+
+        So it holds for a ps that applies its part of a gradient without asking the others.
+        """
+        return self.clip_norm is not None and policies.make_policy(self.policy).step_per_push
 
     @property
     def _begins_with(self) -> ModelVariables:

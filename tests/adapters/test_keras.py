@@ -390,11 +390,18 @@ TWINLESS = {
     "optimizer": lambda: optimizers.Nadam(),
     "decay of lamb": lambda: optimizers.Lamb(weight_decay=0.1),
     "average": lambda: optimizers.SGD(use_ema=True),
-    "clipping": lambda: optimizers.SGD(global_clipnorm=1.0),
+    "clipping": lambda: optimizers.SGD(clipnorm=1.0),
     "decay": lambda: optimizers.SGD(weight_decay=0.1),
     "schedule": lambda: optimizers.SGD(schedules.CosineDecayRestarts(0.1, 4)),
     "the user's own": lambda: type("SGD", (optimizers.SGD,), {"__module__": "own"})(),
 }
+
+
+@pytest.mark.parametrize("option", ["global_clipnorm", "clipvalue"])
+def test_clipping_of_an_optimizer_is_refused_with_the_option_that_does_it(option: str) -> None:
+    twin = {"global_clipnorm": "clip_norm=0.5", "clipvalue": "clip_value=0.5"}[option]
+    with pytest.raises(ConfigError, match=f"give the job {twin}"):
+        rule_of(optimizers.SGD(**{option: 0.5}))
 
 
 @pytest.mark.parametrize("case", TWINLESS)

@@ -92,6 +92,24 @@ async def test_switch_is_answered_when_it_is_made() -> None:
     assert request.replies == [Done("bounded-staleness:3")]
 
 
+@pytest.mark.parametrize(
+    ("policy", "other", "near"),
+    [
+        ("sync-replicas", "hogwild", "sync-replicas:aggregate=2"),
+        ("hogwild", "sync-replicas", "bounded-staleness:3"),
+    ],
+)
+async def test_switch_after_which_clip_norm_would_be_of_something_else_is_refused(
+    policy: str, other: str, near: str
+) -> None:
+    _, admin = hosted(policy=policy, clip_norm=1.0)
+    with pytest.raises(RefusedError, match=f"start it again with --policy {other}"):
+        admin.on_switch_policy(Asked(sender="client 0"), SwitchPolicy(other))
+    request = Asked(sender="client 0")
+    admin.on_switch_policy(request, SwitchPolicy(near))
+    assert request.replies == [Done(near)]
+
+
 async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> None:
     """But for a ps that leaves: it may have halted at the one under way, and write no other."""
     _, admin = hosted()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,16 +13,17 @@ from tests.asking import Asked
 from tests.clock import StopClock
 from tests.coordination.parts import add_peer, begun_leader, leader_with_a_roster, make_leader
 from zmqtrain.coordination import leader as leader_module
-from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
+from zmqtrain.coordination.events import Measured, PullArrived, PushArrived, Stepped
+from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.policies.sync_replicas import TokenSyncReplicas
-from zmqtrain.protocol.orders import Answer, Apply, Numbered
+from zmqtrain.protocol.orders import Answer, Apply, Measure, Numbered, Reduce, Snapshot
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Arrived, Extend, ShardReport, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, Extend, Save, ShardReport, SwitchPolicy
 
 REPORT = ShardReport(0, 0, 16)
 
@@ -136,6 +138,48 @@ async def test_push_counts_once_it_lies_ready_on_all_shards(peers: PeerTable) ->
     for _ in range(2):  # it is reported again until it is decided
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0,), (1,), (1,), (True,)))
         assert kinds(carried_out) == [Apply, Answer]
+
+
+async def test_update_that_clips_waits_for_the_squares_of_all_shards_also_after_a_kill() -> None:
+    segment, given, squares = Segment.private(SegmentLayout(4, [])), list[Numbered](), [3, 2**300]
+
+    def leader_of(peers: PeerTable) -> Leader:
+        for name in ("ps 1", "worker 0"):
+            add_peer(peers, name)
+        options: dict[str, Any] = {"policy": "sync-replicas:aggregate=1", "clip_norm": 1.0}
+        return make_leader(
+            shards=2, peers=peers, segment=segment, carry_out=given.extend, **options
+        )
+
+    def report(square: int) -> ShardReport:
+        return replace(REPORT, measured=1, square=f"{square:x}")
+
+    leader = leader_of(PeerTable(5.0, 2, lambda peer: False))
+    leader.begin(1, 0, Ledger())
+    for worker in (0, 1):
+        leader.joined(add_peer(leader.peers, f"worker {worker}"))
+        given += leader.arrived(PullArrived(worker))
+    ps, push = Asked(sender="ps 1", incarnation=1), Arrived((0,), (1,), (1,), (True,))
+    given += leader.arrived(PushArrived(0, 1, 0, 1))
+    leader.on_arrived(ps, push)
+    assert kinds(given[-1:]) == [Measure] and not leader.all_delivered
+    number = given[-1][0]
+    leader.event(Save("run/step-1"))
+    with pytest.raises(ProtocolError, match="ps 1 reports the square '-1'"):
+        leader.on_shard_report(ps, replace(REPORT, measured=1, square="-1"))
+    for _ in range(2):
+        leader.on_shard_report(ps, report(squares[1]))
+    assert given[-1][0] == number
+    segment.words[ORDERS] = number - 1  # it was killed before its own part was known
+
+    given.clear()
+    leader = leader_of(PeerTable(5.0, 2, lambda peer: False))
+    leader.recover(1)
+    assert [each for each, _ in given][:1] == [number]
+    leader.measured(Measured(0, 1, squares[0]))
+    leader.measured(Measured(0, 1, squares[0]))
+    assert kinds(given)[:4] == [Measure, Reduce, Answer, Snapshot]
+    assert given[1] == (number + 1, Reduce((0,), float(sum(squares))))
 
 
 async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable) -> None:

@@ -34,8 +34,8 @@ from zmqtrain.optim import (
 
 _REMEDIES = {
     "clipnorm": "give the job clip_norm, which is for all variables together",
-    "global_clipnorm": "give the job clip_norm",
-    "clipvalue": "give the job clip_norm",
+    "global_clipnorm": "give the job clip_norm={}, which clips the same way",
+    "clipvalue": "give the job clip_value={}, which clips the same way",
     "use_ema": "give the job moving_average",
     "loss_scale_factor": "compute in bfloat16, which needs none",
     "gradient_accumulation_steps": "use the policy sync-replicas:aggregate=R",
@@ -52,7 +52,8 @@ def rule_of(optimizer: Any) -> Rule:
     options = optimizer.get_config()
     for name, remedy in _REMEDIES.items():
         if options.get(name):
-            raise _no_twin(f"{name}={options[name]!r} of {_name(optimizer)}", remedy)
+            text = f"{name}={options[name]!r} of {_name(optimizer)}"
+            raise _no_twin(text, remedy.format(options[name]))
     if getattr(optimizer, "_exclude_from_weight_decay_cache", None) is not None:
         raise _no_twin(f"exclude_from_weight_decay of {_name(optimizer)}", "leave it out")
     # On torch, Keras has a class of the same name for each optimizer.

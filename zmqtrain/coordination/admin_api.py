@@ -179,6 +179,13 @@ class AdminApi:
                 f"under {policy.spec} each part decides alone, so its copies would differ; "
                 "expected another policy, such as hogwild:whole"
             )
+        job = self._leader.job
+        if job.clip_norm is not None and policy.step_per_push != job.clips_alone:
+            raise RefusedError(
+                f"clip_norm is of the mean under policies that average gradients, else of each "
+                f"worker's gradient, so {job.policy} cannot become {policy.spec} in a running job; "
+                f"stop it, and start it again with --policy {policy.spec}"
+            )
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 

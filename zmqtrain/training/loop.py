@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from zmqtrain.compute.device import make_device
 from zmqtrain.compute.offload import Offload
 from zmqtrain.compute.threads import ThreadTeam
@@ -25,7 +27,8 @@ from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset
 from zmqtrain.models.checks import labels_at
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.training.exchange import Exchange, StepReport, StepResult
+from zmqtrain.optim.norm import clip_scale, square_of
+from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import LoopBridge
 from zmqtrain.training.profiling import StepProfile
@@ -91,6 +94,7 @@ class TrainingLoop:
         self._profile = None if profile is None else StepProfile(job, profile)
         in_place = not isinstance(job.model, LoopBridge) and profile is None
         self._computing = Offload("compute", in_place=in_place)
+        self._membership: Membership
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
@@ -128,7 +132,7 @@ class TrainingLoop:
         self._metrics.role_state.set("joining")
         self._prefetcher.forget(self._batches)
         self._batches.clear()
-        membership = await self._exchange.join()
+        membership = self._membership = await self._exchange.join()
         self._runner.bind(membership)
         self.has_joined = True
         self._metrics.role_state.set("training")
@@ -171,8 +175,19 @@ class TrainingLoop:
         self._runner.load_parameters()
         read_at = time.perf_counter()
         loss, finite = self._runner.compute(batch, number)
+        if finite and self._job.clips_alone:
+            self._clip()
         report = StepReport(number, examples, loss, finite, self._runner.sums, self._runner.absent)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
+
+    def _clip(self) -> None:
+        """Scale the gradient, wherever it was computed, by its global norm."""
+        memory, limit = self._membership, self._job.clip_norm or 1.0
+        pairs = list(zip(memory.layouts, memory.gradients, strict=True))
+        square = sum(square_of(flat[layout.owned_trained], limit) for layout, flat in pairs)
+        if (scale := clip_scale(float(square), 1, limit)) < 1:
+            for layout, flat in pairs:
+                flat[: layout.trained] *= np.float32(scale)
 
     def _take(self, number: int) -> Batch:
         """Return a batch of at least one array, with the rows of the plan.

@@ -122,9 +122,9 @@ class ModelRunner:
         if self._is_first and math.isfinite(loss):
             self._check_written()
             self._is_first = False
-        if self._job.clip_norm is not None:
+        if self._job.clip_norm_each is not None:
             gradients = {name: self._out[name] for name in self._trained}
-            clip_by_global_norm(gradients, self._job.clip_norm)
+            clip_by_global_norm(gradients, self._job.clip_norm_each)
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
         return loss, finite

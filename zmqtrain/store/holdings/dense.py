@@ -96,9 +96,7 @@ class Dense:
         factors = self._segment.factors if self._is_layered else None
         numbers, absences = self._numbers(change), self._absences(self._absent(change), step)
         calls = [
-            partial(
-                part.bound.apply, part.own(mean, change.clip), step, factors, numbers, absences
-            )
+            partial(part.bound.apply, part.own(mean, change.clip), step, factors, numbers, absences)
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
             for part in self._parts
