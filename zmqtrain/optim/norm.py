@@ -19,6 +19,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
+_LARGEST_SQUARE = 2.0**256  # of a float32
 _LIMB_BITS = 40  # so many bits of 2^23 numbers fit into an int64
 
 
@@ -41,9 +42,10 @@ def square_of(gradient: Any, limit: float) -> int:
     """
     unit = _unit(limit)
     if not isinstance(gradient, np.ndarray):
-        return round(float(sum_of_squares(gradient)) / unit)
+        return round(min(_LARGEST_SQUARE, float(sum_of_squares(gradient))) / unit)
     total, rest = 0, list(blocks(len(gradient)))
-    if gradient.flags.c_contiguous and (compiled := _compiled()) is not None:
+    flags = gradient.flags
+    if flags.c_contiguous and flags.aligned and (compiled := _compiled()) is not None:
         total, rest = compiled(gradient, unit)
     return total + sum(_square_of(gradient[block], unit) for block in rest)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from struct import Struct
 from typing import NamedTuple
 
 from zmqtrain.store.segment import Segment
@@ -18,8 +17,8 @@ from zmqtrain.store.segment import Segment
 UPDATE, ACCUMULATE = 1, 2
 """Kinds of changes: of parameters and slots; of the sum."""
 
-_DOUBLE, _WORD = Struct("<d"), Struct("<q")
 _HEAD = 8  # words before the contributions
+_CLIP = 7
 
 
 class Contribution(NamedTuple):
@@ -32,16 +31,6 @@ class Contribution(NamedTuple):
     worker: int
     sequence: int
     examples: int
-
-
-def word_of(number: float) -> int:
-    """Return the bits of a float64 as an int64."""
-    return int(_WORD.unpack(_DOUBLE.pack(number))[0])
-
-
-def float_of(word: int) -> float:
-    """Return the float64 with these bits."""
-    return float(_DOUBLE.unpack(_WORD.pack(word))[0])
 
 
 @dataclass(slots=True)
@@ -61,24 +50,26 @@ class Change:
 class Note:
     """The note of a segment's last change.
 
-    It is int64 words: state, examples, unit, step, whether the sum is part of it, bits of the
-    factor that clips, order, number of contributions, and for each contribution buffer, worker,
+    It is int64 words: state, examples, unit, step, whether the sum is part of it, order, number of
+    contributions, the bits of the factor that clips, and for each contribution buffer, worker,
     sequence, examples. The state is 0 while nothing is noted, the kind of a change that is made,
     and its negative until then.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.change
+        self._floats = segment.change.cast("B").cast("d")
 
     def write(self, change: Change) -> None:
         """Note that a change begins: from here on another process would finish it."""
-        values = [change.examples, change.unit, change.step, change.with_sum]
-        values += [word_of(change.clip), change.order, len(change.contributions)]
+        values = [change.examples, change.unit, change.step, change.with_sum, change.order]
+        values += [len(change.contributions), 0]
         for contribution in change.contributions:
             values += contribution
         words = self._words
         words[0] = 0
         words[1 : 1 + len(values)] = memoryview(array("q", values))
+        self._floats[_CLIP] = change.clip
         words[0] = -change.kind
 
     def finish(self) -> None:
@@ -97,10 +88,10 @@ class Note:
     def last(self) -> Change | None:
         """Return the last change that was noted."""
         words = self._words
-        state, examples, unit, step, with_sum, clip, order, contributions = words[:_HEAD]
+        state, examples, unit, step, with_sum, order, contributions = words[:_CLIP]
         if not state:
             return None
         at = range(_HEAD, _HEAD + 4 * contributions, 4)
         given = tuple(Contribution(*words[place : place + 4]) for place in at)
-        more = bool(with_sum), float_of(clip), order
+        more = bool(with_sum), self._floats[_CLIP], order
         return Change(abs(state), given, examples, unit, step, *more)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from struct import Struct
 from typing import Any, Literal, cast
 
 from numpy.typing import NDArray
@@ -22,15 +23,7 @@ from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
 from zmqtrain.store import checkpoint
-from zmqtrain.store.changes import (
-    ACCUMULATE,
-    UPDATE,
-    Change,
-    Contribution,
-    Note,
-    float_of,
-    word_of,
-)
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.layout import ShardLayout
@@ -45,6 +38,8 @@ from zmqtrain.store.segment_layout import (
     VERSION,
     SegmentLayout,
 )
+
+_DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
 
 class Shard:
@@ -95,12 +90,12 @@ class Shard:
     def learning_rate(self) -> float | None:
         """The learning rate of later updates in place of the optimizer's; None: there is none."""
         bits = self.segment.words[RATE]
-        return -float_of(bits) if bits else None
+        return -float(_DOUBLE.unpack(_WORD.pack(bits))[0]) if bits else None
 
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
         was_own = self.learning_rate is None
-        self.segment.words[RATE] = 0 if rate is None else word_of(-rate)
+        self.segment.words[RATE] = 0 if rate is None else _WORD.unpack(_DOUBLE.pack(-rate))[0]
         if was_own:
             self.take_over_rate()
 

@@ -42,9 +42,7 @@ def sums_of_blocks(gradient: Flat, unit: float) -> tuple[int, list[slice]]:
     is_large = rows[:, 2] >> 52 != np.float64(high).view(np.uint64) >> np.uint64(52)
     left_out = [slice(at * BLOCK, (at + 1) * BLOCK) for at in np.flatnonzero(is_large).tolist()]
     upper, lower = rows[~is_large, 0], rows[~is_large, 1].view(np.int64)
-    half = np.uint64(32)
-    total = (int((upper >> half).sum()) << 32) + int((upper & np.uint64(2**32 - 1)).sum())
-    return (total << HIGH_BITS) + int(lower.sum()), left_out
+    return (sum(upper.tolist()) << HIGH_BITS) + sum(lower.tolist()), left_out
 
 
 @cache
@@ -59,9 +57,8 @@ def _compiled() -> tuple[Callable[..., None], Any]:
 
 def _function() -> ir.Function:
     """Return a function that writes, for each block, high units, units and all bits of the sums."""
-    pointers = _FLOAT.as_pointer(), _INT.as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [_INT, pointers[0], _DOUBLE, _DOUBLE, pointers[1]])
-    function = ir.Function(ir.Module(), kind, "squares")
+    types = _INT, _FLOAT.as_pointer(), _DOUBLE, _DOUBLE, _INT.as_pointer()
+    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), types), "squares")
     size, gradient, high, low, rows = function.args
     gradient.add_attribute("noalias")
     rows.add_attribute("noalias")
