@@ -739,6 +739,8 @@ class Job(BaseModel):
             "frozen": digest_of_arrays(self.frozen()),
             "class_weight": str(sorted(self.class_weight.items()) if self.class_weight else ""),
             INITIAL: digest_of_arrays(self.initial),
+            "clip_norm": str(self.clip_norm if self.clips_alone else ""),
+            "clip_norm_each": str(self.clip_norm_each or ""),
         }
         return {name: short(text) for name, text in optional.items() if text} | {
             "model": short(canonical(repr(self.model))),

@@ -21,29 +21,33 @@ def orders(kind: type) -> Any:
     return lambda orders: any(isinstance(order, kind) for order in orders.orders)
 
 
-def kill(name: str) -> Fault:
-    return Fault(0.0, "kill", (name,), 0.3)
+def dying(task: str, point: str, how: str = "kill") -> Rule:
+    """Return the rule by which a task dies just before a message of the third measure arrives."""
+    kind, number, where = POINTS[point]
+    return before(kind, number, fault=Fault(0.0, how, (task,), 0.3), where=where)
 
 
-POINTS: dict[str, list[Rule]] = {
+POINTS: dict[str, tuple[type, int, Any]] = {
+    "measure": (Orders, 3, orders(Measure)),
+    "report": (ShardReport, 1, has_measured),
+    "update": (Orders, 3, orders(Reduce)),
+}
+"""Messages: their class, which of them, and a function that recognises them."""
+
+
+FAULTS: dict[str, list[Rule]] = {
     "a measure is lost": [drop(Orders, 2, where=orders(Measure))],
     "a report is lost": [drop(ShardReport, 1, where=has_measured)],
     "an update is lost": [drop(Orders, 2, where=orders(Reduce))],
     **{
-        f"{task} dies before {what}": [before(kind, 2, fault=kill(task), where=where)]
+        f"{task} dies before a {point}": [dying(task, point)]
         for task in ("ps 0", "ps 1", "worker 1")
-        for what, kind, where in (
-            ("a measure comes", Orders, orders(Measure)),
-            ("a report comes", ShardReport, lambda report: report.measured > 0),
-            ("an update comes", Orders, orders(Reduce)),
-        )
+        for point in POINTS
     },
-    "both ps die before a report comes": [
-        before(ShardReport, 1, fault=Fault(0.0, "kill", ("ps 0", "ps 1"), 0.3), where=has_measured)
-    ],
+    "both ps die before a report": [dying("ps 0", "report"), dying("ps 1", "report")],
 }
 
 
-@pytest.mark.parametrize("rules", POINTS.values(), ids=POINTS)
+@pytest.mark.parametrize("rules", FAULTS.values(), ids=FAULTS)
 def test_update_that_is_measured_counts_once_whatever_dies(rules: list[Rule]) -> None:
     held(calm(clips=True, lane="shm", rules=tuple(rules)))

@@ -10,6 +10,7 @@ import pytest
 from simulation.faults import Fault
 from simulation.rules import before, delay, drop, duplicate
 from simulation.schedule import Schedule
+from tests.simulation.test_measuring import dying
 from tests.traces import Trace, calm, trace_of
 from zmqtrain.wire.messages import HandedOver, HandOver, Orders
 
@@ -66,6 +67,14 @@ def test_orders_that_only_one_other_ps_had_are_carried_out_by_all() -> None:
     rules = (drop(Orders, receiver="worker 2", from_s=1.3, until_s=1.7),)
     trace = trace_of(lost(0, rules=rules))
     assert goes_on_at(trace) > 2
+
+
+@pytest.mark.parametrize(("point", "worker", "step"), [("report", 0, 2), ("update", 1, 1)])
+def test_update_that_is_held_back_when_a_host_is_lost_is_not_half_made(
+    point: str, worker: int, step: int
+) -> None:
+    rules = (dying(f"worker {worker}", point, "lose"),)
+    assert goes_on_at(trace_of(lost(clips=True, rules=rules))) == step
 
 
 def test_messages_of_the_hand_over_may_be_lost_or_come_late_or_twice() -> None:
