@@ -72,7 +72,7 @@ class CpuKernel:
         self.loop.run(
             start,
             stop,
-            _address(given),
+            address_of(given),
             *self._addresses,
             *scalars.numbers[: self._numbers],
             *scalars.others(self._l2),
@@ -105,7 +105,7 @@ def _as_compiled(gradient: Flat) -> Flat:
     return np.array(gradient, np.float32)
 
 
-def _address(array: Flat) -> int:
+def address_of(array: Flat) -> int:
     """Return where the elements lie; ``array.ctypes.data`` takes several times as long."""
     try:
         return addressof(_NOTHING.from_buffer(array))  # type: ignore[arg-type]

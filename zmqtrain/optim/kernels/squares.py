@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.kernels.loop import counted, engine_of
 
 BLOCK = 4096
@@ -36,13 +37,13 @@ def sums_of_blocks(gradient: Flat, unit: float) -> tuple[int, list[slice]]:
     element is not finite or its square has 2^92 units or more.
     """
     rows = np.empty((-(-len(gradient) // BLOCK), 3), np.uint64)
-    high = 2.0**52 * 2**HIGH_BITS * unit
+    high, low = 2.0 ** (52 + HIGH_BITS) * unit, 1.5 * 2.0**52 * unit
     code, _ = _compiled()
-    code(len(gradient), gradient.ctypes.data, high, 1.5 * 2.0**52 * unit, rows.ctypes.data)
-    is_large = rows[:, 2] >> 52 != np.float64(high).view(np.uint64) >> np.uint64(52)
-    left_out = [slice(at * BLOCK, (at + 1) * BLOCK) for at in np.flatnonzero(is_large).tolist()]
-    upper, lower = rows[~is_large, 0], rows[~is_large, 1].view(np.int64)
-    return (sum(upper.tolist()) << HIGH_BITS) + sum(lower.tolist()), left_out
+    code(len(gradient), address_of(gradient), high, low, address_of(rows))
+    large = np.flatnonzero(rows[:, 2] >= np.float64(2 * high).view(np.uint64))
+    rows[large] = 0
+    total = (sum(rows[:, 0].tolist()) << HIGH_BITS) + sum(rows[:, 1].view(np.int64).tolist())
+    return total, [slice(at * BLOCK, (at + 1) * BLOCK) for at in large.tolist()]
 
 
 @cache
