@@ -157,10 +157,7 @@ class Job(BaseModel):
         description="where the examples come from: see zmqtrain.models.base.Data; or the training "
         "set itself, arrays or a Dataset"
     )
-    optimizer: Any = Field(
-        description="update rule applied by the parameter servers; or an optimizer of Keras; or a "
-        "function that makes one of torch from the parameters, with its scheduler"
-    )
+    optimizer: Any = Field(description="update rule, or one of torch or Keras: docs/optimizers.md")
     policy: PolicySpec = Field(
         "hogwild",
         description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
@@ -266,9 +263,7 @@ class Job(BaseModel):
         None, ge=0, lt=1, description="decay of a moving average of the parameters, kept on the ps"
     )
     average_ramp: bool = Field(
-        True,
-        description="let that decay rise, from 2/11 at the first step, as TensorFlow does; without "
-        "it the average is that of torch's AveragedModel",
+        True, description="begin with a small decay, as TensorFlow; no: as torch's AveragedModel"
     )
     evaluate_average: bool = Field(
         False, description="evaluate the moving average instead of the parameters"
@@ -401,8 +396,7 @@ class Job(BaseModel):
         if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax"):
             raise ValueError(
                 "this is another library's; expected a rule of zmqtrain.optim, such as "
-                "AdamW(0.001): updates are made where the parameters lie, for all workers; see "
-                "docs/optimizers.md"
+                "AdamW(0.001); docs/optimizers.md lists those that make the same steps"
             )
         if isinstance(value, type):
             raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")

@@ -177,14 +177,18 @@ REFUSED = {
     ),
     "maximize": (partial(optim.SGD, maximize=True), "maximize .*the negative of the loss"),
     "lr_decay": (partial(optim.Adagrad, lr_decay=0.1), "lr_decay .*LambdaLR"),
-    "half a step": (scheduled(sequence, 0.5), r"SequentialLR is stepped after each 0\.5 updates"),
+    "half a step": (scheduled(sequence, 0.5), r"SequentialLR after each 0\.5 updates"),
     "too many": (scheduled(sequence, 1, 2), "the optimizer of .* failed: .*too many values"),
-    "a part": (lambda p: optim.SGD(p[1:]), r"leaves out 0\.weight"),
-    "other parameters": (lambda p: optim.SGD(net().parameters()), "not of the job's module"),
+    "a part": (lambda p: optim.SGD(p[1:]), r"leaves out 0\.weight; .*requires_grad_"),
+    "other parameters": (lambda p: optim.SGD([*p, *net().parameters()]), "of another module"),
     "nothing": (lambda p: None, "NoneType .*return the optimizer"),
     "an error": (lambda p: optim.SGD(p, speed=1), "the optimizer of .* failed: .*speed"),
     "measures": (scheduled(lr_scheduler.ReduceLROnPlateau), r"callbacks\.ReduceLROnPlateau"),
-    "no scheduler": (scheduled(lambda optimizer: 3), "int .*depends on its steps alone"),
+    "scheduler of another": (
+        lambda p: (optim.SGD(p), lr_scheduler.StepLR(optim.SGD(p), 3)),
+        "StepLR .*one of this optimizer",
+    ),
+    "no scheduler": (scheduled(lambda optimizer: 3), "int .*depends on steps alone"),
     "changes of the decay": (scheduled(with_others), "Odd changes weight_decay;"),
 }
 

@@ -29,7 +29,6 @@ from zmqtrain.optim import (
     Piecewise,
     Polynomial,
     RMSProp,
-    Sequential,
     Warmup,
     new_slots,
 )
@@ -87,7 +86,6 @@ IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
     (NaturalExponential(0.1, 10, 2), {"decay_steps": (0, -1), "decay_rate": (-0.9,)}),
     (Polynomial(0.1, 10), {"decay_steps": (0.9, 0), "end": (-1.0,), "power": (0.0,)}),
     (Warmup(0.1, 10), {"steps": (0.9, 0), "start": (-1.0,)}),
-    (Sequential((1, 2), (3,)), {"boundaries": ((-1,),)}),
     (Cosine(0.1, 10), {"decay_steps": (0.1, 0), "alpha": (1.5,)}),
     (Piecewise((1, 2), (1, 2, 3)), {"boundaries": ((-1, 5), (2, 2)), "values": ((1, 2, -0.2),)}),
 ]

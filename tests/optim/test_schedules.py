@@ -17,7 +17,6 @@ from zmqtrain.optim import (
     Piecewise,
     Polynomial,
     Schedule,
-    Sequential,
     Warmup,
 )
 from zmqtrain.optim.schedules import rate_at
@@ -46,7 +45,6 @@ HAND_VALUES = [
 RISING: list[tuple[Schedule, dict[int, float]]] = [
     (Warmup(0.2, 4), {0: 0.0, 1: 0.05, 4: 0.2, 99: 0.2}),
     (Warmup(Cosine(2.0, 100), 4, start=1.0), {0: 1.0, 2: 1.5, 4: 2.0, 54: 1.0, 104: 0.0}),
-    (Sequential((1.0, Exponential(0.5, 1, 0.5), 0.1), (2, 4)), {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.1}),
 ]
 
 

@@ -59,8 +59,7 @@ def rule_of(optimizer: Any) -> Rule:
     # On torch, Keras has a class of the same name for each optimizer.
     if not type(optimizer).__module__.startswith("keras.") or _name(optimizer) not in _RULES:
         raise _no_twin(f"the optimizer {_name(optimizer)}", f"expected one of {', '.join(_RULES)}")
-    rate = _rate_of(options["learning_rate"])
-    rule = _rule_of(_name(optimizer), options | {"learning_rate": rate})
+    rule = _rule_of(_name(optimizer), options)
     decay = options.get("weight_decay")
     if decay and decay != getattr(rule, "weight_decay", None):
         raise _no_twin(f"weight_decay of {_name(optimizer)}", "use AdamW or Lion")
@@ -103,6 +102,7 @@ def _rule_of(name: str, options: dict[str, Any]) -> Rule:
     if name == "Adam" and (options["weight_decay"] or options["amsgrad"]):
         rule = _RULES["AdamW"]
     given = {n: 0.0 if v is None else v for n, v in options.items()}
+    given["learning_rate"] = _rate_of(options["learning_rate"])
     if name == "Lamb":
         del given["weight_decay"]  # which is another than the rule's
     return cast(Rule, replace(rule, **options_of(rule, given, _OURS)))

@@ -30,11 +30,7 @@ _TWINS: dict[str, Any] = {
     "Adagrad": Adagrad.torch(),
     "RMSprop": RMSProp.torch(),
 }
-_OURS = {
-    "eps": "epsilon",
-    "alpha": "rho",
-    "initial_accumulator_value": "initial_accumulator",
-}
+_OURS = {"eps": "epsilon", "alpha": "rho", "initial_accumulator_value": "initial_accumulator"}
 _REMEDIES = {
     "maximize": "return the negative of the loss",
     "NoneType": "return the optimizer, or a tuple of it and its scheduler",
@@ -80,23 +76,16 @@ def _takes_module(make: Callable[..., Any]) -> bool:
 
 
 def _members(optimizer: Any, module: Any) -> list[list[str]]:
-    """Return the names of the trained variables of each group.
-
-    Raises:
-        ConfigError: a trained parameter is in no group, or one of a group is not the module's.
-    """
+    """Return the names of the trained variables of each group; they must be all of the module's."""
     names = {id(p): name if p.requires_grad else "" for name, p in module.named_parameters()}
     groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     given = {each for group in groups for each in group}
-    if given - names.keys():
+    wrong = [f"leaves out {name}" for each, name in names.items() if name and each not in given]
+    wrong += ["has a parameter of another module"] if given - names.keys() else []
+    if wrong:
         raise ConfigError(
-            "the optimizer has parameters that are not of the job's module; expected those that "
-            "the function is given, as in lambda parameters: AdamW(parameters)"
-        )
-    if left_out := [name for each, name in names.items() if name and each not in given]:
-        raise ConfigError(
-            f"the optimizer leaves out {left_out[0]}, so it would not train it; expected all "
-            "parameters; add it, or freeze it in build() with requires_grad_(False)"
+            f"the optimizer {wrong[0]}; expected exactly the parameters that its function is given;"
+            " freeze those that are not trained in build(), with requires_grad_(False)"
         )
     return [[names[each] for each in group if names[each]] for group in groups]
 
@@ -104,11 +93,7 @@ def _members(optimizer: Any, module: Any) -> list[list[str]]:
 def _twin(
     twin: Any, group: dict[str, Any], name: str, table: _Table | None, number: int
 ) -> tuple[Any, float]:
-    """Return the rule of a group, and its l2.
-
-    Raises:
-        ConfigError: the rule does not have an option of the group.
-    """
+    """Return the rule of a group, and its l2."""
     if wrong := [option for option in ("maximize", "lr_decay") if group.get(option)]:
         raise _no_twin(wrong[0], "")
     rate, momentum, decay = float(group["lr"]), _momentum(group), float(group["weight_decay"])
@@ -137,12 +122,13 @@ class _Table:
 
     def __init__(self, groups: list[dict[str, Any]], scheduler: Any, every: int) -> None:
         self._name = type(scheduler).__name__
-        if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
-            raise _no_twin(self._name, "expected a scheduler that depends on its steps alone")
+        is_pure = isinstance(scheduler, LRScheduler) and not isinstance(
+            scheduler, ReduceLROnPlateau
+        )
+        if not is_pure or scheduler.optimizer.param_groups is not groups:
+            raise _no_twin(self._name, "expected one of this optimizer that depends on steps alone")
         if type(every) is not int or every < 1:
-            raise ConfigError(
-                f"{self._name} is stepped after each {every!r} updates; expected a number from 1 on"
-            )
+            raise _no_twin(f"{self._name} after each {every!r} updates", "expected 1 or more")
         for group in groups:
             group["params"] = []  # the module need not stay in memory for them
         self._groups, self._scheduler, self._every = groups, scheduler, every
@@ -152,10 +138,7 @@ class _Table:
         self.at(every, 0)
 
     def schedule(self, column: int) -> Function:
-        """Return a column as a schedule: of group i, 2i is the learning rate, 2i + 1 the momentum.
-
-        Its calls raise ConfigError if the scheduler ends before, or changes anything else.
-        """
+        """Return a column: 2i has the learning rates of group i, 2i + 1 its momentum."""
         return Function(lambda step: self.at(step, column), self._name)
 
     def at(self, step: int, column: int) -> float:
@@ -181,5 +164,5 @@ class _Table:
 
 
 def _no_twin(what: str, remedy: str) -> ConfigError:
-    remedy = _REMEDIES.get(what, remedy)
-    return ConfigError(f"{what} of a torch optimizer has no twin in zmqtrain.optim; {remedy}")
+    way_out = _REMEDIES.get(what, remedy)
+    return ConfigError(f"{what} of torch has no twin in zmqtrain.optim; {way_out}")

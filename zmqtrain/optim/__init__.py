@@ -16,7 +16,6 @@ from zmqtrain.optim.schedules import (
     Piecewise,
     Polynomial,
     Schedule,
-    Sequential,
     Warmup,
 )
 
@@ -43,7 +42,6 @@ __all__ = [
     "Polynomial",
     "Cosine",
     "Warmup",
-    "Sequential",
     "Schedule",
     "AVERAGE",
     "Mean",

@@ -85,8 +85,7 @@ class AdamW(Moments):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        names = "m", "v", *["v_max"] * self.amsgrad
-        return tuple(Slot(name, 0.0) for name in names)
+        return tuple(Slot(name, 0.0) for name in self.formula_slots if name)
 
     @property
     def formula_slots(self) -> tuple[str | None, ...]:

@@ -29,6 +29,7 @@ _GROUPS = 'expected options by patterns of names, such as {"*.bias": {"weight_de
 
 
 Pattern: TypeAlias = str | tuple[str, ...]
+Groups: TypeAlias = Mapping[Pattern, Mapping[str, Any]]
 
 
 class Run(NamedTuple):
@@ -76,9 +77,7 @@ class Update:
     moving_average: float | None = None
     clip_norm: float | None = field(default=None, kw_only=True)
     clip_value: float | None = field(default=None, kw_only=True)
-    groups: Mapping[Pattern, Mapping[str, Any]] = field(
-        default_factory=dict, kw_only=True, hash=False
-    )
+    groups: Groups = field(default_factory=dict, kw_only=True, hash=False)
     ramp: bool = field(default=True, kw_only=True)
     fused: bool = field(default=True, kw_only=True, compare=False)
 

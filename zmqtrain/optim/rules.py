@@ -180,9 +180,8 @@ class RMSProp(FormulaRule):
     def hyperparameters(self, step: int) -> Numbers:
         inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
         rate = rate_at(self.learning_rate, step)
-        momentum = momentum_at(self.momentum, step)
-        numbers = rounded(rate, 1 - self.rho, momentum, inner, outer)
-        return *numbers, bool(self.scaled_velocity)
+        numbers = rate, 1 - self.rho, momentum_at(self.momentum, step), inner, outer
+        return *rounded(*numbers), bool(self.scaled_velocity)
 
     @staticmethod
     def formula(
@@ -199,12 +198,8 @@ class RMSProp(FormulaRule):
         if momentum is not None:
             descent = decay * momentum + descent
             momentum = descent
-        return (
-            w - (descent if scaled_velocity else rate * descent),
-            mean_square,
-            mean_gradient,
-            momentum,
-        )
+        step = descent if scaled_velocity else rate * descent
+        return w - step, mean_square, mean_gradient, momentum
 
 
 @dataclass(frozen=True, slots=True)

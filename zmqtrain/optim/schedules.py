@@ -7,13 +7,13 @@ D is ``decay_steps``.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from math import ceil, cos, exp, floor, inf, pi
-from typing import Annotated, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.checks import (
@@ -55,9 +55,8 @@ class _Decay(Checked):
         kind, steps, rate = type(self).__name__, self.decay_steps, self.decay_rate
         if is_number(steps) and is_number(rate) and 0 < steps < 1 < rate:
             raise ConfigError(
-                f"{kind}: decay_steps is {steps!r}; expected a number of steps before decay_rate, "
-                f"as in {kind}({self.initial!r}, {rate!r}, {steps!r}); correct decay_steps in the "
-                "job"
+                f"{kind}: decay_steps is {steps!r}; expected it before decay_rate, as in {kind}"
+                f"({self.initial!r}, {rate!r}, {steps!r}); correct decay_steps in the job"
             )
         Checked.__post_init__(self)
 
@@ -103,7 +102,24 @@ class Piecewise:
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        _check_pieces(self, "value")
+        # As tuples, so that the schedule cannot change and has one repr.
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ConfigError(
+                f"Piecewise: {len(self.boundaries)} boundaries and {len(self.values)} values; "
+                "expected one value more than boundaries; add or remove a value in the job"
+            )
+        if not all(is_number(step) and step >= 0 for step in self.boundaries):
+            raise ConfigError(
+                f"Piecewise: boundaries is {self.boundaries!r}; expected a sequence of steps, none "
+                "below 0; correct boundaries in the job"
+            )
+        if any(low >= high for low, high in pairwise(self.boundaries)):
+            raise ConfigError(
+                f"Piecewise: boundaries is {self.boundaries!r}; expected increasing steps; "
+                "correct boundaries in the job"
+            )
         if not all(is_number(value) and value >= 0 for value in self.values):
             raise ConfigError(
                 f"Piecewise: values is {self.values!r}; expected finite numbers of at least 0; "
@@ -112,28 +128,6 @@ class Piecewise:
 
     def __call__(self, step: int) -> float:
         return float(self.values[bisect_left(self.boundaries, step)])
-
-
-def _check_pieces(owner: Any, piece: str) -> None:
-    """Keep boundaries and pieces as tuples, so that they cannot change and have one repr.
-
-    Raises:
-        ConfigError: their numbers do not fit, or a boundary is no step after the one before.
-    """
-    kind, pieces, steps = type(owner).__name__, getattr(owner, f"{piece}s"), owner.boundaries
-    object.__setattr__(owner, "boundaries", steps := tuple(steps))
-    object.__setattr__(owner, f"{piece}s", tuple(pieces))
-    if len(pieces) != len(steps) + 1:
-        raise ConfigError(
-            f"{kind}: {len(steps)} boundaries and {len(pieces)} {piece}s; expected one {piece} "
-            f"more than boundaries; add or remove a {piece} in the job"
-        )
-    is_wrong = not all(is_number(step) and step >= 0 for step in steps)
-    if is_wrong or any(low >= high for low, high in pairwise(steps)):
-        raise ConfigError(
-            f"{kind}: boundaries is {steps!r}; expected increasing steps, none below 0; correct "
-            "boundaries in the job"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +179,10 @@ class Function:
     function: Callable[[int], Any]
     name: str = "Function"
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: int) -> Any:
         with user_code(f"the rate of step {step}", self.function):
-            rate: Any = self.function(step)
-            rate = rate.item() if hasattr(rate, "item") else rate
-        return cast(float, rate)  # which rate_at checks
+            rate = self.function(step)
+            return rate.item() if hasattr(rate, "item") else rate
 
     def __repr__(self) -> str:
         text = f"{self.name}("
@@ -237,28 +230,6 @@ class Warmup(Checked):
         if step >= self.steps:
             return rate_at(self.rate, step - self.steps)
         return self.start + (rate_at(self.rate, 0) - self.start) * step / self.steps
-
-
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """Schedules one after another: rates[i] from boundaries[i - 1] on, its steps counted from 0.
-
-    There is one rate more than boundaries. A boundary belongs to the schedule that begins there, as
-    in torch's SequentialLR and optax's join_schedules.
-    """
-
-    rates: Sequence[float | Schedule]
-    boundaries: Sequence[int]
-
-    def __post_init__(self) -> None:
-        _check_pieces(self, "rate")
-        object.__setattr__(self, "rates", tuple(map(_as_schedule, self.rates)))
-        for rate in self.rates:
-            check_learning_rate(rate)
-
-    def __call__(self, step: int) -> float:
-        place = bisect_right(self.boundaries, step)
-        return rate_at(self.rates[place], step - (self.boundaries[place - 1] if place else 0))
 
 
 def _check_coefficient(owner: object, name: str) -> None:
