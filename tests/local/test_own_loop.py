@@ -194,10 +194,11 @@ def test_loop_of_a_chief_that_does_not_compute_ends_with_the_trained_module() ->
     torch = pytest.importorskip("torch")
     from zmqtrain.adapters.torch import TorchModel
 
-    model = TorchModel(lambda: torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
-    loop_job = Job(model=model, data=DATA, optimizer=Adam(0.1), batch_size=7, steps=STEPS)
-    trained = zmqtrain.run(loop_job)
-    session = Session(loop_job, LoopBridge(model), lambda *_: (0, trained), Role.CHIEF)
+    model, own = (
+        TorchModel(lambda: torch.nn.Linear(3, 1), torch.nn.functional.mse_loss) for _ in range(2)
+    )
+    trained = zmqtrain.run(job().model_copy(update={"model": model}))
+    session = Session(job(), LoopBridge(own), lambda *_: (0, trained), Role.CHIEF)
     with session:
         assert list(session.batches()) == []
     found = {name: value.numpy() for name, value in session.module.state_dict().items()}
