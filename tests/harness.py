@@ -211,15 +211,11 @@ class Stage:
         return process
 
     def train(
-        self,
-        job: str,
-        *flags: str | int | float | Path,
-        env: Mapping[str, str] | None = None,
-        stdin: str = "",
+        self, job: str, *flags: str | int | float | Path, env: Mapping[str, str] | None = None
     ) -> Process:
         """Start ``zmqtrain run --json``."""
         command = ("-m", "zmqtrain", "run", job, *map(str, flags), "--json")
-        return self.start("run", sys.executable, *command, env=env, stdin=stdin)
+        return self.start("run", sys.executable, *command, env=env)
 
     def role(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> Process:
         """Start one task."""

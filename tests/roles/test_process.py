@@ -73,26 +73,27 @@ class Debugged(LinearRegression):
         raise BdbQuit  # as what the user types at the prompt of a breakpoint raises
 
 
-def loop(model: Any) -> None:
-    with zmqtrain.attach(JOB.model_copy(update={"model": model})) as session:
+def loop() -> None:
+    with zmqtrain.attach(DEBUGGED) as session:
         for batch in session.batches():
-            session.step(model.loss_and_gradients(*batch))
+            session.step(DEBUGGED.model.loss_and_gradients(*batch))
+
+
+DEBUGGED = JOB.model_copy(update={"model": Debugged()})
 
 
 @pytest.mark.parametrize(
     "train",
     [
-        lambda model: zmqtrain.run(JOB.model_copy(update={"model": model})),
-        lambda model: zmqtrain.run(JOB.model_copy(update={"model": model}), workers=2),
-        lambda model: Trainer(model, SGD(0.01)).fit(NoisyLine(), verbose=False),
+        lambda: zmqtrain.run(DEBUGGED),
+        lambda: zmqtrain.run(DEBUGGED, workers=2),
+        lambda: Trainer(Debugged(), SGD(0.01)).fit(NoisyLine(), verbose=False),
         loop,
     ],
 )
-def test_every_entry_ends_as_by_ctrl_c_when_the_debugger_is_left(
-    train: Callable[[object], object],
-) -> None:
+def test_every_entry_ends_as_by_ctrl_c_when_the_debugger_is_left(train: Callable[[], Any]) -> None:
     with pytest.raises(SystemExit) as ended:
-        train(Debugged())
+        train()
     assert ended.value.code == ExitCode.INTERRUPTED
 
 
@@ -102,7 +103,7 @@ def test_process_of_a_pool_raises_what_ends_a_script(
     """A pool waits forever for the answer of a process that ends."""
     monkeypatch.setattr(process, "parent_process", object)
     with pytest.raises(RunFailedError, match="the debugger was left") as left:
-        zmqtrain.run(JOB.model_copy(update={"model": Debugged()}))
+        zmqtrain.run(DEBUGGED)
     assert left.value.exit_code == ExitCode.INTERRUPTED
     set_variables(OF_PS | {"ZMQTRAIN_JOIN_TIMEOUT_S": "0.1", "ZMQTRAIN_METRICS_PORT": "0"})
     with pytest.raises(RunFailedError, match="ps 0 has ended with exit code 138"):
