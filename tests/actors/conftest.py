@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zmqtrain.actors import link
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role, Task
@@ -21,6 +22,12 @@ from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Message, Shutdown
 
 ADDRESS = "tcp://ps-0:2222"
 HEARTBEAT_S = 0.01
+
+
+@pytest.fixture
+def resends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a link send what is not answered again at each heartbeat."""
+    monkeypatch.setattr(link, "RESEND_S", 0.0)
 
 
 class Mail:

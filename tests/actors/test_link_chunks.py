@@ -228,10 +228,8 @@ async def test_answer_without_all_chunks_is_lost_and_the_push_is_sent_again(
     assert laid(out) == [0, 1, 2]
 
 
-async def test_read_without_all_chunks_is_sent_again(
-    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "RESEND_S", 0.01)
+@pytest.mark.usefixtures("resends_at_once")
+async def test_read_without_all_chunks_is_sent_again(worker: Worker, ps: FakePs) -> None:
     out = nothing(3)
     asked = worker.ask(Read(), out=out)
     (read,) = await ps.first(Read)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.actors.conftest import FakePs, Worker
 from tests.limits import within
-from zmqtrain.actors import link as link_module
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Leave, Push, PushReply
@@ -55,10 +54,8 @@ async def test_push_whose_reply_was_lost_is_sent_again(worker: Worker, ps: FakeP
     assert (await within(asked)).message == RELEASE
 
 
-async def test_push_that_the_peer_holds_is_not_sent_again(
-    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
+@pytest.mark.usefixtures("resends_at_once")
+async def test_push_that_the_peer_holds_is_not_sent_again(worker: Worker, ps: FakePs) -> None:
     ps.alive = HeartbeatReply(received=1, answered=0)
     asked = worker.ask(PUSH, sequence=1)
     await ps.first(Heartbeat, 10)
@@ -83,10 +80,8 @@ async def test_answer_to_a_heartbeat_sent_before_the_push_proves_nothing(
     assert (await within(asked)).message == RELEASE
 
 
-async def test_other_requests_are_sent_again_from_time_to_time(
-    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
+@pytest.mark.usefixtures("resends_at_once")
+async def test_other_requests_are_sent_again_from_time_to_time(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(Leave("done"))
     requests = await ps.first(Leave, 4)
     assert len({request.request_id for request in requests}) == 1
@@ -116,15 +111,15 @@ async def test_lost_request_is_sent_again_before_it_is_given_up_with_its_peer(
     worker.ps.end(asked)
 
 
+@pytest.mark.usefixtures("resends_at_once")
 async def test_request_that_found_the_queue_full_is_sent_later(
-    worker: Worker, start_ps: Callable[[], FakePs], monkeypatch: pytest.MonkeyPatch
+    worker: Worker, start_ps: Callable[[], FakePs]
 ) -> None:
     worker.ps.joined = False
     for _ in range(100):
         worker.ps.send(Done())
     asked = worker.ask(Leave(""))
     await asyncio.sleep(0)
-    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
     ps = start_ps()
     ps.reply((await ps.first(Leave))[0], Done())
     assert (await within(asked)).message == Done()

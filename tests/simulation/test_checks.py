@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -25,125 +27,128 @@ from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.wire.messages import Push
 
-Patch = pytest.MonkeyPatch
+Spoil = Callable[..., None]
 
 
-def once(monkeypatch: Patch, owner: type, name: str, instead: Callable[..., Any]) -> None:
-    """Have the fifth call of a method do something else: ``instead(original, *arguments)``."""
-    original, calls = getattr(owner, name), [0]
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """Have a method do something else: ``instead(original, *arguments)``, at one call or at all."""
 
-    def method(*arguments: Any) -> Any:
-        calls[0] += 1
-        return instead(original, *arguments) if calls[0] == 5 else original(*arguments)
+    def spoil(owner: type, name: str, instead: Callable[..., Any], call: int = 0) -> None:
+        original, calls = getattr(owner, name), count(1)
 
-    monkeypatch.setattr(owner, name, method)
+        def method(*arguments: Any, **named: Any) -> Any:
+            is_spoilt = next(calls) == call or not call
+            given = partial(instead, original) if is_spoilt else original
+            return given(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, method)
+
+    return spoil
 
 
 def test_calm_run_breaks_no_invariant() -> None:
     assert simulate(calm(policy="hogwild")).broken == ""
 
 
-def test_update_that_is_made_twice_is_found(monkeypatch: Patch) -> None:
+def test_update_that_is_made_twice_is_found(spoil: Spoil) -> None:
     def twice(carry_out: Any, *arguments: Any) -> Any:
         carry_out(*arguments)
         return carry_out(*arguments)
 
-    once(monkeypatch, Shard, "carry_out", twice)
+    spoil(Shard, "carry_out", twice, call=5)
     broken = simulate(calm(ps=1, policy="hogwild")).broken
     assert "ps 0 ends at version 11, not 10" in broken
     assert "counts 2.0 times on ps 0" in broken
 
 
-def test_update_that_is_lost_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Shard, "carry_out", lambda *_: "applied")
+def test_update_that_is_lost_is_found(spoil: Spoil) -> None:
+    spoil(Shard, "carry_out", lambda *_: "applied", call=5)
     broken = simulate(calm(ps=1, policy="hogwild")).broken
     assert "ps 0 has learned 9 examples, 10 are counted" in broken
 
 
-def test_sum_in_another_order_is_found_in_the_last_bit(monkeypatch: Patch) -> None:
-    carry_out = Shard.carry_out
-
-    def reverse(shard: Shard, order: Order, number: int = 0) -> Any:
+def test_sum_in_another_order_is_found_in_the_last_bit(spoil: Spoil) -> None:
+    def reverse(carry_out: Any, shard: Shard, order: Order, number: int = 0) -> Any:
         is_sum = isinstance(order, Reduce)
         return carry_out(shard, Reduce(order.workers[::-1]) if is_sum else order, number)
 
-    monkeypatch.setattr(Shard, "carry_out", reverse)
+    spoil(Shard, "carry_out", reverse)
     broken = simulate(calm(policy="sync-replicas", workers=6)).broken
     assert "trail0 is not, to the last bit, what an undisturbed run makes of it" in broken
     assert "learned" not in broken
 
 
-def test_batch_that_is_never_leased_is_found(monkeypatch: Patch) -> None:
+def test_batch_that_is_never_leased_is_found(spoil: Spoil) -> None:
     def skip(lease: Any, ledger: Ledger, worker: int) -> int:
         ledger.next_batch += 1
         return int(lease(ledger, worker))
 
-    once(monkeypatch, Ledger, "lease", skip)
+    spoil(Ledger, "lease", skip, call=5)
     broken = simulate(calm(policy="hogwild", prefetch=0)).broken
     assert "ps 0 has learned 10 examples, 11 are counted" in broken
 
 
-def test_dropped_push_that_is_called_applied_is_found(monkeypatch: Patch) -> None:
-    decided = ShardState.decided
+def test_dropped_push_that_is_called_applied_is_found(spoil: Spoil) -> None:
+    def lie(decided: Any, state: ShardState, worker: int, result: Result, reason: str = "") -> Any:
+        return decided(state, worker, "applied" if result == "dropped" else result, reason)
 
-    def lie(self: ShardState, worker: int, result: Result, reason: str = "") -> Any:
-        return decided(self, worker, "applied" if result == "dropped" else result, reason)
-
-    monkeypatch.setattr(ShardState, "decided", lie)
+    spoil(ShardState, "decided", lie)
     broken = simulate(calm(policy="sync-replicas:aggregate=1", slow=0)).broken
     assert "were acknowledged and are not counted" in broken
 
 
-def test_worker_that_is_too_far_ahead_is_found(monkeypatch: Patch) -> None:
-    push = BoundedStaleness.push
-
-    def generous(self: BoundedStaleness, worker: int) -> Any:
-        decisions = push(self, worker)
-        if worker not in self.waiting:
+def test_worker_that_is_too_far_ahead_is_found(spoil: Spoil) -> None:
+    def generous(push: Any, policy: BoundedStaleness, worker: int) -> Any:
+        decisions = push(policy, worker)
+        if worker not in policy.waiting:
             return decisions
-        self.waiting.remove(worker)
+        policy.waiting.remove(worker)
         return [*decisions, Release(worker)]
 
-    monkeypatch.setattr(BoundedStaleness, "push", generous)
+    spoil(BoundedStaleness, "push", generous)
     broken = simulate(calm(policy="bounded-staleness:0", slow=0)).broken
     assert "compute with clocks" in broken
 
 
-def test_hang_is_found_with_the_waiting_tasks(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Coordinator, "_left", lambda *_: [])
-    monkeypatch.setattr(Leader, "watch", lambda _: None)
+def test_hang_is_found_with_the_waiting_tasks(spoil: Spoil) -> None:
+    spoil(Coordinator, "_left", lambda *_: [])
+    spoil(Leader, "watch", lambda *_: None)
     kill = Fault(0.5, "kill", ("worker 1",), 60.0)
     broken = simulate(calm(policy="sync-replicas", faults=(kill,))).broken
     assert broken.startswith("the run has not ended after")
     assert re.search("worker 0 has waited .* s for ps 0: it has not answered push", broken)
 
 
-def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> None:
-    answer_again = Receiver._answer_again
-
+def test_push_that_comes_twice_and_counts_twice_is_found(spoil: Spoil) -> None:
     def forgetful(
-        receiver: Receiver, worker: WorkerRecord, request: Request, *how: Any, **why: Any
+        answer_again: Any,
+        receiver: Receiver,
+        worker: WorkerRecord,
+        request: Request,
+        *how: Any,
+        **why: Any,
     ) -> None:
         answer_again(receiver, worker, request, *how, **why)
         if isinstance(request.envelope.message, Push):
             receiver._state.shard.carry_out(Apply(worker.index), 0)
 
-    monkeypatch.setattr(Receiver, "_answer_again", forgetful)
+    spoil(Receiver, "_answer_again", forgetful)
     weather = Weather(0.001, 0.02, repetition=0.7)
     broken = simulate(calm(policy="hogwild", ps=2, steps=24, weather=weather)).broken
     assert re.search("ps [01] ends at version|counts 2.0 times", broken)
 
 
-def test_error_that_names_no_task_is_found(monkeypatch: Patch) -> None:
+def test_error_that_names_no_task_is_found(spoil: Spoil) -> None:
     def fail(*_: Any) -> None:
         raise PeerLostError("something is lost")
 
-    once(monkeypatch, TrainingLoop, "_compute", fail)
+    spoil(TrainingLoop, "_compute", fail, call=5)
     broken = simulate(calm(policy="hogwild")).broken
     assert "something is lost" in broken
     assert "the text names no task" in broken
 
 
-def test_unexpected_exception_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Receiver, "take_in", lambda *_: 1 // 0)
+def test_unexpected_exception_is_found(spoil: Spoil) -> None:
+    spoil(Receiver, "take_in", lambda *_: 1 // 0, call=5)
     assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken

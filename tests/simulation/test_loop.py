@@ -145,10 +145,7 @@ def test_doomed_process_dies_in_the_middle_of_its_code(loop: VirtualLoop) -> Non
     assert 0 < len(entered) < 10
 
 
-@pytest.mark.parametrize("lines", range(12))
-def test_coroutine_that_a_process_has_not_begun_dies_with_it(loop: VirtualLoop, lines: int) -> None:
-    process = Process("ps 0")
-
+def test_coroutine_that_a_process_has_not_begun_dies_with_it(loop: VirtualLoop) -> None:
     class Dying(Actor):
         async def main(self) -> int:
             await asyncio.sleep(1)
@@ -158,11 +155,13 @@ def test_coroutine_that_a_process_has_not_begun_dies_with_it(loop: VirtualLoop, 
         async def _work(self) -> None:
             """Whether it is begun depends on when its actor dies."""
 
-    def die() -> Callable[[], None]:
-        process.is_stopped = True
-        return lambda: None
+    async def main(lines: int) -> None:
+        process = Process("ps 0")
 
-    async def main() -> None:
+        def die() -> Callable[[], None]:
+            process.is_stopped = True
+            return lambda: None
+
         actor = Dying(Task(Role.PS, 0), MemoryTransport(), Metrics("ps"), Timing())
         task = loop.spawn(process, actor.run())
         await asyncio.sleep(0.5)
@@ -174,6 +173,7 @@ def test_coroutine_that_a_process_has_not_begun_dies_with_it(loop: VirtualLoop, 
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        loop.run_until_complete(main())
+        for lines in range(12):
+            loop.run_until_complete(main(lines))
         gc.collect()
     assert not [str(warning.message) for warning in warned]
