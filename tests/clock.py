@@ -11,6 +11,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.slept: list[float] = []
 
     def monotonic(self) -> float:
         return self.now
@@ -19,6 +20,10 @@ class Clock:
 
     def time(self) -> float:
         return 1.8e9 + self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
 
     def tick(self) -> None:
         """Let a second pass."""

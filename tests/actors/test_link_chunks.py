@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.actors.conftest import FakePs, Worker
+from tests.chunk_sizes import chunks_of
 from tests.clock import StopClock
 from tests.limits import within
 from zmqtrain.actors import link as link_module
@@ -38,8 +39,9 @@ NBYTES = 400  # of a chunk
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", NBYTES // 4)
+def small_chunks() -> Iterator[None]:
+    with chunks_of(NBYTES // 4):
+        yield
 
 
 def chunks(count: int, sequence: int = 1, *, in_order: bool = True) -> Chunks:

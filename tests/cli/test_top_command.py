@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.clock import StopClock
 from zmqtrain.cli import top
 from zmqtrain.cli.main import main
 from zmqtrain.config.run_file import RunningJob
@@ -70,17 +71,14 @@ def test_json_is_a_status_a_line(
 
 
 def test_many_events_are_one_status_a_second_and_few_questions(
-    ps: Any, training: Status, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ps: Any,
+    training: Status,
+    stop_clock: StopClock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
+    stop_clock(top)
     monkeypatch.setattr(top, "REFRESH_S", 1.0)
-    monkeypatch.setattr(top.time, "monotonic", lambda: now)
-    monkeypatch.setattr(top.time, "sleep", sleep)
     events = [replace(training, event=number) for number in range(3, 12)]
     ps.replies[GetStatus] = [*events, replace(training, stop="step 3000 of 3000 is done")]
     assert main(["top", "--json"]) == ExitCode.OK

@@ -9,13 +9,13 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.chief.test_progress import STATUS
+from tests.clock import StopClock
 from tests.clusters.conftest import Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from tests.clusters.test_scenes import AWAY, NOTHING, WILLING, pod
@@ -37,11 +37,9 @@ SUBMIT = (
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def at_once(stop_clock: StopClock) -> list[float]:
     """Have commands wait for no time; return how long they would have waited."""
-    slept: list[float] = []
-    monkeypatch.setattr(keys_command, "time", SimpleNamespace(sleep=slept.append))
-    return slept
+    return stop_clock(keys_command).slept
 
 
 def submitted(kubectl: Kubectl, *options: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chunk_sizes import chunks_of
 from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.exchanges.overlap import Overlap
 from zmqtrain.store.layout import ShardLayout, Variable
@@ -91,8 +92,7 @@ def _lane(layout: ShardLayout) -> Lane:
 
 @pytest.fixture(autouse=True)
 def small_chunks() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", CHUNK_SIZE)
+    with chunks_of(CHUNK_SIZE):
         yield
 
 

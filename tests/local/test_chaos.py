@@ -157,8 +157,9 @@ def test_process_with_which_others_would_end_is_not_killed(
     here = f"{job.host}:{os.getpid()}"
     status = job.status()
     tasks = (task("ps", here), task("chief", here), status.tasks[-1])
-    monkeypatch.setattr(job, "status", lambda: replace(status, tasks=tasks))
-    report = Chaos(job.status, lambda line: None).run(1, [replace(KILL, role=role)], 0.1)
+    report = Chaos(lambda: replace(status, tasks=tasks), lambda line: None).run(
+        1, [replace(KILL, role=role)], 0.1
+    )
     assert (len(report.skipped), report.done) == (1, [])
 
 
@@ -169,8 +170,7 @@ def test_worker_that_hosts_ps_and_chief_is_killed_with_them(
     worker = status.tasks[-1]
     tasks = (task("ps", worker.process), task("chief", worker.process), worker)
     monkeypatch.setattr(chaos, "BACK_S", 0.0)
-    monkeypatch.setattr(job, "status", lambda: replace(status, tasks=tasks))
-    report = Chaos(job.status, lambda line: None).run(1, [KILL], 0.0)
+    report = Chaos(lambda: replace(status, tasks=tasks), lambda line: None).run(1, [KILL], 0.0)
     assert (len(report.done), report.skipped) == (1, [])
 
 
@@ -194,13 +194,12 @@ def test_job_that_answers_no_more_ends_the_chaos_with_a_report(
         return given.pop(0)
 
     monkeypatch.setattr(chaos, "BACK_S", 0.0)
-    monkeypatch.setattr(job, "status", status)
     text = "the job has not answered for 0 s: no answer"
     if not answers:
         with pytest.raises(PeerLostError, match=text):
-            Chaos(job.status, lambda line: None).run(1, [KILL], 1)
+            Chaos(status, lambda line: None).run(1, [KILL], 1)
         return
-    report = Chaos(job.status, lambda line: None).run(1, [KILL], 1)
+    report = Chaos(status, lambda line: None).run(1, [KILL], 1)
     assert report.silent == text
     assert len(report.done) == answers - 1 and report.lost() == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
+from zmqtrain.store import segment_layout
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard, tensors_of
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, tensor_records
@@ -27,6 +28,21 @@ SHAPES = {
     "empty_columns": (5, 0),
     "name with @7/ and ü": (7, 2, 2),
 }
+
+
+CutParts = Callable[..., None]
+
+
+@pytest.fixture
+def cut_parts(monkeypatch: pytest.MonkeyPatch) -> CutParts:
+    """Cut shards that are made from now on into other parts, and parts into other blocks."""
+
+    def cut(part_size: int | None = None, block_size: int | None = None) -> None:
+        for name, size in (("PART_SIZE", part_size), ("REDO_SIZE", block_size)):
+            if size is not None:
+                monkeypatch.setattr(segment_layout, name, size)
+
+    return cut
 
 
 class SmallJob:

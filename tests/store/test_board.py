@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kills import dying_at
+from tests.store.conftest import CutParts
 from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
-from zmqtrain.store import segment_layout as segments
 from zmqtrain.store import words
 from zmqtrain.store.board import DONE, MADE, Board, Figures, Holder, Seat, Terms, owned
 from zmqtrain.store.holdings import dense
@@ -36,10 +36,9 @@ INTERRUPTED = (boards.__file__, dense.__file__, redo.__file__)
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_parts(cut_parts: CutParts) -> None:
     """Cut the trained elements in four; a part takes two blocks."""
-    monkeypatch.setattr(segments, "PART_SIZE", 1024)
-    monkeypatch.setattr(segments, "REDO_SIZE", 600)
+    cut_parts(1024, 600)
 
 
 def layout() -> ShardLayout:

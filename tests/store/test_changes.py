@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.kills import dying_at
+from tests.store.conftest import CutParts
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import LAMB, SGD, Adam, Flat, Update, redo
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
-from zmqtrain.store import segment_layout as segments
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import dense
 from zmqtrain.store.layout import ShardLayout, Variable
@@ -53,8 +53,8 @@ INTERRUPTED = (shards.__file__, changes.__file__, dense.__file__, redo.__file__)
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "REDO_SIZE", BLOCK)
+def _small_blocks(cut_parts: CutParts) -> None:
+    cut_parts(block_size=BLOCK)
 
 
 def layout() -> ShardLayout:
@@ -141,9 +141,9 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
     ids=["apply", "accumulate", "reduce by LAMB", "reduce in groups", "without a gradient"],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(
-    kind: str, update: Update, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, update: Update, part_size: int, tmp_path: Path, cut_parts: CutParts
 ) -> None:
-    monkeypatch.setattr(segments, "PART_SIZE", part_size)
+    cut_parts(part_size)
     tmp_path.chmod(0o700)
     reference = begin(tmp_path / "reference", update)
     reference.carry_out(Accumulate(2), 6)
@@ -174,9 +174,9 @@ def test_change_of_a_killed_process_is_finished_or_never_was(
 )
 @pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
 def test_update_that_is_refused_changes_nothing_and_is_not_finished_later(
-    part_size: int, rate: Any, rate_of_b: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part_size: int, rate: Any, rate_of_b: Any, tmp_path: Path, cut_parts: CutParts
 ) -> None:
-    monkeypatch.setattr(segments, "PART_SIZE", part_size)
+    cut_parts(part_size)
     groups = {"b": {"learning_rate": rate_of_b}} if rate_of_b else {}
     update = Update(SGD(rate), groups=groups)
     tmp_path.chmod(0o700)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tests.harness import until
 from tests.kills import dying_at
 from tests.store import killed
+from tests.store.conftest import CutParts
 from zmqtrain.optim import Adam, Flat, Update, redo
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
-from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -45,11 +45,11 @@ def test_parts_cover_a_shard_and_differ_by_two_pages_at_most(size: int) -> None:
 @pytest.mark.parametrize("safe", [True, False], ids=["safe", "unsafe"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 def test_any_number_of_threads_and_parts_gives_the_same_bits(
-    fused: bool, safe: bool, monkeypatch: pytest.MonkeyPatch
+    fused: bool, safe: bool, cut_parts: CutParts
 ) -> None:
     found = set()
     for part_size, threads in [(10**6, 1), (10**6, 3), (SMALL, 1), (SMALL, 3), (3 * SMALL, 2)]:
-        monkeypatch.setattr(segments, "PART_SIZE", part_size)
+        cut_parts(part_size)
         size = 7 * SMALL + 5
         layout = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)[0]
         update = Update(Adam(0.1), moving_average=0.9, l2=0.1, fused=fused)
@@ -67,10 +67,9 @@ def test_any_number_of_threads_and_parts_gives_the_same_bits(
     assert len(found) == 1
 
 
-def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_interrupted_at_once_are_finished_each(cut_parts: CutParts) -> None:
     """A process that is killed leaves as many half done as it has threads: here two, anywhere."""
-    monkeypatch.setattr(segments, "PART_SIZE", SMALL)
-    monkeypatch.setattr(segments, "REDO_SIZE", SMALL // 2)  # so that a part takes several blocks
+    cut_parts(SMALL, SMALL // 2)  # so that a part takes several blocks
     size, update = 3 * SMALL, Update(Adam(0.1), fused=False)
     layout = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)[0]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chunk_sizes import chunks_of
 from zmqtrain.errors import ProtocolError
-from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, Flat, as_it_is, at, count, split, take_in
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -31,8 +31,7 @@ def received(message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
 
 @pytest.fixture
 def small_chunks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_SIZE", 7)
+    with chunks_of(7):
         yield
 
 
@@ -42,8 +41,7 @@ def test_flat_of_any_size_arrives_whole_in_any_order(
     size: int, chunk_size: int, data: st.DataObject
 ) -> None:
     flat, out = values(size), np.full(size, np.nan, np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_SIZE", chunk_size)
+    with chunks_of(chunk_size):
         ahead, tensors = split(flat, sequence=3)
         assert (ahead is None) == bool(tensors) == (size <= chunk_size)
         if ahead is None:
@@ -64,8 +62,7 @@ def test_chunks_are_views_that_follow_one_another_and_only_the_last_is_smaller(
     size: int, chunk_size: int
 ) -> None:
     flat = values(size)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_SIZE", chunk_size)
+    with chunks_of(chunk_size):
         parts = [at(flat, index) for index in range(count(size))]
     assert b"".join(part.tobytes() for part in parts) == flat.tobytes()
     assert {len(part) for part in parts[:-1]} <= {chunk_size}
