@@ -86,10 +86,14 @@ class Preloaded:
 
 
 def is_preloaded(command: Sequence[str]) -> bool:
-    """Return whether a command can be forked: it is a module of the package."""
-    interpreter, flag, module = [*command, "", "", ""][:3]
-    of_package = module.partition(".")[0] == "zmqtrain"
-    return (interpreter, flag) == (sys.executable, "-m") and of_package and sys.platform == "linux"
+    """Return whether a command can be forked: it is a script, or a module of the package."""
+    interpreter, *rest = [*command, "", ""]
+    is_known = rest[0].endswith(".py") or (rest[0] == "-m" and _is_of_package(rest[1]))
+    return interpreter == sys.executable and is_known and sys.platform == "linux"
+
+
+def _is_of_package(module: str) -> bool:
+    return module.partition(".")[0] == "zmqtrain"
 
 
 @functools.cache
@@ -163,9 +167,12 @@ def _become(
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[0] = directory
-    sys.argv = command[2:]
-    runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+    if command[1] == "-m":
+        sys.path[0], sys.argv = directory, command[2:]
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0], sys.argv = str(Path(command[1]).parent), command[1:]
+        runpy.run_path(command[1], run_name="__main__")
     sys.exit()
 
 
