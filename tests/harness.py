@@ -289,17 +289,15 @@ class Stage:
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and self._owns(process):
+                is_other = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+                if is_other and self._owns(process):
                     living.append(process)
         return living
 
     def _owns(self, process: psutil.Process) -> bool:
         """A process that was forked has the variables of another, but the stage's directory."""
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return process.cwd() == str(self.directory) or process.environ().get("TMPDIR") == str(
-            self._temporary
-        )
+        is_here = process.cwd() == str(self.directory)
+        return is_here or process.environ().get("TMPDIR") == str(self._temporary)
 
 
 def status_of(address: str, security: Security | None = None) -> Status | None:

@@ -88,12 +88,9 @@ class Preloaded:
 def is_preloaded(command: Sequence[str]) -> bool:
     """Return whether a command can be forked: it is a script, or a module of the package."""
     interpreter, *rest = [*command, "", ""]
-    is_known = rest[0].endswith(".py") or (rest[0] == "-m" and _is_of_package(rest[1]))
+    is_of_package = rest[0] == "-m" and rest[1].partition(".")[0] == "zmqtrain"
+    is_known = is_of_package or rest[0].endswith(".py")
     return interpreter == sys.executable and is_known and sys.platform == "linux"
-
-
-def _is_of_package(module: str) -> bool:
-    return module.partition(".")[0] == "zmqtrain"
 
 
 @functools.cache

@@ -189,9 +189,7 @@ async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0, 1), (1,), (1,), (True,)))
 
 
-async def test_waits_are_those_for_the_worker_whose_push_comes_last(
-    stop_clock: StopClock,
-) -> None:
+async def test_waits_are_those_for_the_worker_whose_push_comes_last(stop_clock: StopClock) -> None:
     clock = stop_clock(leader_module)
     leader = begun_leader(workers=(0, 1), policy="sync-replicas")
     for step, (first, last) in enumerate([(0, 1), (0, 1), (1, 0)], 1):
@@ -203,9 +201,7 @@ async def test_waits_are_those_for_the_worker_whose_push_comes_last(
     assert [value(name, {"worker": worker}) for worker in ("0", "1")] == [1.0, 2.0]
 
 
-async def test_wait_that_a_report_ends_is_for_the_last_worker_in_it(
-    stop_clock: StopClock,
-) -> None:
+async def test_wait_that_a_report_ends_is_for_the_last_worker_in_it(stop_clock: StopClock) -> None:
     clock = stop_clock(leader_module)
     leader = begun_leader(workers=(0, 1), policy="sync-replicas", shards=2)
     add_peer(leader.peers, "ps 1")

@@ -47,9 +47,7 @@ def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.M
         assert (peer is not None) is is_free
 
 
-def test_ps_that_slept_does_not_count_the_time_of_a_contested_join(
-    stop_clock: StopClock,
-) -> None:
+def test_ps_that_slept_does_not_count_the_time_of_a_contested_join(stop_clock: StopClock) -> None:
     clock = stop_clock(peers_module)
     peers = PeerTable(5.0, 1, lambda peer: False)
     first, second = join("first/1"), join("second/1")

@@ -36,10 +36,7 @@ def test_another_life_may_go_on_unless_the_job_is_over_or_given_up(
 
 @pytest.mark.parametrize("board", [True, False])
 def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
-    board: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    board: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(segment_files, "SHARED_MEMORY", tmp_path / "nowhere")
     ps = ("ipc://nowhere",)
