@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
+from zmqtrain.models.base import Buffers
 from zmqtrain.observe.summary import Summary, parameters_sha256
 from zmqtrain.optim import Mean, new_slots
 from zmqtrain.policies import make_policy
@@ -307,12 +309,17 @@ def reference_parameters(job: Job, gradients: int) -> dict[str, Any]:
     flat = layout.flat_of(values)
     trained = flat[: layout.trained]
     update = job.update().bind(trained, new_slots(job.update(), trained))
-    out = {name: np.empty_like(value) for name, value in values.items()}
+    out = Buffers({name: np.empty_like(value) for name, value in values.items()})
     for step in range(job.steps):
-        parts = []
+        parts, absent = [], set(out)
         for batch in range(step * gradients, (step + 1) * gradients):
             job.model.loss_and_gradients(values, train.take(plan.indices(batch)), out)
             parts.append(layout.flat_of(out))
+            absent &= out.absent
+            out.absent.clear()
+        for cut, part in product(layout.slices, parts):
+            if cut.variable.name in absent:
+                cut.run(part)[:] = 0
         update.apply(Mean([part[: layout.trained] for part in parts], gradients), step)
         state, first = slice(layout.trained, layout.averaged), slice(layout.averaged, None)
         flat[state] = parts[0][state]

@@ -1,8 +1,8 @@
 """A job whose parameters show the counted examples: a sum for each on every shard.
 
 An example that is one of k gradients of an update adds 1/k to its element of a shard's sums.
-Another part depends on every earlier update, to the last bit. State has a mean and the number of
-steps.
+Another part depends on every earlier update, to the last bit; odd examples have no gradient of it.
+State has a mean and the number of steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zmqtrain.callbacks import Callback
 from zmqtrain.callbacks.base import Logs
 from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.models.base import Batch, Gradients, Parameters, absent
 from zmqtrain.optim import SGD
 
 EXAMPLES = 512
@@ -57,6 +57,8 @@ class CountingModel:
             else:
                 np.multiply(parameters[name], np.float32(0.3), out=gradient)
                 gradient += _NOISE[example]
+        if example % 2:  # not zero, so that an update of a trail without a gradient would show
+            absent(out, *(f"trail{i}" for i in range(self.shards)))
         return float("nan") if example in self.bad else 1.0
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:

@@ -83,9 +83,8 @@ class LocalExchange:
         self.loss = report.loss
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
-            shard = self.shard
-            shard.segment.note_absent(GRADIENT, shard.layout.numbers_of(report.absent))
-            shard.stage(WORKER, GRADIENT, self.steps, report.examples)
+            self.shard.segment.note_absent(GRADIENT, self.shard.layout.numbers_of(report.absent))
+            self.shard.stage(WORKER, GRADIENT, self.steps, report.examples)
         began_at = time.perf_counter()
         self._handle(
             PushArrived(

@@ -279,17 +279,18 @@ class BoundUpdate:
                 own, start, kernels.Scalars(step, numbers[group], scale, share, None)
             )
             return
-        calls = {(group, 0): (self._kernels[group], step, n) for group, n in enumerate(numbers)}
+        calls: dict[tuple[int, int], tuple[kernels.Kernel, int, Numbers]] = {}
         for block, gradient in self._sums(mean, start):
             for where, run in _cut(block, runs):
                 if absences is not None and absences.absent[run.variable]:
                     if self._operands.redo is not None:
                         self._operands.redo.skip(where.stop)
                     continue
-                key = run.group, 0 if absences is None else absences.missed[run.variable]
-                if key not in calls:
-                    calls[key] = self._call_of(*key, step)
-                kernel, count, given = calls[key]
+                kernel, count, given = self._kernels[run.group], step, numbers[run.group]
+                if absences is not None and absences.missed[run.variable]:
+                    key = run.group, absences.missed[run.variable]
+                    calls[key] = calls.get(key) or self._call_of(*key, step)
+                    kernel, count, given = calls[key]
                 own = gradient[where.start - block.start : where.stop - block.start]
                 factor = None if factors is None else factors[run.variable]
                 kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
@@ -307,13 +308,12 @@ class BoundUpdate:
         arrays, scale = self._operands.arrays[:-1], np.float32(1 / mean.divisor)
         found = []
         for where, variable, group in self._runs:
-            l2 = self._groups[group].l2
-            missed = 0 if absences is None else absences.missed[variable]
-            rule, count = own_count(self._groups[group].rule, step, missed)
+            own = self._groups[group]
+            rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
             here = at(arrays, where)
             of_parameters = of_direction = 0.0
             for block, gradient in self._sums(mean.at(where), 0):
-                w, d = squares_of(rule, at(here, block), gradient, count, scale, l2)
+                w, d = squares_of(rule, at(here, block), gradient, count, scale, own.l2)
                 of_parameters, of_direction = of_parameters + w, of_direction + d
             found.append((variable, of_parameters, of_direction))
         return found

@@ -75,9 +75,8 @@ class Receiver:
         self._check_push(request, push, worker)
         if not self._complete(request, push, worker):
             return None
-        shard = self._state.shard
-        shard.segment.note_absent(worker.buffer, push.absent)
-        shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
+        self._state.shard.segment.note_absent(worker.buffer, push.absent)
+        self._state.shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
         pending = Pending(push, request)
         if not push.finite:
             pending.result = "refused"

@@ -220,7 +220,7 @@ class Dense:
         ``absent``: of all gradients. The counts before stay, for a repair counts again.
         """
         segment = self._segment
-        if not segment.words[MISSED] and not all(each.item(0) for each in absent):
+        if not absent[0].item(0) and not segment.words[MISSED]:
             return None
         in_all, before = np.minimum.reduce(absent)[1:], segment.missed[step % 2]
         np.add(before, in_all, out=segment.missed[(step + 1) % 2])
