@@ -162,23 +162,25 @@ class Epochs:
 
     async def _call_by_steps(self, at: At) -> None:
         """Call the callbacks that have passed a multiple of their steps."""
+        for one in self._by_steps:
+            if at.step // one.every > one.step // one.every:
+                await self._call_after(one, _since(one.last, at))
+                one.last, one.step = at, at.step
+
+    async def _call_after(self, one: _BySteps, at: At) -> None:
         loop = asyncio.get_running_loop()
 
-        def read() -> Weights:  # in the thread of a hook
+        def read() -> Weights:  # in the thread of the hook
             reading = self._conducted.read_parameters(self._job.evaluate_average)
             return asyncio.run_coroutine_threadsafe(reading, loop).result()
 
-        for one in self._by_steps:
-            if at.step // one.every > one.step // one.every:
-                later = _since(one.last, at)
-                self._note(later)
-                self._show_rate(at.step)
-                self.model.reader, hook = read, CallbackList([one.callback]).call
-                try:
-                    await asyncio.to_thread(hook, "on_steps", at.step, self._trained(later))
-                finally:
-                    self.model.reader = None
-                one.last, one.step = at, at.step
+        self._note(at)
+        self._show_rate(at.step)
+        self.model.reader, hook = read, CallbackList([one.callback]).call
+        try:
+            await asyncio.to_thread(hook, "on_steps", at.step, self._trained(at))
+        finally:
+            self.model.reader = None
 
     def _show_evaluations(self) -> None:
         """Let callbacks see the evaluations that were made since the last look."""
