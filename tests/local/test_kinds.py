@@ -166,7 +166,7 @@ def test_what_has_changed_since_the_checkpoint_is_told_in_one_line(
         ("on_epoch_begin", r"on_epoch_begin\(\).*no space left"),
         ("on_train_batch_end", r"on_train_batch_end\(\).*no space left"),
         ("on_epoch_end", r"on_epoch_end\(\).*no space left"),
-        ("on_train_batch_end", "looks at the weights in a hook of a batch"),
+        ("on_train_batch_end", "looks at the weights within an epoch"),
         ("on_steps", "sets weights within an epoch"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Callbacks of a training by epochs, on the protocol of Keras."""
+"""Callbacks of a training, by epochs and by steps, on the protocol of Keras."""
 
 from zmqtrain.callbacks.base import Callback, LambdaCallback, ModelView
 from zmqtrain.callbacks.control import (

@@ -1,8 +1,8 @@
 """What a callback is: an object with Keras's hooks, and what it may ask of the training.
 
 A callback needs no base class: hooks that it lacks are not called. All callbacks of a job run in
-one process, one after another, while nothing is trained. So they may write files, and none of them
-has to be called anywhere else.
+one process, one after another, and between epochs while nothing is trained. So they may write
+files, and none of them has to be called anywhere else.
 """
 
 from __future__ import annotations
@@ -103,21 +103,21 @@ class ModelView:
         self.stop_training = False
         self.optimizer = OptimizerView()
         self._weights: Weights = {}
-        self.reader: Callable[[], Weights] | None = None  # called if a hook looks at them
+        self.reader: Callable[[], Weights] | None = None  # returns newer ones, or refuses to
         self.weights_changed = False  # by a callback, since the training last looked
         self.step = self.examples = 0
         self.status: Status | None = None
 
     @property
     def weights(self) -> Weights:
-        if (read := self.reader) is not None:
-            self.reader = None
-            self.show(read())
+        if self.reader is not None:
+            self.show(self.reader())
         return self._weights
 
     def show(self, weights: Weights) -> None:
         """Make these the weights that callbacks see."""
         self._weights, self.weights_changed, self._copy = weights, False, None
+        self.reader = None
 
     def __getattr__(self, name: str) -> Any:
         """Return what a copy of a model of Keras with these weights has, to look at."""

@@ -122,7 +122,7 @@ class Epochs:
             await self._call("on_epoch_begin", done, {})
             await self._use_weights(goes_on=batch > 0)
             await self._use_rate()
-            self._epoch, self._batch = done, 0
+            self._epoch, self._batch, self.model.reader = done, 0, _refuse_weights
             for one in self._by_steps:
                 one.last, one.step = None, min(one.step, at.step)
             if self._follows_batches:
@@ -144,11 +144,10 @@ class Epochs:
         epoch, batch = self._place(at)
         batch, is_within = (batch, True) if epoch == self._epoch else (self.batches, False)
         if self._follows_batches and batch > self._batch:
-            self._batch, self.model.reader = batch, _refuse_weights
+            self._batch = batch
             self._callbacks.call("on_train_batch_end", batch - 1, self._trained(at))
             if is_within and not self.model.stop_training:
                 self._callbacks.call("on_train_batch_begin", batch, {})
-            self.model.reader = None
         if self.model.weights_changed:
             raise ConfigError(
                 "a callback sets weights within an epoch; expected at the begin or the end of an "
@@ -180,7 +179,7 @@ class Epochs:
         try:
             await asyncio.to_thread(hook, "on_steps", at.step, self._trained(at))
         finally:
-            self.model.reader = None
+            self.model.reader = _refuse_weights
 
     def _show_evaluations(self) -> None:
         """Let callbacks see the evaluations that were made since the last look."""
@@ -365,6 +364,6 @@ def _since(last: At | None, at: At) -> At:
 
 def _refuse_weights() -> Weights:
     raise ConfigError(
-        "a callback looks at the weights in a hook of a batch, while others may change them; "
-        "expected another hook, such as on_steps(step, logs) with every_steps=100"
+        "a callback looks at the weights within an epoch, while others may change them; expected "
+        "another hook, such as on_steps(step, logs) with every_steps=100"
     )
