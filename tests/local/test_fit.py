@@ -92,8 +92,11 @@ def test_epochs_of_a_number_of_steps_cut_the_passes_of_arrays_and_of_streams(wor
     train, rows = Watched(*TRAIN), [5, 5, 5, 2, 5, 5, 5, 2, 5]  # of batches
     trainer = Trainer(MODEL, SGD(0.05), policy="sync-replicas", workers=workers)
     losses_of: dict[int, float] = {}
+    tested: list[int] = []
     noted = LambdaCallback(
-        every_steps=2, on_steps=lambda step, logs: losses_of.update({step: logs["loss"]})
+        every_steps=2,
+        on_steps=lambda step, logs: losses_of.update({step: logs["loss"]}),
+        on_test_end=lambda logs: tested.append(noted.model.step),
     )
     history = fit(trainer, train, epochs=3, steps_per_epoch=3, callbacks=[noted])
     assert sorted(map(len, train.batches)) == sorted(rows)
@@ -103,7 +106,7 @@ def test_epochs_of_a_number_of_steps_cut_the_passes_of_arrays_and_of_streams(wor
         assert history.history["loss"] == pytest.approx(means)
         by_two = {2: np.mean(losses[:2]), 4: losses[3], 6: np.mean(losses[4:6]),
                   8: np.average(losses[6:8], weights=[5, 2])}  # fmt: skip
-        assert losses_of == pytest.approx(by_two)
+        assert losses_of == pytest.approx(by_two) and tested == [3, 6, 9]
     assert history.epoch == [0, 1, 2] and history.params["steps"] == 3
     endless = Stream(["part"], lambda _: zip(*TRAIN, strict=True))
     assert len(fit(trainer, endless, epochs=2, steps_per_epoch=4).epoch) == 2

@@ -212,12 +212,12 @@ class Epochs:
     async def _end_epoch(self, epoch: int, at: At) -> None:
         logs = self._trained(at)
         await self._show(at.step)
+        self._note(at)
         await self._call("on_test_begin", {})
         measures = await self._evaluator.evaluate(at.step)
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
         self._callbacks.check(list(logs))  # what steps measure is known from here on
-        self._note(at)
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)
