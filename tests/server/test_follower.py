@@ -166,7 +166,7 @@ async def test_measure_is_reported_at_once_and_not_done_before_its_update(
     square = state.shard.square_of(update)
     follower.on_orders(Asked(over_link=True), Orders(1, (Measure(update, 5),)))
     assert link.sent == [ShardReport(0, 0, state.shard.layout.nbytes, "", 5, f"{square:x}")]
-    follower.on_orders(Asked(over_link=True), Orders(2, (Reduce((0,), float(4 * square)),)))
+    follower.on_orders(Asked(over_link=True), Orders(2, (Reduce((0,), float(square)),)))
     assert (state.orders, state.version) == (2, 1)
 
 

@@ -14,12 +14,14 @@ from zmqtrain.optim.formula import FormulaRule, Numbers
 class Mean(NamedTuple):
     """The sum of ``gradients`` in this order, each times its weight, divided by ``divisor``.
 
-    ``gradients``: at least one, all of shape (n,). ``weights``: None if all are 1.
+    ``gradients``: at least one, all of shape (n,). ``weights``: None if all are 1. ``clip``: the
+    factor that limits the mean's norm.
     """
 
     gradients: Sequence[Flat]
     divisor: float = 1
     weights: Sequence[float] | None = None
+    clip: float = 1
 
     @classmethod
     def weighted(cls, gradients: Sequence[Flat], divisor: float, weights: Sequence[float]) -> Mean:
@@ -29,8 +31,7 @@ class Mean(NamedTuple):
 
     def at(self, where: slice) -> Mean:
         """Return the mean of these elements."""
-        gradients, divisor, weights = self
-        return Mean([gradient[where] for gradient in gradients], divisor, weights)
+        return self._replace(gradients=[gradient[where] for gradient in self.gradients])
 
 
 @dataclass(frozen=True)

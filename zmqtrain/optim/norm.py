@@ -23,15 +23,13 @@ _LARGEST_SQUARE = 2.0**256  # of a float32
 _LIMB_BITS = 40  # so many bits of 2^23 numbers fit into an int64
 
 
-def clip_scale(square: float, divisor: float, limit: float) -> float:
+def clip_scale(square: float, limit: float) -> float:
     """Return the factor limit / max(limit, norm) of a mean: that of tf.clip_by_global_norm.
 
-    ``square``: sum of squares of the mean times ``divisor``, in units for this limit. It is what
-    Keras's global_clipnorm and optax.clip_by_global_norm multiply by; torch's clip_grad_norm_ has
-    norm + 1e-6 below the line.
+    ``square``: of the norm, in units for this limit. The factor is that of Keras's global_clipnorm
+    and optax.clip_by_global_norm; torch's clip_grad_norm_ has norm + 1e-6 below the line.
     """
-    norm = sqrt(square) * sqrt(_unit(limit)) / divisor
-    return limit / max(limit, norm)
+    return limit / max(limit, sqrt(square) * sqrt(_unit(limit)))
 
 
 def square_of(gradient: Any, limit: float) -> int:

@@ -125,8 +125,8 @@ class Update:
     ) -> None:
         clip = 1.0
         if self.clip_norm is not None:
-            clip = clip_scale(float(square_of(gradient, self.clip_norm)), 1, self.clip_norm)
-        self.bind(parameters, slots).apply(Mean([gradient], 1 / clip), step)
+            clip = clip_scale(float(square_of(gradient, self.clip_norm)), self.clip_norm)
+        self.bind(parameters, slots).apply(Mean([gradient], clip=clip), step)
 
     @property
     def is_layered(self) -> bool:
@@ -232,6 +232,7 @@ class BoundUpdate:
         whole = [Run(slice(0, len(parameters)))]
         self._runs = whole if runs is None else runs
         self._joined = _joined(self._runs) or whole
+        self._limits = update.clip_norm is not None or update.clip_value is not None
         self._scratch: Flat | None = None
 
     def numbers(self, step: int) -> list[Numbers]:
@@ -263,18 +264,16 @@ class BoundUpdate:
         """
         if numbers is None:
             numbers = self.numbers(step)
-        gradients, divisor, weights = mean
         if factors is None and self._is_layered:
             size = len(self._operands.parameters)
             factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
         share = self._update.share(step + 1) if self._operands.average else None
-        scale = np.float32(1 / divisor)
+        scale = self._scale(mean)
         start = 0 if self._operands.redo is None else self._operands.redo.done
-        is_plain = weights is None and self._update.clip_value is None
         runs = self._joined if factors is None and absences is None else self._runs
-        if len(gradients) == 1 and is_plain and runs is self._joined and len(runs) == 1:
+        if self._is_plain(mean) and runs is self._joined and len(runs) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.
-            own, group = gradients[0][start:], runs[0].group
+            own, group = mean.gradients[0][start:], runs[0].group
             self._kernels[group](
                 own, start, kernels.Scalars(step, numbers[group], scale, share, None)
             )
@@ -296,7 +295,7 @@ class BoundUpdate:
                 kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
 
     def square(self, mean: Mean) -> int:
-        """Return the sum of squares of what is averaged, in units: see norm.py."""
+        """Return the sum of squares of a mean, in units: see norm.py."""
         limit = self._update.clip_norm or 1.0
         return sum(square_of(block, limit) for _, block in self._sums(mean, 0))
 
@@ -305,7 +304,7 @@ class BoundUpdate:
 
         The arguments are those of :meth:`apply`, which comes after this.
         """
-        arrays, scale = self._operands.arrays[:-1], np.float32(1 / mean.divisor)
+        arrays, scale = self._operands.arrays[:-1], self._scale(mean)
         found = []
         for where, variable, group in self._runs:
             own = self._groups[group]
@@ -321,12 +320,12 @@ class BoundUpdate:
     def _sums(self, mean: Mean, start: int) -> Iterator[tuple[slice, Flat]]:
         """Yield the weighted sum of the gradients from element ``start`` on, block by block.
 
-        Its elements are limited as ``clip_value`` says of the mean's.
+        If the update limits the mean, this is the mean, with its elements limited.
         A single gradient is one block. An empty one is a block, too, since the rule may raise.
         """
-        gradients, divisor, weights = mean
+        gradients, divisor, weights, _ = mean
         first, size, limit = gradients[0], len(gradients[0]), self._update.clip_value
-        if (len(gradients) == 1 and weights is None and limit is None) or not size:
+        if self._is_plain(mean) or not size:
             yield slice(start, size), first[start:] if start else first
             return
         length = min(len(self._operands.parameters), block_size(first))
@@ -344,9 +343,21 @@ class BoundUpdate:
                     np.add(terms[0], terms[1], out=total)
                 for term in terms[2:]:
                     total += term
+                if self._limits:
+                    total *= np.float32(1 / divisor)
                 if limit is not None:
-                    np.clip(total, -limit * divisor, limit * divisor, out=total)
+                    np.clip(total, -limit, limit, out=total)
                 yield block, total
+
+    def _scale(self, mean: Mean) -> np.float32:
+        """Return the factor of what :meth:`_sums` yields."""
+        return np.float32(mean.clip if self._limits else 1 / mean.divisor)
+
+    def _is_plain(self, mean: Mean) -> bool:
+        """Return whether the only gradient is what :meth:`_sums` yields, as it is."""
+        is_alone = len(mean.gradients) == 1 and mean.weights is None
+        is_mean = mean.divisor == 1 and self._update.clip_value is None
+        return is_alone and (is_mean or not self._limits)
 
     def _call_of(self, group: int, missed: int, step: int) -> tuple[kernels.Kernel, int, Numbers]:
         """Return kernel, step and hyperparameters for variables that have missed updates."""

@@ -33,7 +33,7 @@ class Accumulate:
 class Reduce:
     """Apply, as one update, the mean of the accumulated gradients and those of these workers.
 
-    The gradients are summed in the order of ``workers``. ``square``: sum of squares of their sum on
+    The gradients are summed in the order of ``workers``. ``square``: sum of squares of the mean on
     all shards, in the units of optim/norm.py; None if the norm is not limited, or if there is
     one shard.
     """

@@ -200,7 +200,7 @@ class Shard:
         if limit is not None and change.kind == UPDATE:
             if square is None:
                 square = float(sum(holding.square(change) for holding in self._holdings))
-            change.clip = clip_scale(square, change.examples / change.unit, limit)
+            change.clip = clip_scale(square, limit)
 
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])

@@ -185,7 +185,7 @@ class TrainingLoop:
         memory, limit = self._membership, self._job.clip_norm or 1.0
         pairs = list(zip(memory.layouts, memory.gradients, strict=True))
         square = sum(square_of(flat[layout.owned_trained], limit) for layout, flat in pairs)
-        if (scale := clip_scale(float(square), 1, limit)) < 1:
+        if (scale := clip_scale(float(square), limit)) < 1:
             for layout, flat in pairs:
                 flat[: layout.trained] *= np.float32(scale)
 

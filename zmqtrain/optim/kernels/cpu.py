@@ -105,7 +105,7 @@ def _as_compiled(gradient: Flat) -> Flat:
     return np.array(gradient, np.float32)
 
 
-def address_of(array: Flat) -> int:
+def address_of(array: NDArray[Any]) -> int:
     """Return where the elements lie; ``array.ctypes.data`` takes several times as long."""
     try:
         return addressof(_NOTHING.from_buffer(array))  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class Holding(Protocol):
         ...
 
     def square(self, change: Change) -> int:
-        """Return the sum of squares of what is averaged, in units: see optim/norm.py."""
+        """Return the sum of squares of the change's mean, in units: see optim/norm.py."""
         ...
 
     def update(self, change: Change) -> None:

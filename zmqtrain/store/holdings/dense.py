@@ -166,7 +166,7 @@ class Dense:
         mean, clip = Mean([self._arrays.gradient(buffer) for buffer in buffers], len(buffers)), 1.0
         absences = self._absences(list(map(self._segment.absent, buffers)), step)
         if (limit := self._update.clip_norm) is not None:
-            clip = clip_scale(float(self._square(mean)), mean.divisor, limit)
+            clip = clip_scale(float(self._square(mean)), limit)
         for number in numbers:
             part = self._parts[number]
             part.resume(of_sum=False)
@@ -280,7 +280,7 @@ class _Part:
         if self._how == "first":
             mean = Mean(mean.gradients[:1])
         elif self.is_trained:
-            mean = mean._replace(divisor=mean.divisor / clip)
+            mean = mean._replace(clip=clip)
         return mean.at(self.where)
 
     def begin(self) -> None:
