@@ -200,6 +200,12 @@ def test_optimizer_of_torch_without_a_twin_is_refused_with_the_way_out(case: str
         job(make)
 
 
+def test_module_that_cannot_be_built_for_its_optimizer_is_named_with_the_line() -> None:
+    model = TorchModel(lambda: nn.Linear(3), F.cross_entropy)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"build\(\) of TorchModel.* failed: .*torch_optimizers"):
+        Job(model=model, data=BATCH, optimizer=optim.AdamW)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [(partial(optim.SGD, lr=0.1), SGD(0.1)), (optim.AdamW, AdamW(0.001))],

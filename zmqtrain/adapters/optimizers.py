@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.user_code import is_of
+from zmqtrain.user_code import is_of, user_code
 
 
 def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
@@ -28,5 +28,7 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
     if makes_one and is_of(model, "zmqtrain.adapters.torch"):
         from zmqtrain.adapters import torch_optimizers
 
-        return torch_optimizers.taken_over(optimizer, model.module)
+        with user_code("build()", model):
+            module = model.module
+        return torch_optimizers.taken_over(optimizer, module)
     return {}

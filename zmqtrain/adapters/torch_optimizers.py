@@ -164,5 +164,4 @@ class _Table:
 
 
 def _no_twin(what: str, remedy: str) -> ConfigError:
-    way_out = _REMEDIES.get(what, remedy)
-    return ConfigError(f"{what} of torch has no twin in zmqtrain.optim; {way_out}")
+    return ConfigError(f"{what} of torch has no twin here; {_REMEDIES.get(what, remedy)}")
