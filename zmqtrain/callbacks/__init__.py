@@ -1,6 +1,6 @@
 """Callbacks of a training, by epochs and by steps, on the protocol of Keras."""
 
-from zmqtrain.callbacks.base import Callback, LambdaCallback, ModelView
+from zmqtrain.callbacks.base import Callback, ModelView
 from zmqtrain.callbacks.control import (
     EarlyStopping,
     LearningRateScheduler,
@@ -8,7 +8,7 @@ from zmqtrain.callbacks.control import (
     ReduceLROnPlateau,
 )
 from zmqtrain.callbacks.history import History
-from zmqtrain.callbacks.output import CSVLogger, JSONLogger, ProgressBar
+from zmqtrain.callbacks.output import CSVLogger, JSONLogger, LambdaCallback, ProgressBar
 from zmqtrain.callbacks.tensorboard import TensorBoard
 
 __all__ = [

@@ -213,10 +213,9 @@ class Callback:
     0. ``logs`` hold ``loss`` and other measures over the epoch of what each batch had before its
     update, and ``val_...`` for each measure of the validation data.
 
-    A job without epochs is one epoch, whose batches are its steps. ``on_steps(step, logs)`` is
-    called at the first step that the chief sees at or after each multiple of ``every_steps``: at
-    exactly that step if one worker trains alone. Its logs are of the batches since its last call,
-    or since the epoch began. With 0 it is not called.
+    A job without epochs is one epoch, of its steps. ``on_steps(step, logs)`` is called at the first
+    step that the chief sees at or after each multiple of ``every_steps`` (0: never), with logs of
+    the batches since its last call, or since the epoch began.
 
     Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Weights
     may be set in the other hooks alone.
@@ -250,27 +249,6 @@ class Callback:
     def on_test_end(self, logs: Logs | None = None) -> None: ...
     def on_predict_begin(self, logs: Logs | None = None) -> None: ...
     def on_predict_end(self, logs: Logs | None = None) -> None: ...
-
-
-class LambdaCallback(Callback):
-    """Calls functions at hooks: ``LambdaCallback(on_epoch_end=lambda epoch, logs: ...)``, or
-    ``LambdaCallback(every_steps=100, on_steps=lambda step, logs: ...)``."""
-
-    def __init__(self, *, every_steps: int = 1, **hooks: Callable[..., object]) -> None:
-        """
-        Raises:
-            ConfigError: there is no hook of a name.
-        """
-        super().__init__()
-        self.every_steps = every_steps
-        every = [name for name in dir(Callback) if name.startswith("on_")]
-        for name, function in hooks.items():
-            if name not in every:
-                raise ConfigError(
-                    f"LambdaCallback: there is no hook {name!r}{did_you_mean(name, every)}; "
-                    f"expected some of {', '.join(every)}"
-                )
-            setattr(self, name, function)
 
 
 class CallbackList:
@@ -392,8 +370,7 @@ def called_by_steps(callbacks: Iterable[Any]) -> list[tuple[Any, int]]:
     found = [(one, getattr(one, "every_steps", 1)) for one in some]
     for one, every in found:
         if type(every) is not int or every < 0:
-            name = type(one).__name__
-            raise ConfigError(f"every_steps of {name} is {every!r}; expected a number of steps")
+            raise ConfigError(f"every_steps of {type(one).__name__} is {every!r}; expected steps")
     return [(one, every) for one, every in found if every]
 
 

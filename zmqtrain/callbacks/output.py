@@ -1,10 +1,10 @@
-"""Callbacks that show or write down what was measured."""
+"""Callbacks that show or write down what was measured, or call functions that do."""
 
 from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,32 @@ from rich.text import Text
 
 from zmqtrain.callbacks.base import Callback, Logs
 from zmqtrain.callbacks.history import plain
+from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import as_json
 from zmqtrain.texts import printable
 
 REDRAW_S = 0.1
+
+
+class LambdaCallback(Callback):
+    """Calls functions at hooks: ``LambdaCallback(on_epoch_end=lambda epoch, logs: ...)``."""
+
+    def __init__(self, *, every_steps: int = 1, **hooks: Callable[..., object]) -> None:
+        """
+        Raises:
+            ConfigError: there is no hook of a name.
+        """
+        super().__init__()
+        self.every_steps = every_steps
+        every = [name for name in dir(Callback) if name.startswith("on_")]
+        for name, function in hooks.items():
+            if name not in every:
+                raise ConfigError(
+                    f"LambdaCallback: there is no hook {name!r}{did_you_mean(name, every)}; "
+                    f"expected some of {', '.join(every)}"
+                )
+            setattr(self, name, function)
 
 
 class CSVLogger(Callback):
