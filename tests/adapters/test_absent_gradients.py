@@ -199,6 +199,12 @@ def test_loop_that_scales_all_gradients_leaves_missing_ones_alone() -> None:
     check_same(session.summary.parameters, by_torch(case))
 
 
+def test_parameters_without_a_gradient_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    zmqtrain.run(CASES["unused head"].job())
+    (text,) = [text for text in caplog.messages if "without a gradient" in text]
+    assert "unused.weight" in text and "unused.bias" in text and "trunk" not in text
+
+
 def test_job_that_goes_on_from_a_checkpoint_goes_on_counting(tmp_path: Path) -> None:
     case = CASES["experts"]
     zmqtrain.run(case.job(steps=STEPS // 2, logdir=str(tmp_path)))

@@ -56,6 +56,7 @@ def run(shard: Shard, changes: Sequence[tuple[str, Sequence[int]]]) -> None:
     for number, (change, workers) in enumerate(changes):
         for worker in workers:
             shard.segment.gradient(worker)[:] = normal(10 * number + worker)
+            shard.segment.note_absent(worker, [0] * ((number + worker) % 3 == 2))
             shard.stage(worker, worker)
         if change == "reduce":
             shard.carry_out(Reduce(tuple(workers)))

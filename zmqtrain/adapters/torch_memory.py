@@ -18,6 +18,7 @@ from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Buffers, Gradients, Parameters, absent, written
 from zmqtrain.models.checks import written_in_a_step
+from zmqtrain.units import shortened
 
 log = logging.getLogger(__name__)
 
@@ -205,9 +206,9 @@ class BoundVariables:
             for (name, parameter, view), mark, before in each
             if parameter.grad is None or (parameter.grad is view and mark == before)
         ]
-        text = "parameter %s of %r has no gradient: it is left alone, unless another worker has one"
-        for name in [name for name in none if name not in self._unused]:
-            log.warning(text, name, self._owner)
+        text = "parameters of %r without a gradient, left alone unless another worker has one: %s"
+        if new := [name for name in none if name not in self._unused]:
+            log.warning(text, self._owner, shortened(new))
         self._unused.update(none)
         return none
 

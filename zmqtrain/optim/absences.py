@@ -1,7 +1,6 @@
 """Variables without a gradient in an update keep their values, slots and averages.
 
-As in torch.optim, a rule's corrections of moments count the updates of each variable, and its
-learning rate follows the steps of the job.
+As in torch.optim, corrections of moments count a variable's updates, rates the steps of the job.
 """
 
 from __future__ import annotations
