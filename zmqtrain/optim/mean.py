@@ -31,7 +31,8 @@ class Mean(NamedTuple):
 
     def at(self, where: slice) -> Mean:
         """Return the mean of these elements."""
-        return self._replace(gradients=[gradient[where] for gradient in self.gradients])
+        gradients, divisor, weights, clip = self
+        return Mean([gradient[where] for gradient in gradients], divisor, weights, clip)
 
 
 @dataclass(frozen=True)

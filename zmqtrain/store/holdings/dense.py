@@ -279,7 +279,7 @@ class _Part:
         """
         if self._how == "first":
             mean = Mean(mean.gradients[:1])
-        elif self.is_trained:
+        elif clip != 1:
             mean = mean._replace(clip=clip)
         return mean.at(self.where)
 
