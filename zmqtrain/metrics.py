@@ -353,7 +353,10 @@ def check_sums(
     Raises:
         ConfigError: it is no sum, but a mean, for instance; or as for :func:`sums_of`.
     """
-    if len(batch[0]) < 2 or getattr(metric, "takes_whole_batch", False):
+    if getattr(metric, "takes_whole_batch", False):
+        return
+    labels_at(model, batch, metric, is_weighted)
+    if len(batch[0]) < 2:
         return
 
     def of(rows: slice) -> Sums:

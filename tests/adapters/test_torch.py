@@ -401,8 +401,7 @@ def test_threads_of_the_task_are_those_of_the_thread_that_computes() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"loss": None}, "either loss.* or training_step"),
-        ({"training_step": print}, "either loss.* or training_step"),
+        ({"training_step": print}, "both loss.* and training_step"),
         ({"autocast": torch.float16}, "autocast"),
         ({"micro_batches": 0}, "micro_batches"),
         ({"micro_batches": 2.0}, "micro_batches"),

@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: E402
 import zmqtrain  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel  # noqa: E402
+from zmqtrain.adapters.torch_losses import denominator_of  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, ZmqTrainError  # noqa: E402
 from zmqtrain.optim import SGD  # noqa: E402
@@ -33,7 +34,7 @@ Act = Callable[[Any], None]
 
 
 def job(build: Any, loss: Any = F.cross_entropy, *, labels: Any = Y, **options: Any) -> Job:
-    of_model = {"micro_batches", "training_step"}
+    of_model = {"micro_batches", "training_step", "weight"}
     model = TorchModel(build, loss, **{k: options.pop(k) for k in of_model & options.keys()})
     return Job(**{
         "model": model, "data": (X, labels), "optimizer": SGD(0.1), "steps": 12, "batch_size": 8,
@@ -301,10 +302,7 @@ WEIGHTS = torch.tensor([5.0, 1.0, 1.0, 0.1])
     "loss",
     [
         tokens_left_out,
-        nn.CrossEntropyLoss(weight=WEIGHTS),
         nn.CrossEntropyLoss(reduction="sum"),
-        nn.CrossEntropyLoss(ignore_index=2),
-        partial(F.cross_entropy, weight=WEIGHTS),
         partial(F.cross_entropy, reduction="sum"),
         lambda outputs, labels: F.cross_entropy(outputs, labels) ** 2,
     ],
@@ -331,11 +329,26 @@ def smoothed(outputs: Any, labels: Any) -> Any:
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
-@pytest.mark.parametrize("loss", [smoothed, nn.CrossEntropyLoss(), F.cross_entropy])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        smoothed,
+        nn.CrossEntropyLoss(),
+        F.cross_entropy,
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        nn.CrossEntropyLoss(ignore_index=2),
+        partial(F.cross_entropy, weight=WEIGHTS, label_smoothing=0.1),
+    ],
+)
 def test_mean_over_examples_in_parts_trains_as_in_the_whole_batch(loss: Any, parts: int) -> None:
     whole = zmqtrain.run(job(line, loss)).parameters
     step = partial(lambda net, batch: loss(net(batch[0]), batch[1]))
-    for model in ({"loss": loss}, {"loss": None, "training_step": step}):
+
+    def weight(batch: Any) -> float:
+        known = denominator_of(loss, batch[1:])
+        return len(batch[1]) if known is None else known
+
+    for model in ({"loss": loss}, {"loss": None, "training_step": step, "weight": weight}):
         found = zmqtrain.run(job(line, micro_batches=parts, **model)).parameters
         np.testing.assert_allclose(found["weight"], whole["weight"], 1e-5, 1e-6)
 

@@ -76,6 +76,10 @@ GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bia
         (replace(PUSH, sums={"a\nb": 0.0}), [GRADIENT], "1 sums named 'a"),
         *((replace(PUSH, absent=(0, n)), [GRADIENT], f"variable {n}") for n in (-1, 2)),
         *((replace(PUSH, examples=n), [GRADIENT], f"push of {n} examples") for n in (0, 1 << 31)),
+        *(
+            (replace(PUSH, weight=weight), [GRADIENT], f"push of weight {weight!r}")
+            for weight in (-1.0, 0.0, 1e-20, 1e16, float("inf"), float("nan"))
+        ),
     ],
 )
 async def test_wrong_push_is_refused_and_a_right_one_counts(

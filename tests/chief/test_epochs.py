@@ -67,7 +67,7 @@ async def test_job_that_goes_back_is_evaluated_anew() -> None:
 
 
 def at(batch: int, learning_rate: float | None = None) -> Progress:
-    return Progress(batch, batch, None, 1.0, 2 * batch, {}, learning_rate)
+    return Progress(batch, batch, None, 1.0, 2 * batch, {}, 2.0 * batch, learning_rate)
 
 
 @pytest.mark.parametrize("last", [3, 2], ids=["all epochs", "stopped by a callback"])

@@ -102,7 +102,7 @@ class Asked:
 
     def answer(self, part: int, *sums: Any, evaluation: str = "") -> None:
         name = evaluation or self.sent[-1].evaluation
-        message = Evaluated(name, part, {"loss": 1.0})
+        message = Evaluated(name, part, 1.0, {"loss": 1.0})
         envelope = Envelope(message, Sender("ps", 0), tensors=tensors(*sums))
         request: Any = Request(None, None, b"", envelope)  # type: ignore[arg-type]
         self.lender.on_evaluated(request, message)
@@ -156,11 +156,12 @@ def test_sums_are_the_same_after_they_have_travelled() -> None:
     sums = PartSums(METRICS)
     outputs, batch = np.eye(2)[[0, 1, 1]], (np.zeros((3, 2)), np.array([0, 1, 0]))
     sums.metrics.add(outputs, batch)
-    sums.add_measures({"loss": 1 / 3})
-    again = received_sums(METRICS, sums.measures, tensors_of(sums))
+    sums.add_measures({"loss": 1 / 3}, 2.5)
+    message = Evaluated("0", 0, sums.weight, sums.measures)
+    again = received_sums(METRICS, message, tensors_of(sums))
     total = PartSums(METRICS)
     total.add(again)
-    found, expected = total.results(3), sums.results(3)
+    found, expected = total.results(3, MLP(2, 2, 2)), sums.results(3, MLP(2, 2, 2))
     assert found.keys() == expected.keys() == {"loss", "accuracy", "confusion_matrix"}
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)

@@ -24,12 +24,13 @@ def test_pass_sums_only_the_measures_of_all_its_batches() -> None:
     ledger = Ledger(limit=3)
     batches = [ledger.lease(0) for _ in range(3)]
     for batch, sums in zip(batches, ({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 8.0}), strict=False):
-        ledger.arrive(0, batch, 10, 0.5, sums)
+        ledger.arrive(0, batch, 10, 4.0, 0.5, sums)
     ledger.give_back(0)
     ledger.count(0)
     assert (ledger.pass_examples, ledger.pass_sums) == (10, {"a": 1.0, "b": 2.0})
-    ledger.advance([0], 1, 10, 5.0, {"b": 16.0})
-    assert ledger.pass_sums == {"b": 18.0}
+    assert (ledger.examples, ledger.pass_weight, ledger.mean_loss) == (10, 4.0, 0.5)
+    ledger.advance([0], 1, 10, 12.0, 18.0, {"b": 16.0})
+    assert (ledger.pass_sums, ledger.mean_loss) == ({"b": 18.0}, 20 / 16)
     ledger.raise_limit(9)
     assert ledger.pass_sums == {}
 
@@ -56,7 +57,7 @@ def _play(ledger: Ledger, done: set[int], schedule: list[tuple[str, int]]) -> No
             free = [b for b in still_open if b not in _in_use(ledger)]
             assert ledger.lease(worker) == min(free, default=len(done) + len(still_open))
         elif operation == "arrive" and held:
-            ledger.arrive(worker, held[0], 0, 0.0, {})
+            ledger.arrive(worker, held[0], 0, 0.0, 0.0, {})
         elif operation == "count":
             done.update(pending)
             ledger.count(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import zmqtrain
 from zmqtrain import Job
 from zmqtrain.data import Arrays, Cached, Mapped, Parallel, Stream, TorchDataset
 from zmqtrain.data.coerce import as_dataset
+from zmqtrain.data.description import describe
 from zmqtrain.data.subset import Subset, Typed, stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models import LinearRegression
@@ -259,31 +261,42 @@ def test_file_of_objects_and_archive_are_refused_with_a_remedy(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("batch", "kind"),
+    "batch",
     [
-        ({"a": np.ones(2)}, "a dict"),
-        ([{"boxes": 1}, {"boxes": 2}], "a list"),
-        ((np.ones(2), [{"boxes": np.ones(3)}, {"boxes": np.ones(1)}]), "a tuple"),
-        ((np.ones(2), [np.ones(3), np.ones(1)]), "a tuple"),
-        ((), "a tuple"),
+        {"a": np.ones(2)},
+        [{"boxes": 1}, {"boxes": 2}],
+        (np.ones(2), [{"boxes": np.ones(3)}, {"boxes": np.ones(1)}]),
+        (np.ones(2), [np.ones(3), np.ones(1)]),
+        UserDict(a=np.ones(2)),
     ],
 )
-def test_batch_of_another_kind_is_not_called_a_failure_of_collate(batch: Any, kind: str) -> None:
+def test_batch_of_another_kind_passes_as_it_is(batch: Any) -> None:
+    dataset = Typed(TorchDataset(Items(X, Y), collate_fn=lambda examples: batch))
+    assert dataset.take(np.arange(2)) is batch
+    assert describe(dataset) == describe(dataset)
+
+
+@pytest.mark.parametrize("batch", [(), [], {}, None, 3, "text"])
+def test_value_that_is_no_batch_is_not_called_a_failure_of_collate(batch: Any) -> None:
     dataset = TorchDataset(Items(X, Y), collate_fn=lambda examples: batch)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DataError, match=r"collate_fn of TorchDataset\(12 of Items\) returned"):
         dataset.take(np.arange(2))
-    text = str(raised.value)
-    assert f"collate_fn of TorchDataset(12 of Items) returned {kind}, " in text
-    assert "failed" not in text
-    assert "(np.arange(n),), and make the batch in the model's training_step" in text
+
+
+def test_examples_by_name_make_a_batch_by_name() -> None:
+    batch: Any = stacked({"x": x, "y": y} for x, y in zip(X, Y, strict=True))
+    assert list(batch) == ["x", "y"]
+    np.testing.assert_array_equal(batch["x"], X)
+    np.testing.assert_array_equal(batch["y"], Y)
 
 
 @pytest.mark.parametrize(
     ("examples", "text"),
     [
-        ([{"a": 1}] * 2, r"holds \{'a': 1\}; .* in the model's training_step"),
-        ([(1, {"a": 1})] * 2, r"holds \{'a': 1\}; .* in the model's training_step"),
-        ([(None,)], "holds None; .* in the model's training_step"),
+        ([{"a": {"b": 1}}] * 2, r"holds \{'b': 1\}; .* a collate_fn"),
+        ([(1, {"a": 1})] * 2, r"holds \{'a': 1\}; .* a collate_fn"),
+        ([(None,)], "holds None; .* a collate_fn"),
+        ([{"a": 1}, {"b": 1}], "a dict of 'a' and a dict of 'b'; expected the same"),
         ([np.zeros(2), np.zeros(3)], r"the shapes \[\[2\], \[3\]\]; expected one shape"),
         ([(1,), (1, 2)], r"there are \[1, 2\] arrays in the examples; expected the same"),
     ],

@@ -83,7 +83,7 @@ async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
         runner.load_parameters()
         exchange.begin()
         rows = ROWS[4 * batches[done] : 4 * batches[done] + 4]
-        loss, finite = runner.compute((rows,), batches[done])
+        loss, finite = runner.compute((rows,), batches[done], len(rows))
         await asyncio.sleep(0)  # what is complete before the push is sent now
         result = await exchange.finish(StepReport(batches[done], 4, loss, finite))
         batches += result.batches
@@ -165,7 +165,7 @@ async def test_exact_state_that_is_being_assigned_is_not_read_in_place(consisten
         flat[layout.averaged :] = 255  # as a ps would in the middle of an update
         runner.load_parameters()
         exchange.begin()
-        runner.compute((ROWS[:4],), 0)
+        runner.compute((ROWS[:4],), 0, 4)
         exchange.leave("the test is over")
     assert seen == [2**40]
 

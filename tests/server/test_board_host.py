@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ class Interrupted(Dense):
 
     happens: Callable[[], None] = staticmethod(lambda: None)
 
-    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
+    def update_parts(self, numbers: Iterable[int], *gradients: Any) -> None:
         self.happens()
-        super().update_parts(numbers, buffers, step)
+        super().update_parts(numbers, *gradients)
 
 
 class Job:
@@ -68,7 +69,7 @@ class Job:
     @property
     def is_made(self) -> bool:
         return (
-            self.told == [Stepped(1, 2, 1.0, over=True, losses={0: 0.5, 1: 0.5})]
+            self.told == [Stepped(1, 2, 1.0, over=True, losses={0: 0.5, 1: 0.5}, weight=2)]
             and self.state.version == 1
         )
 

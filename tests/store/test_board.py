@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kills import dying_at
 from tests.store.conftest import CutParts
+from zmqtrain.models.weights import EMPTY
 from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
@@ -58,13 +59,19 @@ def begin(path: Path | None = None, update: Update = UPDATE) -> Shard:
     return shard
 
 
-def expected(members: int, steps: int, update: Update = UPDATE) -> tuple[bytes, ...]:
+EVEN = (10.0,) * 6
+UNEVEN = (3.0, 10.0, EMPTY, 0.1, 7.0, 250.0)
+
+
+def expected(
+    members: int, steps: int, update: Update = UPDATE, weights: Sequence[float] = EVEN
+) -> tuple[bytes, ...]:
     """Return what a ps makes of these gradients."""
     shard = begin(update=update)
     for step in range(steps):
         for member in range(members):
             shard.segment.gradient(member)[:] = gradient(step, member)
-            shard.stage(member, member, examples=10)
+            shard.stage(member, member, weight=weights[member])
         shard.carry_out(Reduce(tuple(range(members))))
     return contents(shard)
 
@@ -87,9 +94,9 @@ def seat(shard: Shard, member: int) -> Seat:
     return found
 
 
-def make_ready(shard: Shard, member: Seat) -> bool:
+def make_ready(shard: Shard, member: Seat, weight: float = 10.0) -> bool:
     shard.segment.gradient(member.place)[:] = gradient(member.steps, member.place)
-    return member.offer(10, 0.5)
+    return member.offer(10, 0.5, weight=weight)
 
 
 @given(sizes=st.lists(st.integers(0, 10), min_size=1, max_size=12), members=st.integers(1, 17))
@@ -128,15 +135,16 @@ def test_word_is_changed_only_by_who_knows_its_value() -> None:
     assert memory[0] == 1 << 40 | 9
 
 
+@pytest.mark.parametrize("weights", [EVEN, UNEVEN])
 @pytest.mark.parametrize("members", [1, 2, 3, 6])
-def test_steps_on_the_board_give_the_bits_of_a_ps(members: int) -> None:
+def test_steps_on_the_board_give_the_bits_of_a_ps(members: int, weights: Sequence[float]) -> None:
     shard = begin()
     board = opened(shard, members)
     seats = [seat(shard, member) for member in range(members)]
     batches = []
     for step in range(4):
         for each in seats:
-            assert make_ready(shard, each)
+            assert make_ready(shard, each, weights[each.place])
             assert (each.missing(MADE) < 0) == (each.place == members - 1)
         for each in reversed(seats):
             each.update()
@@ -146,13 +154,14 @@ def test_steps_on_the_board_give_the_bits_of_a_ps(members: int) -> None:
         assert not board.is_over
         assert shard.segment.words[CLOCK] % 2 == 1
     assert batches == list(range(40, 40 + 4 * members))
-    assert board.figures(0, 4) == (40, 20.0, 0.5, {})
-    assert board.figures(0, 3) == (30, 15.0, 0.5, {})
+    whole = 4 * weights[0]
+    assert board.figures(0, 4) == (40, whole / 2, 0.5, whole, weights[0], {})
+    assert board.figures(0, 3).examples == 30
     board.take(0)
     assert board.is_over
     board.close()
     assert shard.version == BEGAN + 4
-    assert contents(shard) == expected(members, 4)
+    assert contents(shard) == expected(members, 4, weights=weights)
     assert shard.segment.words[CLOCK] % 2 == 0
 
 
@@ -198,13 +207,6 @@ def test_late_member_of_an_older_roster_changes_nothing() -> None:
     assert board.made == 0
     assert seat(shard, 0).missing(MADE) == 0
     assert Board(shard.segment).seat_of(0, 6, shard) is None
-
-
-def test_gradient_that_weighs_less_is_pushed() -> None:
-    shard = begin()
-    opened(shard, 1)
-    assert not seat(shard, 0).offer(9, 0.5)
-    assert seat(shard, 0).offer(10, 0.5)
 
 
 def test_member_uses_the_learning_rate_that_the_ps_was_given() -> None:
@@ -310,4 +312,4 @@ def test_figures_are_of_the_steps_that_are_asked_for_and_of_what_all_of_them_mea
         member.end_step()
         before = board.figures(0, step - 1)
         assert before.sums == ({}, {"right": 4.0, "größe[0]": 1.0}, {"größe[0]": 1.5})[step - 1]
-    assert board.figures(0, 3) == Figures(30, 30.0, 1.5, {})
+    assert board.figures(0, 3) == Figures(30, 30.0, 1.5, 30.0, 10.0, {})

@@ -159,7 +159,7 @@ class Slices:
     def take_over_rate(self) -> None:
         pass
 
-    def can_update(self, examples: int, step: int) -> bool:
+    def can_update(self, step: int) -> bool:
         return True
 
     def begin_parts(self, numbers: range) -> None:
@@ -168,8 +168,11 @@ class Slices:
             self._own(number)
             self._world.progress[number] = 0
 
-    def update_parts(self, numbers: range, buffers: list[int], step: int) -> None:
+    def update_parts(
+        self, numbers: range, buffers: list[int], weights: list[float], step: int
+    ) -> None:
         world = self._world
+        assert weights == [1.0] * len(buffers)
         for number in numbers:
             while world.progress[number] < BLOCKS:
                 pause()

@@ -76,7 +76,7 @@ def begin(path: Path, update: Update = UPDATE) -> Shard:
 
 def stage(shard: Shard) -> None:
     for worker in range(3):
-        shard.stage(worker, worker, sequence=worker + 1)
+        shard.stage(worker, worker, sequence=worker + 1, weight=worker + 0.3)
 
 
 def gradient(worker: int) -> Flat:

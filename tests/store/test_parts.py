@@ -81,17 +81,19 @@ def test_parts_interrupted_at_once_are_finished_each(cut_parts: CutParts) -> Non
         return shard
 
     def dies(shard: Shard, part: int, line: int) -> bool:
-        return dying_at(line, lambda: shard.dense.update_parts([part], [0], 0), [redo.__file__])
+        return dying_at(
+            line, lambda: shard.dense.update_parts([part], [0], [1.0], 0), [redo.__file__]
+        )
 
     whole = begun()
-    whole.dense.update_parts(range(3), [0], 0)
+    whole.dense.update_parts(range(3), [0], [1.0], 0)
     lines = len(list(takewhile(lambda line: dies(begun(), 0, line), range(1000))))
     assert lines > 20
     for first, second in product(range(0, lines, 3), repeat=2):
         left = begun()
         assert dies(left, 0, first)
         assert dies(left, 2, second)
-        left.dense.update_parts(range(3), [0], 0)
+        left.dense.update_parts(range(3), [0], [1.0], 0)
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 
 

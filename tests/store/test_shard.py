@@ -32,7 +32,7 @@ def shards(ps: int, **options: Any) -> list[Shard]:
 
 def push(shard: Shard, worker: int, examples: int = 1) -> None:
     shard.layout.gather({"w": gradient(worker)}, shard.segment.gradient(worker))
-    shard.stage(worker, worker, examples=examples)
+    shard.stage(worker, worker, weight=examples)
 
 
 def whole(made: list[Shard]) -> bytes:

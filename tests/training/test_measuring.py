@@ -18,7 +18,7 @@ LABELS = np.array([0, 1, 0])
 
 def test_parts_of_a_batch_add_up_to_the_measures_of_the_whole() -> None:
     sums = StepSums([Accuracy(), MeanSquaredError(name="error")])
-    sums.begin()
+    sums.begin(0)
     labels = np.eye(2)[LABELS]
     for rows in (slice(0, 2), slice(2, 3)):
         given = SCORES[rows], (SCORES[rows], labels[rows])
@@ -30,7 +30,7 @@ def test_parts_of_a_batch_add_up_to_the_measures_of_the_whole() -> None:
         "accuracy": 2 / 3,
         "error": pytest.approx(((SCORES - labels) ** 2).mean()),
     }
-    sums.begin()
+    sums.begin(0)
     assert sums.sums == {}
 
 
@@ -40,7 +40,7 @@ def test_metric_with_many_sums_or_no_row_of_them_is_left_out_and_the_others_stay
     for metric in (wide, *metrics):
         sums = StepSums([metric, Accuracy(name="share")])
         for _ in range(2):
-            sums.begin()
+            sums.begin(0)
             sums.add(3, {}, lambda: (outputs, (outputs, LABELS)))
         names = set(measures_of([metric, Accuracy(name="share")], sums.sums, 3))
         assert names == {"share"} | ({"accuracy"} if metric == Accuracy() else set())
@@ -59,7 +59,7 @@ def test_measures_beyond_the_room_of_a_step_are_left_out(
     means: dict[str, float], kept: int
 ) -> None:
     sums = StepSums([])
-    sums.begin()
+    sums.begin(0)
     sums.add(2, means)
     assert len(sums.sums) == kept
     assert set(sums.sums.values()) == {2.0}
@@ -67,7 +67,7 @@ def test_measures_beyond_the_room_of_a_step_are_left_out(
 
 def test_measure_that_one_part_lacks_is_left_out() -> None:
     sums = StepSums([])
-    sums.begin()
+    sums.begin(0)
     sums.add(1, {"a": 1.0, "b": 1.0})
     sums.add(2, {"b": 4.0})
     assert sums.sums == {"b": 9.0}
@@ -82,7 +82,7 @@ def test_outputs_are_computed_for_metrics_alone_and_a_metric_that_raises_is_name
 
     for metrics, count in ([], 0), ([AUC()], 1):
         sums = StepSums(metrics)
-        sums.begin()
+        sums.begin(0)
         if count:
             with pytest.raises(ConfigError, match="AUC"):
                 sums.add(3, {}, outputs)

@@ -104,45 +104,45 @@ class Bench:
 
 def test_complete_gradients_are_reported_once_they_are_in_the_memory() -> None:
     bench = Bench(Reporting())
-    assert bench.runner.compute(BATCH, 0) == (0.5, True)
+    assert bench.runner.compute(BATCH, 0, 2) == (0.5, True)
     assert bench.reported == [(["a", "b"], True)]
 
 
 def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
     bench = Bench(Reporting(replaces=True))
-    bench.runner.compute(BATCH, 0)
+    bench.runner.compute(BATCH, 0, 2)
     assert bench.reported == [(["b"], False)]
     assert bench.is_complete
 
 
 def test_gradients_in_a_plain_dict_are_not_reported() -> None:
     bench = Bench(Reporting(copies=True))
-    bench.runner.compute(BATCH, 0)
+    bench.runner.compute(BATCH, 0, 2)
     assert bench.reported == []
 
 
 def test_gradient_of_no_parameter_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'c', which is not a parameter; expected a, b"):
-        Bench(Reporting(extra="c")).runner.compute(BATCH, 0)
+        Bench(Reporting(extra="c")).runner.compute(BATCH, 0, 2)
 
 
 @pytest.mark.parametrize("b", ["not at all", "in part", "added"])
 def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> None:
     model = Reporting(b=b)
     runner, model.loss = Bench(model).runner, math.nan
-    assert not runner.compute(BATCH, 0)[1]  # without a finite loss a gradient may be missing
+    assert not runner.compute(BATCH, 0, 2)[1]  # without a finite loss a gradient may be missing
     model.loss = 0.5
     with pytest.raises(ConfigError, match=r"'b' .* is not written"):
-        runner.compute(BATCH, 1)
+        runner.compute(BATCH, 1, 2)
 
 
 def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> None:
     model = Reporting()
     bench, model.loss = Bench(model, Apart()), math.nan
     before = [gradient.copy() for gradient in bench.gradients]
-    assert not bench.runner.compute(BATCH, 0)[1]
+    assert not bench.runner.compute(BATCH, 0, 2)[1]
     for gradient, old in zip(bench.gradients, before, strict=True):
         np.testing.assert_array_equal(gradient, old)
     model.loss = 0.5
-    assert bench.runner.compute(BATCH, 1) == (0.5, True)
+    assert bench.runner.compute(BATCH, 1, 2) == (0.5, True)
     assert bench.is_complete

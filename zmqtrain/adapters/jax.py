@@ -64,11 +64,14 @@ class JaxModel(BaseModel):
         frozen: Sequence[str] = (),
         dtype: Any = None,
         labels_at: int | None = None,
+        weight: Callable[[Any], Any] | None = None,
     ) -> None:
         """``init(key)`` returns the parameters: a pytree of float32 arrays.
 
-        ``loss(parameters, batch, key)`` returns the mean loss over the batch, a tuple of arrays, or
-        a dict of ``loss`` and other mean measures, which ``fit`` shows. ``key`` is for dropout and
+        ``loss(parameters, batch, key)`` returns the mean loss over the batch, a tuple of arrays or
+        another pytree, or a dict of ``loss`` and other mean measures, which ``fit`` shows.
+        ``weight(batch)`` returns the weight of that mean among others, such as the number of tokens
+        with a label; without it, it is that of examples. ``key`` is for dropout and
         the like; it depends on the job's seed and the batch's number. In an evaluation it is None:
         then nothing may be random.
 
@@ -101,8 +104,9 @@ class JaxModel(BaseModel):
         check_takes(loss, *trees, "batch", "key")
         check_takes(metrics, *trees, "batch")
         check_takes(predict, *trees, "inputs")
+        check_takes(weight, "batch")
         self.init, self.loss, self.labels_at = init, loss, labels_at
-        self._metrics, self._predict = metrics, predict
+        self._metrics, self._predict, self._weight = metrics, predict, weight
         self._has_state, self._patterns, self._dtype = has_state, tuple(frozen), dtype
         self._first = jax.jit(self._initial)
         self._step = Differentiated(self, self._differentiate)
@@ -154,14 +158,18 @@ class JaxModel(BaseModel):
         loss, measures, results = self._step(names, parameters, batch, self._seeds)
         store(results, out)
         if is_measured(out):
-            measured(out, len(batch[0]), numbers_of(measures, self))
+            measured(out, None, numbers_of(measures, self))
         return float(loss)
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Return the arguments of the loss: parameters, state if there is any, batch and key."""
         self._out = out
         values = {name: jnp.asarray(value) for name, value in taken(dict(parameters)).items()}
-        return *self._trees(values), tuple(map(jnp.asarray, taken(batch))), _key(self._seeds)
+        return *self._trees(values), jax.tree.map(jnp.asarray, taken(batch)), _key(self._seeds)
+
+    def weight(self, batch: Batch) -> float | None:
+        """Return the weight of a batch; None: the number of its examples."""
+        return None if self._weight is None else self._weight(taken(batch))
 
     def finish(self, loss: Any, gradients: Tree = None, state: Tree = ()) -> float:
         """End a step by its gradients and, if the model has state, the new one.
@@ -182,11 +190,12 @@ class JaxModel(BaseModel):
         return numbers_of({"loss": measures["loss"]} | measures, self)  # jit has sorted them
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
-        """Return the outputs for the batch's first array, one row an example; the leaves of a
-        pytree as a tuple."""
+        """Return the outputs for a tuple's first array, or for the whole batch, one row an example;
+        the leaves of a pytree as a tuple."""
         if self._predict is None:
             return super().predict(parameters, batch)
-        outputs = self._outputs(taken(dict(parameters)), taken(batch[:1]))
+        inputs = batch[:1] if isinstance(batch, tuple) else (batch,)
+        outputs = self._outputs(taken(dict(parameters)), taken(inputs))
         arrays = tuple(map(np.asarray, jax.tree.leaves(outputs)))
         return arrays[0] if isinstance(outputs, jax.Array) else arrays
 
@@ -229,7 +238,7 @@ class JaxModel(BaseModel):
         if "loss" not in measures:
             loss, (others, _) = self._loss_of(values, batch, None)
             measures = {"loss": loss, **others, **measures}
-        if self._metrics is None and self._predict is not None:
+        if self._metrics is None and self._predict is not None and isinstance(batch, tuple):
             outputs = self._predict(*trees, inputs[0])
             at = 1 if self.labels_at is None and len(batch) == 2 else self.labels_at
             if at and at < len(batch) and _may_be_classes(outputs, labels := batch[at]):

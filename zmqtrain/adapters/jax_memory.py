@@ -41,8 +41,12 @@ def taken(arrays: Any) -> Any:
 
 
 def _taken(array: Any) -> Any:
-    if not isinstance(array, np.ndarray | np.generic):
+    if isinstance(array, Mapping):  # that JAX takes for a leaf, such as a BatchEncoding
+        return taken(dict(array))
+    if hasattr(array, "__cuda_array_interface__"):
         return jnp.from_dlpack(array)
+    if not isinstance(array, np.ndarray | np.generic):
+        return _taken(np.asarray(array)) if hasattr(array, "__array__") else array
     if array.dtype.itemsize < 8 or array.dtype.kind not in "iuf" or jax.config.jax_enable_x64:
         return array
     if array.dtype.kind == "f":
@@ -96,12 +100,13 @@ class Differentiated:
         """
         others = taken(dict(parameters))
         trained = {name: others.pop(name) for name in names}
-        shapes = tuple((np.shape(a), str(a.dtype)) for a in jax.tree.leaves(batch))
+        batch = taken(batch)
+        shapes = tuple((np.shape(a), str(np.result_type(a))) for a in jax.tree.leaves(batch))
         is_new = shapes not in self._shapes
         if is_new:
             self._shapes.add(shapes)
             log.info("compiling a step of %r for a batch of %s", self._owner, shapes)
-        loss, beside, results = self._step(trained, others, taken(batch), *rest)
+        loss, beside, results = self._step(trained, others, batch, *rest)
         if is_new and (unused := sorted(trained.keys() - self._used)):
             if len(unused) == len(trained):
                 raise constant_loss(self._owner)

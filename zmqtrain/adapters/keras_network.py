@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.keras_metrics import Measure, array_of, is_mean, measures_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
+from zmqtrain.models.checks import check_rows
 
 Weights: TypeAlias = dict[str, NDArray[Any]]
 
@@ -80,6 +81,7 @@ class Network:
                 )
 
     def inputs_of(self, batch: Batch) -> Any:
+        check_rows(batch, self.owner)
         return _like(self._inputs_like, batch[: len(self.inputs)])
 
     def parts_of(self, batch: Batch) -> tuple[Any, Any, Any]:
@@ -89,6 +91,7 @@ class Network:
             ConfigError: the batch has too few arrays, or too many.
         """
         inputs, outputs = len(self.inputs), len(self.outputs)
+        check_rows(batch, self.owner)
         targets, more = batch[inputs : inputs + outputs], batch[inputs + outputs :]
         needed = inputs + self._needs_targets
         if len(batch) < needed or len(more) > 1:

@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -19,20 +20,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
-from zmqtrain.data.exact import rounded
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.trees import split
+from zmqtrain.models.weights import EMPTY, checked_weight
 from zmqtrain.units import shortened
-from zmqtrain.user_code import described
+from zmqtrain.user_code import described, user_code
 
 try:
     import torch
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
+from zmqtrain.adapters.torch_batches import (
+    on_host,
+    outputs_of,
+    rows_of,
+    targets_of,
+    tensors_of,
+)
 from zmqtrain.adapters.torch_losses import (
     are_classes,
+    class_weights_of,
+    denominator_of,
     has_weights,
+    loss_in,
     reduction_of,
     takes_one_target,
     weighted_loss,
@@ -75,6 +87,7 @@ class TorchModel(BaseModel):
         compile: bool | Mapping[str, Any] = False,
         labels_at: int | None = None,
         predict: Callable[[Any, Any], Any] | None = None,
+        weight: Callable[[Any], Any] | None = None,
     ) -> None:
         """``build()`` returns the module; the job's seed decides its initial values.
 
@@ -85,9 +98,18 @@ class TorchModel(BaseModel):
         has torch's ``reduction``, a third array of floats, shape (n,), is not passed to it: these
         are weights, and multiply the losses of the examples.
 
-        ``training_step(module, batch)`` replaces ``loss`` for batches of any other kind. It returns
+        A dict is called as Hugging Face does it, ``module(**batch)``; its parts that ``forward``
+        does not take are left out if there is a ``loss``, which is ``loss(outputs, batch)`` then,
+        as for batches of any other kind. Without ``loss`` the module gets the whole batch and
+        returns its loss: ``outputs.loss``, ``outputs["loss"]`` or the first part of a tuple.
+
+        ``training_step(module, batch)`` replaces both. It returns
         the loss, or a dict of the loss and other mean measures, which ``fit`` shows; then
         ``metrics(module, batch)`` returns all measures of an evaluation.
+
+        ``weight(batch)`` returns the weight of a batch's mean loss among others, such as the number
+        of tokens that have a label; without it, it is what torch's cross_entropy or nll_loss
+        divides by, or else the number of examples.
 
         ``labels_at``: the index of the labels in a batch, for metrics, accuracy and
         ``class_weight``; not needed if the loss takes one target.
@@ -97,18 +119,18 @@ class TorchModel(BaseModel):
         a dataclass, ``logits`` are its outputs, or its only tensor.
 
         ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
-        number of parts of a batch, computed one after another to save memory; the loss must be the
-        mean of the examples' losses, which is checked. ``compile``: whether the module is compiled,
+        number of parts of a batch, computed one after another to save memory; the loss must be a
+        mean with that weight, which is checked. ``compile``: whether the module is compiled,
         or the options of ``module.compile()``.
 
         Raises:
             ConfigError: the arguments do not fit together.
         """
         check_build(build, torch.nn.Module)
-        if (loss is None) == (training_step is None):
+        if loss is not None and training_step is not None:
             raise ConfigError(
-                "TorchModel needs either loss(outputs, targets) or training_step(module, batch), "
-                f"and got {'neither' if loss is None else 'both'}"
+                "TorchModel got both loss(outputs, targets) and training_step(module, batch); "
+                "expected one, or neither for a module that returns its loss: leave one out"
             )
         if reduction_of(loss) == "sum":
             raise ConfigError(
@@ -123,7 +145,8 @@ class TorchModel(BaseModel):
         if type(micro_batches) is not int or micro_batches < 1:
             raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
         self.build, self.loss, self._metrics = build, loss, metrics
-        self._training_step, self._predict = training_step, predict
+        self._training_step, self._predict, self._weight = training_step, predict, weight
+        self.weighs_measures = weight is not None or class_weights_of(loss) is None
         self.labels_at = 1 if labels_at is None and takes_one_target(loss) else labels_at
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
@@ -134,7 +157,7 @@ class TorchModel(BaseModel):
         self._bound = BoundVariables(self)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
         self._structure: Structure | None = None  # of the module
-        self._is_double = False
+        self._is_double, self._device = False, torch.device("cpu")
         self._is_rest_checked = False
 
     def __repr__(self) -> str:
@@ -194,20 +217,32 @@ class TorchModel(BaseModel):
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         tensors = self.begin(parameters, batch, out, in_place=True)
-        total = torch.zeros(())
-        parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
+        total = torch.zeros((), device=self._device)
+        parts = [tensors]
+        if self._micro_batches > 1:
+            size = -(-rows_of(tensors) // self._micro_batches)
+            parts = split(tensors, None, size, "micro_batches")
         self._begin_parts(parts)
+        weights = [self._known_weight(part) or rows_of(part) for part in parts]
         for number, part in enumerate(parts, start=1):
             self._bound.is_last_part = number == len(parts)
-            with self._autocasting(part), _keeping_shapes(self):
+            with self._autocasting(), _keeping_shapes(self):
                 loss, outputs, measures = self._loss_of(part)
                 self._check_part(outputs, part, len(parts))
-            weight = len(part[0]) / len(tensors[0])
-            (loss if weight == 1 else loss * weight).backward()
-            total = total.to(loss.device) + weight * loss.detach()
+            if weights[number - 1] != EMPTY:
+                share = weights[number - 1] / sum(weights)
+                (loss if share == 1 else loss * share).backward()
+                total = total + share * loss.detach()
             if is_measured(out):
-                self._report(out, part, outputs, measures)
+                examples = weights[number - 1] if self.weighs_measures else rows_of(part)
+                self._report(out, examples if len(parts) > 1 else None, part, outputs, measures)
+        if set(weights) == {EMPTY}:
+            self._bound.rest()
         return self.finish(total)
+
+    def weight(self, batch: Batch) -> float | None:
+        """Return the weight of a batch's mean loss; None: the number of its examples."""
+        return self._known_weight(self._as_tensors(batch))
 
     def hold(self, parameters: Parameters, out: Gradients | None) -> None:
         """Have the module hold these values."""
@@ -215,7 +250,7 @@ class TorchModel(BaseModel):
 
     def begin(
         self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool = False
-    ) -> tuple[Any, ...]:
+    ) -> Any:
         """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
         self._bound.clear(in_place=in_place)
@@ -245,7 +280,8 @@ class TorchModel(BaseModel):
         call, inputs = self._predict, batch
         if call is None:
             self._check_inputs(batch)
-            call, inputs = (lambda module, batch: module(batch[0])), batch[:1]
+            call = partial(outputs_of, is_whole=self.loss is None)
+            inputs = batch[:1] if isinstance(batch, tuple) else batch
         with self._evaluating(parameters, inputs) as tensors:
             outputs = call(self._module, tensors)
         arrays = arrays_of(outputs)
@@ -284,8 +320,8 @@ class TorchModel(BaseModel):
             if isinstance(loss, Mapping):
                 measures, loss = loss, loss.get("loss")
         else:
-            outputs = self._module(batch[0])
-            loss = weighted_loss(self.loss, outputs, *batch[1:])
+            outputs = outputs_of(self._module, batch, is_whole=self.loss is None)
+            loss = self._loss_by(self.loss, outputs, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             found = f"a {type(loss).__name__}"
             if isinstance(loss, torch.Tensor):
@@ -296,12 +332,26 @@ class TorchModel(BaseModel):
             )
         return loss, outputs, measures
 
+    def _loss_by(self, loss: Any, outputs: Any, batch: Any) -> Any:
+        """Return the mean loss, computed by ``loss``; None: by the module."""
+        if loss is None:
+            return loss_in(outputs, self)
+        return weighted_loss(loss, outputs, *targets_of(batch))
+
+    def _known_weight(self, batch: Any) -> float | None:
+        """Return the weight of tensors; None: the number of examples."""
+        if self._weight is None:
+            found = denominator_of(self.loss, targets_of(batch))
+            return None if found is None else checked_weight(found, self)
+        with torch.no_grad(), user_code("weight()", self):
+            return checked_weight(self._weight(batch), self)
+
     def _parts_check(self) -> PartsCheck:
-        tolerance = 1e-4 if self._training_step is None else 1e-3  # of a loss, or a whole step
-        return PartsCheck(self, self.loss, 2e-2 if self._autocast else tolerance)
+        tolerance = 1e-4 if self.loss is not None else 1e-3  # of a loss, or a whole step
+        return PartsCheck(self, self._known_weight, 2e-2 if self._autocast else tolerance)
 
     def _begin_parts(self, parts: Sequence[tuple[Any, ...]]) -> None:
-        """Check that the parts of a batch count as in the whole batch, if a training_step computes
+        """Check that the parts of a batch count as in the whole batch, if a whole step computes
         their losses.
 
         Raises:
@@ -311,37 +361,41 @@ class TorchModel(BaseModel):
         if check is None:
             return
         check.begin()
-        if self._training_step is None or not check.is_due(()):
+        if self.loss is not None or not check.is_due(()):
             return
         self._bound.is_last_part = False
         for part in parts:
-            with comparing(self._module), self._autocasting(part):
-                check.check(lambda rows: self._loss_of(rows)[0], part, len(part[0]), len(parts))
+            with comparing(self._module), self._autocasting():
+                of = lambda rows: self._loss_of(*rows)[0]  # noqa: E731
+                check.check(of, (part,), rows_of(part), len(parts))
         self._bound.load()  # the comparison may have changed state
         self._bound.clear()
 
     def _check_part(self, outputs: Any, part: tuple[Any, ...], parts: int) -> None:
         """Check the same for the outputs of a part, if ``loss`` computes the loss."""
         check = self._parts
-        if check is None or self._training_step is not None or not check.is_due(part[1:]):
+        if check is None or self.loss is None or not check.is_due(targets_of(part)):
             return
-        loss, rows = own_loss(self.loss), (outputs, *part[1:])
+        loss = own_loss(self.loss)
         with comparing(self._module):
-            check.check(lambda rows: weighted_loss(loss, *rows), rows, len(part[0]), parts)
+            of = partial(self._loss_by, loss)
+            check.check(lambda rows: of(*rows), (outputs, part), rows_of(part), parts)
 
-    def _report(self, out: Gradients, batch: Any, outputs: Any, measures: Any) -> None:
-        """Report the measures of a part of the step's batch."""
-        with torch.no_grad(), self._autocasting(batch):
+    def _report(
+        self, out: Gradients, examples: float | None, batch: Any, outputs: Any, measures: Any
+    ) -> None:
+        """Report the measures of a part of the step's batch; ``examples``: None for all of it."""
+        with torch.no_grad(), self._autocasting():
             if outputs is not None:
                 outputs = detached(outputs)
-                measures = self._beside_loss(outputs, *batch[1:])
+                measures = self._beside_loss(outputs, *targets_of(batch))
             measures = {name: detached(value) for name, value in measures.items()}
 
         def given() -> Any:
             arrays = arrays_of(outputs)
-            return None if arrays is None else (arrays, tuple(map(array_of, batch)))
+            return None if arrays is None else (arrays, on_host(batch))
 
-        measured(out, len(batch[0]), numbers_of(measures, self), given)
+        measured(out, examples, numbers_of(measures, self), given)
 
     def _measures_of(self, batch: tuple[Any, ...]) -> Mapping[str, Any]:
         if self._training_step is not None:
@@ -349,10 +403,9 @@ class TorchModel(BaseModel):
                 return self._metrics(self._module, batch)
             found = self._training_step(self._module, batch)
             return found if isinstance(found, Mapping) else {"loss": found}
-        outputs, targets = self._module(batch[0]), batch[1:]
-        return {"loss": weighted_loss(self.loss, outputs, *targets)} | self._beside_loss(
-            outputs, *targets
-        )
+        outputs = outputs_of(self._module, batch, is_whole=self.loss is None)
+        loss = self._loss_by(self.loss, outputs, batch)
+        return {"loss": loss} | self._beside_loss(outputs, *targets_of(batch))
 
     def _beside_loss(self, outputs: Any, *targets: Any) -> dict[str, Any]:
         if has_weights(self.loss, targets):
@@ -360,7 +413,8 @@ class TorchModel(BaseModel):
         if self._metrics is not None:
             return dict(self._metrics(outputs, *targets))
         at = 1 if self.labels_at is None and len(targets) == 1 else self.labels_at
-        if at and at <= len(targets) and are_classes(outputs, targets[at - 1]):
+        is_one = at and at <= len(targets) and isinstance(targets[at - 1], torch.Tensor)
+        if is_one and are_classes(outputs, targets[at - 1]):
             return {"accuracy": (outputs.argmax(1) == targets[at - 1]).float().mean()}
         return {}
 
@@ -372,7 +426,7 @@ class TorchModel(BaseModel):
         self._rest([module for module, _ in modes])
         try:
             tensors = self._as_tensors(batch)
-            with torch.no_grad(), self._autocasting(tensors):
+            with torch.no_grad(), self._autocasting():
                 yield tensors
         finally:
             self._module.train()
@@ -397,14 +451,11 @@ class TorchModel(BaseModel):
             )
         self._is_rest_checked = True
 
-    def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
-        tensors = map(tensor_over, batch if self._is_double else map(_single, batch))
-        if self._is_double:
-            return tuple(t.double() if t.is_floating_point() else t for t in tensors)
-        return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
+    def _as_tensors(self, batch: Batch) -> Any:
+        return tensors_of(batch, self._device, is_double=self._is_double)
 
-    def _autocasting(self, batch: tuple[Any, ...]) -> Any:
-        kind = batch[0].device.type
+    def _autocasting(self) -> Any:
+        kind = self._device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast is not None)
 
     def _initial(self, seed: int) -> Any:
@@ -452,6 +503,7 @@ class TorchModel(BaseModel):
             self._check_structure()
             first = tensor_over(next(iter(parameters.values())))
             self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
+            self._device = first.device
             module.to(first.device)
             for name, parameter in module.named_parameters():
                 if name in parameters:
@@ -465,12 +517,6 @@ class TorchModel(BaseModel):
     def _check_structure(self) -> None:
         assert self._structure is not None
         self._structure.check()
-
-
-def _single(array: Any) -> Any:
-    """Return float64 of NumPy as float32; others as they are."""
-    is_double = isinstance(array, np.ndarray) and array.dtype == np.float64
-    return rounded(array, "a batch") if is_double else array
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Losses of torch's kind: their arguments, and weights of the examples."""
+"""Losses of torch's kind: their arguments, weights of the examples, and what they divide by."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from zmqtrain.errors import ConfigError
+
+_KINDS = nn.CrossEntropyLoss, nn.NLLLoss
+_FUNCTIONS = nn.functional.cross_entropy, nn.functional.nll_loss
 
 
 def weighted_loss(loss: Any, outputs: Any, *targets: Any) -> Any:
@@ -29,6 +33,47 @@ def weighted_loss(loss: Any, outputs: Any, *targets: Any) -> Any:
     else:
         losses = loss(outputs, labels, reduction="none")
     return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
+
+
+def loss_in(outputs: Any, owner: object) -> Any:
+    """Return the loss that a module has computed with its outputs.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if found is None and isinstance(outputs, tuple) and outputs:
+        found = outputs[0]
+    if found is None:
+        raise ConfigError(
+            f"the module of {owner!r} returned a {type(outputs).__name__} without a loss; expected "
+            'outputs.loss, outputs["loss"] or a tuple that begins with it: have batches with '
+            "labels, or give TorchModel a loss or a training_step"
+        )
+    return found
+
+
+def denominator_of(loss: Any, targets: tuple[Any, ...]) -> float | None:
+    """Return the number by which torch's cross_entropy or nll_loss divides a sum of losses.
+
+    None: it is another loss, or the examples have weights of their own.
+    """
+    function, options = getattr(loss, "func", loss), getattr(loss, "keywords", {})
+    if type(loss) not in _KINDS and function not in _FUNCTIONS:
+        return None
+    if len(targets) != 1 or not isinstance(labels := targets[0], torch.Tensor):
+        return None
+    if labels.is_floating_point():  # probabilities of the classes, on the second axis
+        return float(labels.numel() / labels.shape[labels.ndim > 1])
+    ignored = getattr(loss, "ignore_index", options.get("ignore_index", -100))
+    counted = labels != ignored
+    weights = class_weights_of(loss)
+    return float(counted.sum() if weights is None else weights[labels[counted]].sum())
+
+
+def class_weights_of(loss: Any) -> Any:
+    """Return the weights of classes of a loss of torch's kind; None: it has none."""
+    return getattr(loss, "weight", getattr(loss, "keywords", {}).get("weight"))
 
 
 def are_classes(outputs: Any, targets: Any) -> bool:
@@ -63,7 +108,9 @@ def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
 
 def has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
     """Return whether a loss of torch's kind gets labels and a weight for each example."""
-    if len(targets) != 2 or targets[1].ndim != 1 or not targets[1].is_floating_point():
+    if len(targets) != 2 or not isinstance(targets[1], torch.Tensor):
+        return False
+    if targets[1].ndim != 1 or not targets[1].is_floating_point():
         return False
     takes_reduction = hasattr(loss, "reduction") or "reduction" in _parameters(loss)
     return takes_reduction and takes_one_target(loss)

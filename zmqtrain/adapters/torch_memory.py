@@ -154,6 +154,11 @@ class BoundVariables:
                 "job's optimizer trains; expected one optimizer: leave out optimizer.step()"
             )
 
+    def rest(self) -> None:
+        """Make gradients of 0 those of a step without backward()."""
+        for _, parameter, view in self._trained:
+            parameter.grad = view.zero_()
+
     def complete(self) -> None:
         """Copy gradients and state that a step has left elsewhere into the memory.
 

@@ -1,4 +1,4 @@
-"""The check of micro-batches: the loss must be the mean over the examples."""
+"""The check of micro-batches: the loss must be a mean over the examples with the known weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.checks import CheckSchedule
+from zmqtrain.models.weights import EMPTY, weighted_mean
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +32,16 @@ Rows: TypeAlias = tuple[Any, ...]
 class PartsCheck:
     """Compares the loss of rows with the losses of parts of them, in some of the steps."""
 
-    def __init__(self, owner: object, loss: Any, tolerance: float) -> None:
-        """``owner``: the model, for texts. ``loss``: of outputs and targets; None if a
-        training_step computes it. ``tolerance``: relative, of losses that should be equal.
-
-        Raises:
-            ConfigError: the loss is known to be no mean over examples.
-        """
-        self._owner, self._loss, self._tolerance = owner, loss, tolerance
+    def __init__(
+        self, owner: object, weight_of: Callable[[Any], float | None], tolerance: float
+    ) -> None:
+        """``owner``: the model, for texts. ``weight_of(batch)`` returns a weight; None: the number
+        of rows. ``tolerance``: relative, of losses that should be equal."""
+        self._owner, self._weight_of, self._tolerance = owner, weight_of, tolerance
         self._schedule = CheckSchedule()
         self._is_random = self._knows_ignored = False
         self._chunks: list[tuple[Rows, int]] = []  # of the step under way
         self._is_due = False
-        if _normalises_by_weights(loss):
-            raise self._error(f"{loss} divides by the sum of its classes' weights")
 
     def begin(self) -> None:
         """Begin a step."""
@@ -52,14 +49,7 @@ class PartsCheck:
         self._is_due = self._schedule.is_due() and not self._is_random
 
     def is_due(self, targets: Sequence[Any]) -> bool:
-        """Return whether to compare the losses of a part of the batch.
-
-        Raises:
-            ConfigError: the loss leaves out some of the labels.
-        """
-        ignored = getattr(self._loss, "ignore_index", None)
-        if ignored is not None and targets and bool((targets[0] == ignored).any()):
-            raise self._error(f"{self._loss} leaves labels {ignored} out")
+        """Return whether to compare the losses of a part of the batch."""
         if not (self._knows_ignored or self._is_random) and any(map(_has_ignored, targets)):
             self._knows_ignored = self._is_due = True
         return self._is_due
@@ -67,7 +57,8 @@ class PartsCheck:
     def check(self, of: Callable[[Rows], Any], rows: Rows, count: int, parts: int) -> None:
         """Compare the losses within a part of the batch, and with the end of the part before.
 
-        ``of`` returns the loss of rows. ``count``: rows of this part. ``parts``: of the batch.
+        ``of`` returns the loss of rows, of which the last is the part. ``count``: rows of this
+        part. ``parts``: of the batch.
 
         Raises:
             ConfigError: the loss is no mean over examples.
@@ -83,12 +74,15 @@ class PartsCheck:
             both = _joined(a, b, len_a, len_b)
             if both is None:
                 continue
+            weights = [self._weight_of(a[-1]) or len_a, self._weight_of(b[-1]) or len_b]
+            if set(weights) == {EMPTY}:  # their losses may be NaN
+                continue
             whole, again = _value(of, both), _value(of, both)
             is_random = whole != again and not (math.isnan(whole) and math.isnan(again))
             wholes, means = [], []
             for _ in range(DRAWS if is_random else 1):
                 wholes.append(_value(of, both) if is_random else whole)
-                means.append((len_a * _value(of, a) + len_b * _value(of, b)) / (len_a + len_b))
+                means.append(weighted_mean([_value(of, a), _value(of, b)], weights))
             whole, mean = statistics.fmean(wholes), statistics.fmean(means)
             allowed = self._tolerance * max(abs(whole), abs(mean), 1e-3)
             if is_random:
@@ -112,14 +106,9 @@ class PartsCheck:
         return ConfigError(
             f"{self._owner!r} has micro_batches, and its loss is no mean over examples: {found}; "
             "parts of a batch would have wrong weights. Expected a loss that is the mean of the "
-            "examples' losses: sum over an example and divide by a constant, or leave "
-            "micro_batches out"
+            "examples' losses: give weight=, a function of a batch that returns the number by "
+            "which its loss divides, such as that of tokens, or leave micro_batches out"
         )
-
-
-def _normalises_by_weights(loss: Any) -> bool:
-    kinds = torch.nn.CrossEntropyLoss | torch.nn.NLLLoss
-    return isinstance(loss, kinds) and loss.weight is not None
 
 
 def own_loss(loss: Any) -> Any:
@@ -174,6 +163,8 @@ def _joined(a: Rows, b: Rows, len_a: int, len_b: int) -> Rows | None:
 
 
 def _has_ignored(targets: Any) -> bool:
+    if not isinstance(targets, torch.Tensor):
+        return False
     return not targets.is_floating_point() and bool((targets == IGNORED).any())
 
 

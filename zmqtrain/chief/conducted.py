@@ -23,6 +23,7 @@ class Progress:
     pass_loss: float
     pass_examples: int
     pass_sums: Mapping[str, float]
+    pass_weight: float
     learning_rate: float | None
 
 

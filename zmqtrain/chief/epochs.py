@@ -24,6 +24,7 @@ from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.job import ENDLESS, Job
+from zmqtrain.models.base import as_model
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.durable import writing
@@ -240,9 +241,9 @@ class Epochs:
 
     def _trained(self, at: At) -> Logs:
         """Return what the batches of the epoch had before their updates."""
-        return {"loss": at.pass_loss} | measures_of(
-            self._job.metrics, at.pass_sums, at.pass_examples
-        )
+        weighs = as_model(self._job.model).weighs_measures
+        total = at.pass_weight if weighs else at.pass_examples
+        return {"loss": at.pass_loss} | measures_of(self._job.metrics, at.pass_sums, total)
 
     def _note(self, at: At) -> None:
         """Let callbacks see where the job is."""

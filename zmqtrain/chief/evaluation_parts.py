@@ -94,7 +94,7 @@ class EvaluationWorkers:
         if worker is None or message.evaluation != self._wanted.evaluation:
             return  # it comes too late
         tensors = request.envelope.tensors
-        sums = received_sums(self._job.metrics, message.measures, tensors)
+        sums = received_sums(self._job.metrics, message, tensors)
         self._parts.add(message.part, sums)
         self._lend(worker, 1)
 

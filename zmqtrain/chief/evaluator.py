@@ -139,7 +139,9 @@ class Evaluator:
         finally:
             if workers is not None:
                 workers.end()
-        return parts.total(self._job.metrics).results(len(dataset)) if parts.count else {}
+        if not parts.count:
+            return {}
+        return parts.total(self._job.metrics).results(len(dataset), self._job.model)
 
     async def _measure_part(
         self,

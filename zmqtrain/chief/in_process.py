@@ -147,6 +147,7 @@ class LocalRun:
             ledger.mean_loss,
             ledger.pass_examples,
             ledger.pass_sums,
+            ledger.pass_weight,
             shard.learning_rate,
         )
 

@@ -41,6 +41,7 @@ from zmqtrain.metrics import Metric
 from zmqtrain.models import MLP
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.gradient_check import mistakes_of_a_step
+from zmqtrain.models.trees import are_rows, leaves
 from zmqtrain.observe.health import tls_context
 from zmqtrain.optim import SGD
 from zmqtrain.planning.plan import Plan, plan_task
@@ -201,8 +202,11 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
     first = job.plan_of(training).indices(0)[: job.batch_size]
     with user_code("take()", training):
         taken = training.take(first)
-    batch = tuple(map(np.asarray, checked(taken, len(first), job.data)))
-    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in batch):
+    batch = checked(taken, len(first), job.data)
+    if are_rows(batch):
+        batch = tuple(map(np.asarray, batch))
+    arrays = [leaf for _, leaf in leaves(batch) if isinstance(leaf, np.ndarray)]
+    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays):
         problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
         return
     problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)

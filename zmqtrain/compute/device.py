@@ -11,6 +11,7 @@ import numpy as np
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
+from zmqtrain.models.trees import mapped
 
 
 class Device(Protocol):
@@ -85,7 +86,12 @@ class Gpu:
         self._copies.synchronize()
 
     def batch(self, arrays: Batch) -> Batch:
-        return tuple(self._cupy.asarray(array) for array in arrays)
+        return mapped(self._placed, arrays)
+
+    def _placed(self, leaf: Any) -> Any:
+        """Return an array on the device; the model moves what is none of NumPy's."""
+        is_numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+        return self._cupy.asarray(leaf) if is_numeric else leaf
 
     def _compute(self) -> Any:
         return self._cupy.cuda.get_current_stream()

@@ -30,3 +30,12 @@ def generators_kept() -> Iterator[None]:
             torch.random.set_rng_state(on_cpu)
             if on_gpus is not None:
                 torch.cuda.set_rng_state_all(on_gpus)
+
+
+def seed_generators(*seed: int) -> None:
+    """Seed the generators; torch's is that of the CPU."""
+    one, two = np.random.SeedSequence(seed).generate_state(2).tolist()
+    random.seed(one)
+    np.random.seed(two)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(one << 32 | two)

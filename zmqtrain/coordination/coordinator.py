@@ -22,6 +22,7 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
+from zmqtrain.models.weights import weight_of
 from zmqtrain.policies import Decision, Held, Policy, Release, make_policy
 from zmqtrain.policies.base import Clocked, Lockstep
 from zmqtrain.protocol.orders import (
@@ -55,6 +56,7 @@ class WorkerState:
     parts: int = 0  # bit i: on shard i
     batch: int = -1  # of this push
     examples: int = 0  # in that batch
+    weight: float = 0.0  # of that
     loss: float = 0.0  # their mean
     sums: dict[str, float] = field(default_factory=dict)  # over them
     finite: bool = True  # False if a part is not
@@ -214,9 +216,9 @@ class Coordinator:
             return
         before = self.stepped or Stepped(0, 0, 0.0, over=False)
         more, examples = event.steps - before.steps, event.examples - before.examples
-        loss = event.loss - before.loss
+        weight, loss = weight_of(event) - weight_of(before), event.loss - before.loss
         sums = {name: value - before.sums.get(name, 0.0) for name, value in event.sums.items()}
-        self.ledger.advance(roster.workers, more, examples, loss, sums)
+        self.ledger.advance(roster.workers, more, examples, weight, loss, sums)
         if isinstance(self.policy, Lockstep):
             self.policy.advance(more)
         self.version += more
@@ -259,7 +261,7 @@ class Coordinator:
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
         member.batch, member.examples, member.loss = event.batch, event.examples, event.loss
-        member.sums = event.sums
+        member.weight, member.sums = weight_of(event), event.sums
         return self._part_arrived(event.worker, member, event.sequence, 1, event.finite)
 
     def _pushes_reported(self, shard: int, arrived: Arrived) -> list[Order]:
@@ -287,7 +289,8 @@ class Coordinator:
         member.sequence = sequence
         self._change(worker, "waiting")
         if self.ledger.holds(worker, member.batch):
-            self.ledger.arrive(worker, member.batch, member.examples, member.loss, member.sums)
+            measured = member.examples, member.weight, member.loss, member.sums
+            self.ledger.arrive(worker, member.batch, *measured)
         return self._orders(self._decide(worker, member))
 
     def _decide(self, worker: int, member: WorkerState) -> list[Decision]:

@@ -43,7 +43,8 @@ class PushArrived:
     """Push ``sequence`` of a worker's life has arrived on shard 0.
 
     It was computed from ``batch``, of ``examples`` examples with this mean ``loss``. ``finite``:
-    of this part. ``sums``: of the other measures over these examples.
+    of this part. ``sums``: of the other measures over these examples. ``weight``: of the loss;
+    None: their number.
     """
 
     worker: int
@@ -53,6 +54,7 @@ class PushArrived:
     finite: bool = True
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
+    weight: float | None = None
 
 
 @dataclass(slots=True)
@@ -67,8 +69,8 @@ class PushesReported:
 class Stepped:
     """A roster has made ``steps`` steps since it began, of ``examples`` with this sum of losses.
 
-    ``sums``: of the other measures. ``over``: there will be no more steps. ``losses``: the last one
-    of each worker.
+    ``weight``: the sum of their weights; None: the number of examples. ``sums``: of the other
+    measures. ``over``: there will be no more steps. ``losses``: the last one of each worker.
     """
 
     steps: int
@@ -77,6 +79,7 @@ class Stepped:
     over: bool
     sums: dict[str, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
+    weight: float | None = None
 
 
 @dataclass(slots=True)

@@ -32,16 +32,17 @@ class Ledger:
     next_batch: int = 0
     returned: list[int] = field(default_factory=list)  # to be leased again; a heap
     examples: int = 0  # counted
-    # Pending batch -> its examples, their mean loss, and sums over them.
-    measured: dict[int, tuple[int, float, dict[str, float]]] = field(default_factory=dict)
+    # Pending batch -> its examples and weight, their mean loss, and sums over them.
+    measured: dict[int, tuple[int, float, float, dict[str, float]]] = field(default_factory=dict)
     leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
     pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
 
     outstanding: int = 0  # batches leased or pending: each may still become a counted one
     limit: int | None = None  # batches from this number on are not leased
     pass_examples: int = 0  # counted since the limit was last raised
-    pass_loss: float = 0.0  # sum of the losses of these examples
+    pass_loss: float = 0.0  # sum of the mean losses of these batches times their weights
     pass_sums: dict[str, float] = field(default_factory=dict)  # of measures that all of them have
+    pass_weight: float = 0.0  # sum of these weights
 
     def __post_init__(self) -> None:
         heapq.heapify(self.returned)
@@ -60,7 +61,8 @@ class Ledger:
     def raise_limit(self, limit: int) -> None:
         """Lease batches up to this number; a higher limit begins a new pass."""
         if self.limit is not None and limit > self.limit:
-            self.limit, self.pass_examples, self.pass_loss, self.pass_sums = limit, 0, 0.0, {}
+            self.limit, self.pass_examples, self.pass_sums = limit, 0, {}
+            self.pass_loss = self.pass_weight = 0.0
 
     def lease(self, worker: int) -> int:
         if self.returned:
@@ -76,18 +78,24 @@ class Ledger:
         return batch in self.leases.get(worker, ())
 
     def arrive(
-        self, worker: int, batch: int, examples: int, loss: float, sums: Mapping[str, float]
+        self,
+        worker: int,
+        batch: int,
+        examples: int,
+        weight: float,
+        loss: float,
+        sums: Mapping[str, float],
     ) -> None:
         """Note that the worker's gradient of this leased batch has arrived; ``loss``: its mean."""
-        self.measured[batch] = examples, loss, dict(sums)
+        self.measured[batch] = examples, weight, loss, dict(sums)
         self.leases[worker].remove(batch)
         self.pending.setdefault(worker, []).append(batch)
 
     def count(self, worker: int) -> None:
         """Count the worker's pending batches, which were applied."""
         for batch in self.pending.pop(worker, ()):
-            examples, loss, sums = self.measured.pop(batch)
-            self._add(examples, examples * loss, sums)
+            examples, weight, loss, sums = self.measured.pop(batch)
+            self._add(examples, weight, weight * loss, sums)
             self.outstanding -= 1
 
     def count_all(self) -> None:
@@ -100,12 +108,13 @@ class Ledger:
         workers: Sequence[int],
         steps: int,
         examples: int,
+        weight: float,
         loss: float,
         sums: Mapping[str, float],
     ) -> None:
         """Count steps in each of which every worker counted its oldest batch and got the next one.
 
-        ``examples``, ``loss`` and ``sums`` are totals over these steps.
+        ``examples``, ``weight``, ``loss`` and ``sums`` are totals over these steps.
         """
         count, first = len(workers), self.next_batch
         self.next_batch += steps * count
@@ -113,12 +122,13 @@ class Ledger:
             held, given = self.leases[worker], range(first + place, self.next_batch, count)
             self.leases[worker] = [*held[steps:], *given[max(0, steps - len(held)) :]]
         if steps:
-            self._add(examples, loss, sums)
+            self._add(examples, weight, loss, sums)
 
-    def _add(self, examples: int, loss: float, sums: Mapping[str, float]) -> None:
+    def _add(self, examples: int, weight: float, loss: float, sums: Mapping[str, float]) -> None:
         self.pass_sums = added(self.pass_sums, sums) if self.pass_examples else dict(sums)
         self.examples += examples
         self.pass_examples += examples
+        self.pass_weight += weight
         self.pass_loss += loss
 
     def give_back(self, worker: int) -> None:
@@ -141,8 +151,8 @@ class Ledger:
 
     @property
     def mean_loss(self) -> float:
-        """Mean loss of the examples counted in this pass; NaN before the first."""
-        return self.pass_loss / self.pass_examples if self.pass_examples else math.nan
+        """Mean loss of the batches counted in this pass, weighted; NaN before the first."""
+        return self.pass_loss / self.pass_weight if self.pass_examples else math.nan
 
     def open_batches(self) -> tuple[int, ...]:
         """Return the numbers below ``next_batch`` that are not counted, in order."""
@@ -150,7 +160,7 @@ class Ledger:
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
     def state(self) -> LedgerState:
-        of_pass = self.limit, self.pass_examples, self.pass_loss, self.pass_sums
+        of_pass = self.limit, self.pass_examples, self.pass_loss, self.pass_sums, self.pass_weight
         return LedgerState(self.next_batch, self.open_batches(), self.examples, *of_pass)
 
     def _last_pending(self, worker: int) -> int:
@@ -182,4 +192,6 @@ def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledge
         pass_examples=state.pass_examples,
         pass_loss=state.pass_loss,
         pass_sums=state.pass_sums,
+        # An older checkpoint has no weights: they were the numbers of examples.
+        pass_weight=state.pass_weight or float(state.pass_examples),
     )

@@ -69,6 +69,7 @@ def status_of(
         pass_loss=coordinator.ledger.mean_loss,
         pass_examples=coordinator.ledger.pass_examples,
         pass_sums=coordinator.ledger.pass_sums,
+        pass_weight=coordinator.ledger.pass_weight,
         learning_rate=coordinator.learning_rate,
         group=leader.plan.group,
         group_members=leader.plan.members if leader.plan.group else (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import checked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Batch, Dataset
+from zmqtrain.models.trees import are_rows, kind_of, leaves, mapped
 from zmqtrain.user_code import user_code
 
 
@@ -29,7 +31,9 @@ def describe(dataset: Dataset) -> str:
         return "no examples"
     last = count - 1
     batches = [_take(dataset, number) for number in (0, last, 0, last)]
-    kinds = ", ".join(f"{array.dtype} {list(array.shape[1:])}" for array in batches[0])
+    kinds = kind_of(batches[0])
+    if are_rows(batches[0]):
+        kinds = ", ".join(f"{array.dtype} {list(array.shape[1:])}" for array in batches[0])
     before, after = _digest(*batches[:2]), _digest(*batches[2:])
     digest = before if before == after else "different at each reading"
     return f"{count} {'examples' if stream is None else 'parts'} of {kinds} ({digest})"
@@ -38,12 +42,21 @@ def describe(dataset: Dataset) -> str:
 def _take(dataset: Dataset, number: int) -> Batch:
     with user_code("take()", dataset, DataError, lambda: f"It was example {number}"):
         batch = dataset.take(np.array([number]))
-    return tuple(map(np.asarray, checked(batch, 1, dataset)))
+    return mapped(_plain, checked(batch, 1, dataset))
+
+
+def _plain(leaf: Any) -> Any:
+    """Return an array; of an object that is none its type, as it may hold addresses."""
+    try:
+        array = np.asarray(leaf)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of bfloat16, for instance
+        array = np.array(None)
+    return np.array(type(leaf).__name__) if array.dtype == object else array
 
 
 def _digest(*batches: Batch) -> str:
     digest = hashlib.blake2b(digest_size=6)
     for batch in batches:
-        for array in batch:
-            digest.update(array.tobytes())
+        for _, leaf in leaves(batch):
+            digest.update(leaf.tobytes())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.data.coerce import as_dataset
-from zmqtrain.data.subset import Seeded, stacked, take_seeded
+from zmqtrain.data.subset import Seeded, check_rows, stacked, take_seeded
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import parameters_of, user_code
@@ -30,7 +30,9 @@ class Mapped(Seeded):
         self._is_random = "rng" in parameters_of(function)
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
-        rows = zip(*take_seeded(self.dataset, indices, seed, passes), strict=True)
+        batch = take_seeded(self.dataset, indices, seed, passes)
+        check_rows(batch, self.dataset, "Mapped transforms rows: transform what is collated")
+        rows = zip(*batch, strict=True)
         return stacked(
             self._call(row, int(index), [seed, int(number)])
             for row, index, number in zip(rows, indices, passes, strict=True)

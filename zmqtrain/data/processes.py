@@ -19,9 +19,10 @@ from typing import IO, Any
 import numpy as np
 
 from zmqtrain.data.exact import concatenated
-from zmqtrain.data.subset import Seeded, take_seeded
+from zmqtrain.data.subset import Seeded, check_rows, take_seeded
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
+from zmqtrain.models.trees import are_rows
 from zmqtrain.user_code import user_code
 
 ALIVE_S = 1.0
@@ -71,7 +72,10 @@ class Readers(Seeded):
                 ) from error
         if failure := next((answer for answer in answers if isinstance(answer, DataError)), None):
             raise failure
-        return concatenated(answers, repr(self.dataset))  # type: ignore[arg-type]
+        if count > 1:
+            advice = "Parallel joins rows: give TorchDataset num_workers beside collate_fn instead"
+            check_rows(answers[0], self.dataset, advice)
+        return concatenated(answers, repr(self.dataset))
 
     def __reduce__(self) -> Any:
         return type(self), (self.dataset, self.processes)  # processes cannot be copied
@@ -96,7 +100,7 @@ class _Reader:
         _send(self._link, (indices, seed, passes))
 
     def answer(self) -> Batch | DataError:
-        return _receive(self._link)  # type: ignore[no-any-return]
+        return _receive(self._link)
 
     def end(self) -> None:
         self._link.close()
@@ -130,7 +134,8 @@ def _serve(dataset: Dataset, link: socket.socket, parent: int) -> None:
 def _answer(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch | DataError:
     try:
         with user_code("take()", dataset, DataError):
-            return tuple(map(np.asarray, take_seeded(dataset, indices, seed, passes)))
+            batch = take_seeded(dataset, indices, seed, passes)
+            return tuple(map(np.asarray, batch)) if are_rows(batch) else batch
     except Exception as error:
         return error if isinstance(error, DataError) else DataError(str(error))
 

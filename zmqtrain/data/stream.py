@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.data.collate import Collate, collated
 from zmqtrain.data.files import files_of
 from zmqtrain.data.subset import as_row, layers, stacked_rows
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
+from zmqtrain.models.trees import copied
 from zmqtrain.units import counted
 from zmqtrain.user_code import parameters_of, user_code
 
@@ -66,12 +68,14 @@ class Stream:
         parts: str | Path | Sequence[Any],
         read: Callable[..., Iterable[Any]],
         parse: Callable[[Any], Any] | None = None,
+        collate_fn: Collate | None = None,
     ) -> None:
         """``parts``: a file, a pattern such as ``data/*.jsonl``, or a sequence of names.
 
         ``read(part)`` returns the records of a part, the same ones each time. ``parse(record)``
         makes an example of each that this process is leased; without it records are examples: a
-        tuple of arrays and numbers, or a single one.
+        tuple of arrays and numbers, or a single one. ``collate_fn``: makes a batch of any kind of a
+        list of examples of any kind; it draws no random numbers.
 
         If ``read`` has a second parameter ``start``, that is the number of records to skip at the
         beginning: a reader that can seek need not read them.
@@ -84,7 +88,7 @@ class Stream:
                 f"a Stream was given {parts!r:.80} and {read!r:.80}; expected its parts, a pattern "
                 "or a sequence, and a function that returns the records of one: Stream(parts, read)"
             )
-        self.read, self.parse = read, parse
+        self.read, self.parse, self.collate_fn = read, parse, collate_fn
         self._given = parts if isinstance(parts, str | Path) else list(parts)
 
     def __len__(self) -> int:
@@ -121,7 +125,8 @@ class Stream:
         for position, part in places:
             wanted.setdefault(part, set()).add(position)
         examples = {part: readers[part].examples(of_it) for part, of_it in wanted.items()}
-        return stacked_rows([examples[part][position] for position, part in places])
+        rows = [examples[part][position] for position, part in places]
+        return collated(self.collate_fn, rows, self) if self.collate_fn else stacked_rows(rows)
 
     def __repr__(self) -> str:
         name = getattr(self.read, "__qualname__", type(self.read).__name__)
@@ -130,7 +135,8 @@ class Stream:
         return f"Stream({parts}, {name})"
 
     def __reduce__(self) -> Any:
-        return type(self), (self._given, self.read, self.parse)  # iterators cannot be copied
+        # Iterators cannot be copied.
+        return type(self), (self._given, self.read, self.parse, self.collate_fn)
 
 
 class _StreamPart:
@@ -149,14 +155,15 @@ class _StreamPart:
         with self._lock:
             if self._process != os.getpid():  # files that were open when it was forked are shared
                 self._process, self._open = os.getpid(), {}
-            first, found = min(positions), {}
+            first, found, collates = min(positions), {}, self._stream.collate_fn is not None
             at = self._nearest(first, len(positions))
             passes = self._passes(first) if at is None else self._open.pop(at)
             if len(self._open) == OPEN:
                 del self._open[min(self._open)]
             for position, record in passes:
                 if position in positions:
-                    found[position] = as_row(self._parsed(position, record))
+                    example = self._parsed(position, record)
+                    found[position] = copied(example) if collates else as_row(example)
                     if len(found) == len(positions):
                         break
             self._open[position + 1] = passes

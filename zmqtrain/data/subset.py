@@ -5,7 +5,7 @@ A result that is no batch of these examples raises a DataError with the data set
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 from zmqtrain.data.exact import ONE_DTYPE, combined, exact, is_of_frame, plain
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch, Dataset
+from zmqtrain.models.trees import are_rows, is_tree, kind_of
 
 OTHER_BATCHES = (
-    "for batches of another kind, such as dicts, lists or graphs, give the examples' numbers as "
-    "data, (np.arange(n),), and make the batch in the model's training_step"
+    "for a batch of another kind, such as a graph, give a dict of its parts, which the model gets "
+    "as it is"
+)
+OTHER_EXAMPLES = (
+    "give TorchDataset or Stream a collate_fn, which may make batches of any kind of them"
 )
 
 
@@ -30,8 +34,13 @@ def take_seeded(
 
 
 def checked(batch: Any, rows: int, owner: object) -> Batch:
-    """Return the result of a data set's ``take()``, checked to be a batch of ``rows`` examples."""
-    if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
+    """Return the result of a data set's ``take()``, checked to be a batch of ``rows`` examples.
+
+    The number of examples in a tree is not checked: see :mod:`zmqtrain.models.trees`.
+    """
+    if is_tree(batch):
+        return batch
+    if not are_rows(batch) or not batch or not np.shape(batch[0]):
         raise DataError(
             f"take() of {owner!r} returned {batch!r:.80}; expected a tuple of arrays with a row "
             f"for each example, such as (features, labels); {OTHER_BATCHES}"
@@ -41,9 +50,16 @@ def checked(batch: Any, rows: int, owner: object) -> Batch:
             raise DataError(
                 f"take() of {owner!r} got {rows} indices and returned array {place} of the shape "
                 f"{np.shape(array)}; expected {rows} rows in each array, in the order of the "
-                "indices"
+                f"indices; {OTHER_BATCHES}"
             )
     return plain_batch(batch, owner)
+
+
+def check_rows(batch: Batch, owner: object, advice: str) -> None:
+    """Raise DataError if a batch is a tree."""
+    if not are_rows(batch):
+        found = f"a batch of {owner!r} is {kind_of(batch)}"
+        raise DataError(f"{found}; expected a tuple of arrays; {advice}")
 
 
 def plain_batch(batch: Batch, owner: object) -> Batch:
@@ -74,8 +90,12 @@ def layers(dataset: Any) -> Iterator[Any]:
 def as_row(example: Any) -> Batch:
     """Return the arrays of an example, a tuple of arrays and numbers or a single one, as copies.
 
-    Generators and functions may write the next example into the same array.
+    Those of a dict have its names. Generators and functions may write the next example into the
+    same array.
     """
+    if isinstance(example, Mapping):
+        named = example.items()
+        return {n: np.array(plain(v, f"{n!r} of an example")) for n, v in named}
     values = example if isinstance(example, tuple | list) else (example,)
     return tuple(
         np.array(plain(value, f"array {place} of an example")) for place, value in enumerate(values)
@@ -88,12 +108,20 @@ def stacked(examples: Iterable[Any]) -> Batch:
 
 
 def stacked_rows(rows: Sequence[Batch]) -> Batch:
-    """Return the arrays of examples as one batch."""
+    """Return the arrays of examples as one batch, those of dicts as a dict."""
+    if any(isinstance(row, Mapping) for row in rows):
+        if len(kinds := {kind_of(row) for row in rows}) > 1:
+            raise DataError(
+                f"examples are {' and '.join(sorted(kinds))}; expected the same names in all of "
+                f"them; {OTHER_EXAMPLES}"
+            )
+        arrays = stacked_rows([tuple(row[name] for name in rows[0]) for row in rows])
+        return dict(zip(rows[0], arrays, strict=True))
     for place, value in enumerate(rows[0] if rows else ()):
         if value.dtype == object:
             raise DataError(
                 f"array {place} of the examples holds {value.ravel()[0]!r:.80}; expected "
-                f"arrays or numbers; {OTHER_BATCHES}"
+                f"arrays or numbers; {OTHER_EXAMPLES}"
             )
     return combined(rows, "the examples", np.stack)
 
@@ -147,6 +175,10 @@ class Typed(Wrapper):
         return repr(self.dataset if self._owner is None else self._owner)
 
     def _fitted(self, batch: Batch) -> Batch:
+        if self._has_one_shape:
+            check_rows(batch, self, "Cached keeps rows: leave it out, or cache what is collated")
+        if not are_rows(batch):
+            return batch
         if not self._first:
             self._first.setdefault("batch", tuple(array[:0] for array in batch))
         first = self._first["batch"]

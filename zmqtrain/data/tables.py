@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
+from zmqtrain.data.collate import Collate, collated
 from zmqtrain.data.columns import Choice, Columns, Names, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Files, Paths, reading
@@ -234,11 +235,17 @@ WHERE = "the data set"
 
 @dataclass(frozen=True, eq=False)
 class HuggingFace:
-    """Examples in a data set of Hugging Face's ``datasets`` that has a length."""
+    """Examples in a data set of Hugging Face's ``datasets`` that has a length.
+
+    ``collator``: makes a batch of any kind of a list of dicts, as ``DataCollatorWithPadding`` of
+    ``transformers`` does; they have the columns ``inputs``, all without them. Nothing is read
+    ahead then, and its random numbers are seeded as those of :class:`zmqtrain.data.TorchDataset`.
+    """
 
     dataset: Any
     inputs: Names = None
     target: Names = None
+    collator: Collate | None = None
 
     def __post_init__(self) -> None:
         if not hasattr(self.dataset, "format"):
@@ -249,12 +256,26 @@ class HuggingFace:
                 f"which has a length: {advice}"
             )
 
+    @property
+    def may_be_read_ahead(self) -> bool:
+        """Whether no generators are used that a model draws from, too."""
+        return self.collator is None
+
     def __len__(self) -> int:
         return len(self.dataset)
 
     def take(self, indices: Array) -> Batch:
         """Return these rows, with the columns and the transform that the data set has."""
+        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
+
+    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         rows = np.asarray(indices).tolist()
+        if self.collator is not None:
+            found = self.dataset[rows]
+            names = Choice(list(found), self.inputs, self.target, WHERE).names
+            each = zip(*(found[name] for name in names), strict=True)
+            examples = [dict(zip(names, row, strict=True)) for row in each]
+            return collated(self.collator, examples, self, [seed, int(passes[0]), rows[0]])
         if self.dataset.format["type"] == "custom":
             found = self.dataset[rows]
             choice = Choice(list(found), self.inputs, self.target, WHERE)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.generators import generators_kept
+from zmqtrain.compute.generators import generators_kept, seed_generators
+from zmqtrain.data.collate import Collate, collated
 from zmqtrain.data.processes import Readers
-from zmqtrain.data.subset import OTHER_BATCHES, Seeded, stacked
+from zmqtrain.data.subset import Seeded, stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
@@ -21,11 +19,12 @@ class TorchDataset(Seeded):
     """A map-style data set (``__len__`` and ``__getitem__``), as torch has it, with its transforms.
 
     ``num_workers``: processes that read the examples of a batch in parallel, see
-    :class:`zmqtrain.data.Parallel`. ``collate_fn``: makes a batch of a list of examples, in this
-    process; without it arrays are stacked.
+    :class:`zmqtrain.data.Parallel`. ``collate_fn``: makes a batch of any kind of a list of
+    examples, in this process; without it arrays are stacked, and those of dicts by name.
 
     The random numbers of torch, NumPy and ``random`` that transforms draw are seeded by the job's
-    seed, the pass and the example. Without ``num_workers`` they come from generators that a model
+    seed, the pass and the example; those of ``collate_fn`` by those of the batch's first one, only
+    without ``num_workers``. Without ``num_workers`` they come from generators that a model
     may share, and whose states are restored: so nothing is read ahead then, and workers that are
     threads of one process disturb each other.
     """
@@ -34,7 +33,7 @@ class TorchDataset(Seeded):
         self,
         dataset: Any,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Collate | None = None,
     ) -> None:
         """
         Raises:
@@ -56,20 +55,9 @@ class TorchDataset(Seeded):
         arrays = self._reader.take_seeded(indices, seed, passes)
         if self.collate_fn is None:
             return arrays
-        with user_code("collate_fn", self, DataError):
-            batch = self.collate_fn(list(arrays[0]))
-        parts = batch if isinstance(batch, tuple | list) else (batch,)
-        try:
-            found = tuple(map(np.asarray, parts))
-        except (TypeError, ValueError, RuntimeError):  # such as tensors of different lengths
-            found = ()
-        if not found or any(array.dtype == object for array in found):
-            raise DataError(
-                f"collate_fn of {self!r} returned a {type(batch).__name__}, {batch!r:.80}; "
-                "expected a tuple of arrays or tensors with a row for each example; "
-                f"{OTHER_BATCHES}"
-            )
-        return found
+        is_read_ahead = self.may_be_read_ahead  # beside a model that draws random numbers, too
+        seeds = None if is_read_ahead else [seed, int(passes[0]), int(indices[0])]
+        return collated(self.collate_fn, arrays[0], self, seeds)
 
     def __repr__(self) -> str:
         return f"TorchDataset({self.dataset!r})"
@@ -96,18 +84,9 @@ class _Examples(Seeded):
             return (array,)
 
     def _example(self, index: int, seed: list[int]) -> Any:
-        _seed(*seed)
+        seed_generators(*seed)
         with user_code("__getitem__", self._dataset, DataError, lambda: f"It was example {index}"):
             return self._dataset[index]
 
     def __repr__(self) -> str:
         return f"{len(self)} of {type(self._dataset).__name__}"
-
-
-def _seed(*seed: int) -> None:
-    """Seed these generators."""
-    one, two = np.random.SeedSequence(seed).generate_state(2).tolist()
-    random.seed(one)
-    np.random.seed(two)
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(one << 32 | two)

@@ -88,7 +88,8 @@ class BoardExchange:
             return self._push(report)
         self._link.check()  # or members that never wait would go on in the memory of a lost ps
         absent = self._messages.lanes[0].layout.numbers_of(report.absent)
-        if report.finite and seat.offer(report.examples, report.loss, report.sums, absent):
+        measured = report.examples, report.loss, report.sums, absent, report.weight
+        if report.finite and seat.offer(*measured):
             return self._step(seat, report)
         return self._push_after_all(report)
 

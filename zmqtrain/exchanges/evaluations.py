@@ -37,7 +37,7 @@ def tensors_of(sums: PartSums) -> tuple[Tensor, ...]:
 
 
 def received_sums(
-    metrics: Sequence[Metric], measures: dict[str, float], tensors: Sequence[Tensor]
+    metrics: Sequence[Metric], message: Evaluated, tensors: Sequence[Tensor]
 ) -> PartSums:
     """Return sums that have travelled.
 
@@ -50,7 +50,7 @@ def received_sums(
             f"{SUMS_DTYPE} for each"
         )
     sums = PartSums(metrics)
-    sums.measures = measures
+    sums.add_measures(message.measures, message.weight)
     arrays = zip(metrics, tensors, strict=True)
     sums.metrics.sums = {metric.name: tensor.array() for metric, tensor in arrays}
     return sums
@@ -98,7 +98,7 @@ class Evaluations:
                     work = partial(self._sums, message, part, parameters)
                     if self._is_over(message) or (sums := await self._loop.use_model(work)) is None:
                         return
-                    evaluated = Evaluated(message.evaluation, part, sums.measures)
+                    evaluated = Evaluated(message.evaluation, part, sums.weight, sums.measures)
                     request.send(evaluated, tensors_of(sums))
         except ZmqTrainError as error:
             log.warning("the chief measures what this worker should: %s", error)

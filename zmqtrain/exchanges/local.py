@@ -18,6 +18,7 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
+from zmqtrain.models.weights import weight_of
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.orders import Answer, Drop, Order
 from zmqtrain.store.shard import Shard
@@ -84,7 +85,7 @@ class LocalExchange:
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
             self.shard.segment.note_absent(GRADIENT, self.shard.layout.numbers_of(report.absent))
-            self.shard.stage(WORKER, GRADIENT, self.steps, report.examples)
+            self.shard.stage(WORKER, GRADIENT, self.steps, weight_of(report))
         began_at = time.perf_counter()
         self._handle(
             PushArrived(
@@ -95,6 +96,7 @@ class LocalExchange:
                 report.finite,
                 report.loss,
                 report.sums,
+                report.weight,
             )
         )
         update_s = time.perf_counter() - began_at

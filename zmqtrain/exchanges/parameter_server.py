@@ -93,6 +93,7 @@ class ParameterServerExchange:
                 {} if shard else report.sums,
                 out is not None,
                 lane.layout.numbers_of(report.absent),
+                report.weight,
             )
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)

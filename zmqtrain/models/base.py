@@ -71,22 +71,24 @@ def is_measured(out: Gradients) -> bool:
 
 def measured(
     out: Gradients,
-    examples: int,
+    examples: float | None,
     means: Mapping[str, float],
     outputs: Callable[[], Outputs | None] | None = None,
 ) -> None:
     """Report measures of a batch, or of a part of it, before its update.
 
-    A model may call this in ``loss_and_gradients``, with its ``out``. ``means``: mean measures of
-    these examples, as ``metrics`` returns them. ``outputs`` is called at once, and only if the job
+    A model may call this in ``loss_and_gradients``, with its ``out``. ``examples``: of the part;
+    None: it is the whole batch. ``means``: mean measures of these examples, as ``metrics`` returns
+    them. ``outputs`` is called at once, and only if the job
     has metrics; None: the outputs are not known.
     """
     if isinstance(out, Buffers) and out.on_measured is not None:
         out.on_measured(examples, means, outputs)
 
 
-Batch: TypeAlias = tuple[Array, ...]
-"""Arrays that share their first axis, one row an example; usually (features, labels).
+Batch: TypeAlias = Any
+"""A tuple of arrays that share their first axis, one row an example; usually (features, labels).
+Or a tree, such as a dict; see :mod:`zmqtrain.models.trees`.
 
 A training batch (features, labels, weights) has a weight for each example, float32 of shape (n,):
 its loss is sum(weight * loss of the example) / n, as in Keras. A job's ``class_weight`` adds that
@@ -139,6 +141,8 @@ class BaseModel(ABC):
     """Whether outputs with more than two axes have their classes on the second one."""
     loss_adds_up: Any = False
     """Whether the loss is known to be a sum over its batch instead of a mean."""
+    weighs_measures: Any = True
+    """Whether other mean measures have the weight of the loss; else that of the examples."""
     optimizer: Any = None
     """The update rule of a trainer without one."""
     summed_metrics: Any = ()
@@ -163,6 +167,13 @@ class BaseModel(ABC):
     @abstractmethod
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         """See :class:`Model`."""
+
+    def weight(self, batch: Batch) -> float | None:
+        """Return the weight of a batch; None: the number of its examples.
+
+        See :mod:`zmqtrain.models.weights`.
+        """
+        return None
 
     def state(self, seed: int) -> dict[str, Array]:
         """Return variables that a step assigns, such as statistics of batch normalisation.

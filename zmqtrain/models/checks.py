@@ -8,6 +8,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Array, Batch, Gradients, Model, Parameters, as_model
+from zmqtrain.models.trees import are_rows, kind_of
 from zmqtrain.units import counted
 from zmqtrain.user_code import user_code
 
@@ -21,12 +22,22 @@ def check_sizes(owner: str, **sizes: int) -> None:
             )
 
 
+def check_rows(batch: Batch, owner: object) -> None:
+    """Raise ConfigError unless a batch is a tuple of arrays."""
+    if not are_rows(batch):
+        raise ConfigError(
+            f"a batch for {owner!r} is {kind_of(batch)}; expected a tuple of arrays, such as "
+            "(features, labels): make one in collate_fn, or train a model of PyTorch or JAX"
+        )
+
+
 def features_of(batch: Batch, features: int) -> Array:
     """Return the batch's first array, checked to be (n, ``features``).
 
     Raises:
         ConfigError: it is not; the job's model and data do not fit.
     """
+    check_rows(batch, "the model")
     inputs = batch[0]
     if inputs.ndim != 2 or inputs.shape[1] != features:
         raise ConfigError(
@@ -42,6 +53,7 @@ def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
     Raises:
         ConfigError: the batch is something else; the job's model and data do not fit.
     """
+    check_rows(batch, "the model")
     if len(batch) not in (2, 3):
         raise ConfigError(
             f"the data gives batches of {counted(len(batch), 'array')}; expected 2, (features, "
@@ -132,6 +144,12 @@ def labels_at(model: object, batch: Batch, for_what: object, is_weighted: bool =
     Raises:
         ConfigError: the model has no ``labels_at``, or it is no index of a batch.
     """
+    if not are_rows(batch):
+        raise ConfigError(
+            f"{for_what!r} needs labels, and a batch of {model!r} is {kind_of(batch)}; expected a "
+            "tuple of arrays, such as (features, labels): leave it out, and let the model's own "
+            "metrics and loss do this"
+        )
     at = as_model(model).labels_at
     if at is None and is_weighted:
         at = len(batch) - 2

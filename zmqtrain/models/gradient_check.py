@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Model, Parameters
 from zmqtrain.models.checks import checked_loss
+from zmqtrain.models.trees import are_rows
 from zmqtrain.units import shortened
 
 ELEMENTS = 4
@@ -65,7 +66,7 @@ def mistakes_of_a_step(
         wrong.append("every gradient is 0, so nothing would be learned; expected the loss's slope")
     yield from wrong
     if not wrong:
-        rows = tuple(array[:ROWS] for array in batch)
+        rows = tuple(array[:ROWS] for array in batch) if are_rows(batch) else batch
         yield from _check_slopes(_Objective(model, rows, state, frozen), parameters)
 
 

@@ -29,6 +29,12 @@ class Mean(NamedTuple):
         is_even = weights.count(1) == len(weights)
         return cls(gradients, divisor, None if is_even else weights)
 
+    @classmethod
+    def of(cls, gradients: Sequence[Flat], weights: Sequence[float]) -> Mean:
+        """Return the mean of gradients that count with these weights."""
+        unit = max(weights)
+        return cls.weighted(gradients, sum(weights) / unit, [each / unit for each in weights])
+
     def at(self, where: slice) -> Mean:
         """Return the mean of these elements."""
         gradients, divisor, weights, clip = self

@@ -49,6 +49,7 @@ class LedgerState:
     pass_examples: Count = 0
     pass_loss: float = 0.0
     pass_sums: dict[str, float] = field(default_factory=dict)
+    pass_weight: float = 0.0
 
     def counted(self) -> list[int]:
         """Return the numbers of the counted batches, in order."""

@@ -87,6 +87,7 @@ class Status:
     pass_loss: float = math.nan  # mean over the examples counted in this pass
     pass_examples: int = 0
     pass_sums: dict[str, float] = field(default_factory=dict)  # over these examples
+    pass_weight: float = 0.0  # of their batches
     learning_rate: float | None = None  # set by a callback, in place of the optimizer's
     rosters: int = 0  # number of rosters so far
     group: int = 0  # number of the group of workers that host the ps; 0: there are no groups

@@ -123,9 +123,10 @@ class BoardHost:
         }
         examples = sum(each.examples for each in figures.values())
         loss = sum(each.loss for each in figures.values())
+        weight = sum(each.weight for each in figures.values())
         losses = {worker: each.last for worker, each in figures.items()}
         sums = reduce(added, [dict(each.sums) for each in figures.values()])
-        return Stepped(steps, examples, loss, over, sums, losses if steps else {})
+        return Stepped(steps, examples, loss, over, sums, losses if steps else {}, weight)
 
     async def watch(self) -> AsyncIterator[Stepped | None]:
         """Yield the progress of rosters that end; None: a member seems to have died.

@@ -11,6 +11,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
+from zmqtrain.models.weights import EMPTY, LIMIT, weight_of
 from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
@@ -76,7 +77,7 @@ class Receiver:
         if not self._complete(request, push, worker):
             return None
         self._state.shard.segment.note_absent(worker.buffer, push.absent)
-        self._state.shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
+        self._state.shard.stage(worker.index, worker.buffer, push.sequence, weight_of(push))
         pending = Pending(push, request)
         if not push.finite:
             pending.result = "refused"
@@ -148,6 +149,8 @@ class Receiver:
             raise ProtocolError(
                 f"a push of {push.examples} examples, expected 1 to {EXAMPLES_LIMIT - 1}"
             )
+        if not EMPTY <= weight_of(push) < LIMIT:
+            raise ProtocolError(f"a push of weight {push.weight!r}, expected up to {LIMIT:.0e}")
         if not 0 <= push.version < COUNT_LIMIT or not 0 <= push.batch < COUNT_LIMIT:
             raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
         if not has_room(push.sums):

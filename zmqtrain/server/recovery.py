@@ -9,6 +9,7 @@ from typing import Any
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import unpack
+from zmqtrain.models.weights import weight_of
 from zmqtrain.server.state import Pending, Result, ShardState, WorkerRecord
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change, Contribution
@@ -31,8 +32,8 @@ def recover(state: ShardState, peers: PeerTable) -> None:
     for index, mark in state.marks.read():
         staged, *known = unpack(mark)  # as ShardState.keep writes it
         if staged:
-            buffer, _, sequence, examples = staged
-            shard.stage(index, buffer, sequence, examples)
+            buffer, _, sequence, weight = staged
+            shard.stage(index, buffer, sequence, weight)
         if known:
             worker = state.workers[index] = _worker(index, known)
             if result := _result_by(change, worker):
@@ -67,7 +68,7 @@ def _result_by(change: Change | None, worker: WorkerRecord) -> Result | None:
     push, pending = worker.pushed, worker.pending
     if change is None or push is None or pending is None or pending.result is not None:
         return None
-    staged = Contribution(worker.buffer, worker.index, push.sequence, push.examples)
+    staged = Contribution(worker.buffer, worker.index, push.sequence, weight_of(push))
     if staged not in change.contributions:
         return None
     return "applied" if change.kind == UPDATE else "accumulated"

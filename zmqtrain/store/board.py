@@ -34,7 +34,7 @@ from zmqtrain.errors import FencedError
 from zmqtrain.metrics import added
 from zmqtrain.store import words
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, FIGURES, IN_FORCE, SUMS, VERSION
+from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, FIGURES, HEAD, IN_FORCE, SUMS, VERSION
 from zmqtrain.store.shard import Shard
 
 NUMBER, _, BEGAN, STEPS, NEXT_BATCH, MEMBERS = range(6)
@@ -76,12 +76,15 @@ class Terms(NamedTuple):
 class Figures(NamedTuple):
     """What a member has counted since the roster began: examples, the sum of their losses.
 
-    ``last`` is the mean loss of its last batch, ``sums`` are those of all other measures.
+    ``loss``: the sum of the mean losses times their weights, whose sum is ``weight``. ``last`` is
+    the mean loss of its last batch, ``last_weight`` its weight. ``sums``: of all other measures.
     """
 
     examples: int = 0
     loss: float = 0.0
     last: float = 0.0
+    weight: float = 0.0
+    last_weight: float = 0.0
     sums: Sums = MappingProxyType({})
 
 
@@ -193,16 +196,22 @@ class Board:
         if not steps:
             return Figures()
         found = self._figures(self._read(self._line(place) + BUFFER), steps)
-        examples, loss, last, *sums = found[: 3 + SUMS].tolist()
-        text = found[3 + SUMS :].tobytes().rstrip(b"\0").decode()
+        examples, *numbers = found[:HEAD].tolist()
+        sums = found[HEAD : HEAD + SUMS].tolist()
+        text = found[HEAD + SUMS :].tobytes().rstrip(b"\0").decode()
         names = text.split("\n") if text else ()
-        return Figures(int(examples), loss, last, dict(zip(names, sums, strict=False)))
+        figures = Figures(int(examples), *numbers)
+        return figures._replace(sums=dict(zip(names, sums, strict=False)))
+
+    def weights(self, buffers: Sequence[int], steps: int) -> list[float]:
+        """Return the weight of each member's batch of the last of so many steps."""
+        return [float(self._figures(buffer, steps)[HEAD - 1]) for buffer in buffers]
 
     def set_figures(self, buffer: int, steps: int, figures: Figures) -> None:
         half, (*numbers, sums) = self._figures(buffer, steps), figures
-        half[: 3 + len(sums)] = [*numbers, *sums.values()]
-        names = "\n".join(sums).encode().ljust(half[3 + SUMS :].nbytes, b"\0")
-        half[3 + SUMS :] = np.frombuffer(names, np.float64)
+        half[: HEAD + len(sums)] = [*numbers, *sums.values()]
+        names = "\n".join(sums).encode().ljust(half[HEAD + SUMS :].nbytes, b"\0")
+        half[HEAD + SUMS :] = np.frombuffer(names, np.float64)
 
     def _figures(self, buffer: int, steps: int) -> NDArray[np.float64]:
         half = FIGURES // 2
@@ -283,22 +292,30 @@ class Seat:
         return self._began + self.steps
 
     def offer(
-        self, examples: int, loss: float, sums: Sums | None = None, absent: Collection[int] = ()
+        self,
+        examples: int,
+        loss: float,
+        sums: Sums | None = None,
+        absent: Collection[int] = (),
+        weight: float | None = None,
     ) -> bool:
         """Say that the gradient is ready, computed from so many examples with this mean loss.
 
         ``sums``: over these examples, of what else was measured, and has room there. ``absent``:
-        numbers of variables without a gradient. False: it is to be pushed, for the roster is over,
-        or the update is not made by parts.
+        numbers of variables without a gradient. ``weight``: of gradient and loss; None: the number
+        of examples. False: it is to be pushed, for the roster is over, or the update is not made by
+        parts.
         """
-        if self.steps == self._limit or not self._shard.can_update(examples, self.version):
+        if self.steps == self._limit or not self._shard.can_update(self.version):
             return False
-        before = self._figures
+        before, weight = self._figures, examples if weight is None else weight
         sums = dict(sums or {})
         self._figures = Figures(
             before.examples + examples,
-            before.loss + examples * loss,
+            before.loss + weight * loss,
             loss,
+            before.weight + weight,
+            weight,
             added(before.sums, sums) if before.examples else sums,
         )
         buffer = self._buffers[self.place]
@@ -355,7 +372,8 @@ class Seat:
         if claimed != begun:
             self._shard.dense.begin_parts(self._own)
             swap(self.place, DONE, claimed, begun)
-        self._shard.dense.update_parts(self._own, self._buffers, self.version)
+        weights = self._board.weights(self._buffers, self.steps + 1)
+        self._shard.dense.update_parts(self._own, self._buffers, weights, self.version)
         swap(self.place, DONE, begun, self._word + _STEP)
         self._board.wake(self.place, DONE)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 from zmqtrain.store.segment import Segment
@@ -17,20 +18,30 @@ from zmqtrain.store.segment import Segment
 UPDATE, ACCUMULATE = 1, 2
 """Kinds of changes: of parameters and slots; of the sum."""
 
+_DOUBLE, _WORD = Struct("<d"), Struct("<q")
 _HEAD = 8  # words before the contributions
-_CLIP = 7
+
+
+def word_of(number: float) -> int:
+    """Return the bits of a float64 as an int64."""
+    return int(_WORD.unpack(_DOUBLE.pack(number))[0])
+
+
+def float_of(word: int) -> float:
+    """Return the float64 with these bits."""
+    return float(_DOUBLE.unpack(_WORD.pack(word))[0])
 
 
 class Contribution(NamedTuple):
-    """A gradient buffer of the segment, the worker and push that filled it, and its examples.
+    """A gradient buffer of the segment, the worker and push that filled it, and its weight.
 
-    The buffer holds the mean gradient of these examples.
+    The buffer holds the mean gradient of a batch; see :mod:`zmqtrain.models.weights`.
     """
 
     buffer: int
     worker: int
     sequence: int
-    examples: int
+    weight: float
 
 
 @dataclass(slots=True)
@@ -39,8 +50,8 @@ class Change:
 
     kind: int
     contributions: tuple[Contribution, ...]
-    examples: int  # of all gradients that are averaged, or that are in the sum after it
-    unit: int  # examples of a gradient that has weight 1
+    weight: float  # of all gradients that are averaged, or that are in the sum after it
+    unit: float  # by which weights are divided
     step: int  # version before
     with_sum: bool = False  # the sum is part of the update, or is added to instead of begun
     clip: float = 1.0  # factor of the mean, which limits its norm
@@ -50,26 +61,24 @@ class Change:
 class Note:
     """The note of a segment's last change.
 
-    It is int64 words: state, examples, unit, step, whether the sum is part of it, order, number of
-    contributions, the bits of the factor that clips, and for each contribution buffer, worker,
-    sequence, examples. The state is 0 while nothing is noted, the kind of a change that is made,
-    and its negative until then.
+    It is int64 words: state, weight, unit, step, whether the sum is part of it, order, number of
+    contributions, the factor that clips, and for each contribution buffer, worker, sequence,
+    weight; of weights, units and factors the bits. The state is 0 while nothing is noted, the kind
+    of a change that is made, and its negative until then.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.change
-        self._floats = segment.change.cast("B").cast("d")
 
     def write(self, change: Change) -> None:
         """Note that a change begins: from here on another process would finish it."""
-        values = [change.examples, change.unit, change.step, change.with_sum, change.order]
-        values += [len(change.contributions), 0]
-        for contribution in change.contributions:
-            values += contribution
+        values = [word_of(change.weight), word_of(change.unit), change.step, change.with_sum]
+        values += [change.order, len(change.contributions), word_of(change.clip)]
+        for *names, weight in change.contributions:
+            values += [*names, word_of(weight)]
         words = self._words
         words[0] = 0
         words[1 : 1 + len(values)] = memoryview(array("q", values))
-        self._floats[_CLIP] = change.clip
         words[0] = -change.kind
 
     def finish(self) -> None:
@@ -88,10 +97,11 @@ class Note:
     def last(self) -> Change | None:
         """Return the last change that was noted."""
         words = self._words
-        state, examples, unit, step, with_sum, order, contributions = words[:_CLIP]
+        state, weight, unit, step, with_sum, order, contributions, clip = words[:_HEAD]
         if not state:
             return None
         at = range(_HEAD, _HEAD + 4 * contributions, 4)
-        given = tuple(Contribution(*words[place : place + 4]) for place in at)
-        more = bool(with_sum), self._floats[_CLIP], order
-        return Change(abs(state), given, examples, unit, step, *more)
+        each = (words[place : place + 4] for place in at)
+        given = tuple(Contribution(a, b, c, float_of(bits)) for a, b, c, bits in each)
+        numbers = float_of(weight), float_of(unit)
+        return Change(abs(state), given, *numbers, step, bool(with_sum), float_of(clip), order)

@@ -46,7 +46,7 @@ WORDS_AT = 64
 (
     CLOCK,  # odd while an update is under way
     VERSION,  # updates applied
-    ACCUMULATED,  # examples of the gradients in the sum
+    ACCUMULATED,  # weight of the gradients in the sum: the bits of a float64
     GENERATION,  # timeline of the job; 0: the parameters mean nothing yet
     JOB,  # digest of what the ps was started for
     ORDERS,  # orders of this generation carried out
@@ -99,7 +99,10 @@ SUMS = 16
 NAMES_NBYTES = 256
 """Of all of their names, in lines."""
 
-FIGURES = 2 * (3 + SUMS + NAMES_NBYTES // 8)
+HEAD = 5
+"""Numbers that a member of a board counts, beside those sums."""
+
+FIGURES = 2 * (HEAD + SUMS + NAMES_NBYTES // 8)
 """Numbers behind a gradient, float64: half after an even number of steps, half after an odd one.
 The last of a half are the bytes of names."""
 

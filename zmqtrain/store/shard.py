@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from struct import Struct
 from typing import Any, Literal, cast
 
 from numpy.typing import NDArray
@@ -23,7 +22,15 @@ from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
 from zmqtrain.store import checkpoint
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note
+from zmqtrain.store.changes import (
+    ACCUMULATE,
+    UPDATE,
+    Change,
+    Contribution,
+    Note,
+    float_of,
+    word_of,
+)
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.layout import ShardLayout
@@ -38,8 +45,6 @@ from zmqtrain.store.segment_layout import (
     VERSION,
     SegmentLayout,
 )
-
-_DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
 
 class Shard:
@@ -82,20 +87,20 @@ class Shard:
         return self.segment.words[VERSION]
 
     @property
-    def accumulated(self) -> int:
-        """Examples whose gradients are in the sum."""
-        return self.segment.words[ACCUMULATED]
+    def accumulated(self) -> float:
+        """The weight of the gradients in the sum."""
+        return float_of(self.segment.words[ACCUMULATED])
 
     @property
     def learning_rate(self) -> float | None:
         """The learning rate of later updates in place of the optimizer's; None: there is none."""
         bits = self.segment.words[RATE]
-        return -float(_DOUBLE.unpack(_WORD.pack(bits))[0]) if bits else None
+        return -float_of(bits) if bits else None
 
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
         was_own = self.learning_rate is None
-        self.segment.words[RATE] = 0 if rate is None else _WORD.unpack(_DOUBLE.pack(-rate))[0]
+        self.segment.words[RATE] = 0 if rate is None else word_of(-rate)
         if was_own:
             self.take_over_rate()
 
@@ -164,9 +169,9 @@ class Shard:
             words[CLOCK] += words[CLOCK] % 2
         return change
 
-    def stage(self, worker: int, number: int, sequence: int = 0, examples: int = 1) -> None:
+    def stage(self, worker: int, number: int, sequence: int = 0, weight: float = 1) -> None:
         """Make gradient ``number`` of the segment the worker's contribution."""
-        self._staged[worker] = Contribution(number, worker, sequence, examples)
+        self._staged[worker] = Contribution(number, worker, sequence, weight)
 
     def staged(self, worker: int) -> Contribution | None:
         """Return the worker's contribution, None if it has none."""
@@ -204,27 +209,25 @@ class Shard:
 
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])
-        before = 0 if isinstance(order, Apply) else self.accumulated
+        before = 0.0 if isinstance(order, Apply) else self.accumulated
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
-        examples = before + sum([one.examples for one in staged])
-        unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
-        return Change(kind, staged, examples, unit, self.version, before > 0, order=number)
+        weights = [one.weight for one in staged]
+        unit = self._batch_size if before or kind == ACCUMULATE else max(weights)
+        weight = before + sum(weights)
+        return Change(kind, staged, weight, unit, self.version, before > 0, order=number)
 
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""
         if self.learning_rate is not None:
             self.dense.use(self._rule_in_use())
 
-    def can_update(self, examples: int, step: int) -> bool:
-        """Say whether update ``step`` can be made by parts, of gradients of so many examples.
-
-        They have to weigh the same, and the rule needs a learning rate for it.
-        """
+    def can_update(self, step: int) -> bool:
+        """Say whether update ``step`` can be made by parts: the rule needs a learning rate."""
         try:
             self.dense.check(step)
         except ConfigError:
             return False
-        return examples == self._batch_size
+        return True
 
     @contextmanager
     def _beginning(self, version: int) -> Iterator[None]:
@@ -262,7 +265,7 @@ class Shard:
         else:
             for holding in self._holdings:
                 holding.add(change)
-            words[ACCUMULATED] = change.examples
+            words[ACCUMULATED] = word_of(change.weight)
         if change.order:
             words[ORDERS] = change.order
         self._note.finish()

@@ -16,6 +16,8 @@ from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Measures, Metric, Totals, added, check_sums
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters, as_model
+from zmqtrain.models.trees import copied
+from zmqtrain.models.weights import weighted, weights_of
 from zmqtrain.user_code import user_code
 
 ROWS = 1024  # examples at a time, at most
@@ -27,6 +29,7 @@ class PartSums:
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.measures: dict[str, float] = {}
+        self.weight = 0.0  # of the batches
         self.metrics = Totals(metrics)
         self._is_empty = True
 
@@ -36,14 +39,15 @@ class PartSums:
         Raises:
             ConfigError: the sums of a metric have another shape there.
         """
-        self.add_measures(other.measures)
+        self.add_measures(other.measures, other.weight)
         self.metrics.merge(other.metrics.sums)
 
-    def add_measures(self, sums: dict[str, float]) -> None:
+    def add_measures(self, sums: dict[str, float], weight: float) -> None:
+        self.weight += weight
         self.measures = dict(sums) if self._is_empty else added(self.measures, sums)
         self._is_empty = False
 
-    def results(self, examples: int) -> Measures:
+    def results(self, examples: int, model: Model) -> Measures:
         """Return the measures; a metric replaces a measure of its name.
 
         ``examples``: of all parts, at least one.
@@ -51,7 +55,9 @@ class PartSums:
         Raises:
             ConfigError: a metric raises.
         """
-        own = {name: value / examples for name, value in self.measures.items()}
+        total = self.weight if as_model(model).weighs_measures else examples
+        of = dict.fromkeys(self.measures, total) | {"loss": self.weight}
+        own = {name: value / of[name] for name, value in self.measures.items()}
         return own | self.metrics.results()
 
 
@@ -88,7 +94,7 @@ def evaluate(
         of_part = measure(model, parameters, dataset, part, metrics, rows)
         if of_part is not None:
             sums.add(of_part)
-    return sums.results(len(dataset))
+    return sums.results(len(dataset), model)
 
 
 def measure(
@@ -106,17 +112,18 @@ def measure(
         ConfigError, DataError: as for :func:`evaluate`.
     """
     sums = PartSums(metrics)
-    for batch in _batches(dataset, part, rows):
+    for batch, count in _batches(dataset, part, rows):
         if is_cancelled():
             return None
         with user_code("metrics()", model):
             # A model may write to its inputs, which its predictions need, too.
-            given = tuple(array.copy() for array in batch) if metrics else batch
-            measures = model.metrics(parameters, given)
-        count = len(batch[0])
-        sums.add_measures({n: value * count for n, value in _numbers(model, measures).items()})
+            given = copied(batch) if metrics else batch
+            measures = _numbers(model, model.metrics(parameters, given))
+        weight, others = weights_of(as_model(model), batch, count)
+        of = dict.fromkeys(measures, others) | {"loss": weight}
+        sums.add_measures({n: weighted(value, of[n]) for n, value in measures.items()}, weight)
         if metrics:
-            outputs = outputs_of(model, parameters, batch)
+            outputs = outputs_of(model, parameters, batch, count)
             if not part.start and not sums.metrics.sums:  # the first batch of all
                 for metric in metrics:
                     check_sums(metric, outputs, batch, model)
@@ -134,7 +141,7 @@ def predict(
     """
     check_not_empty(dataset, "predict")
     batches = _batches(dataset, range(len(dataset)), rows)
-    parts = [outputs_of(model, parameters, batch) for batch in batches]
+    parts = [outputs_of(model, parameters, *each) for each in batches]
     several = [tuple(map(_unmasked, p if isinstance(p, tuple) else (p,))) for p in parts]
     try:
         outputs = concatenated(several, f"the outputs of {model!r}")
@@ -155,8 +162,8 @@ def _unmasked(array: Array) -> Array:
     return array.data if isinstance(array, np.ma.MaskedArray) else array
 
 
-def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
-    """Return the model's predictions for a batch: an array, or a tuple of several outputs.
+def outputs_of(model: Model, parameters: Parameters, batch: Batch, examples: int) -> Any:
+    """Return the predictions for a batch of so many examples: an array, or a tuple of several.
 
     Raises:
         ConfigError: the model cannot predict, raises, or returns no row for each example.
@@ -164,20 +171,21 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
     with user_code("predict()", model):
         outputs = as_model(model).predict(parameters, batch)
     for array in outputs if isinstance(outputs, tuple) else (outputs,):
-        if np.shape(array)[:1] != (len(batch[0]),):
+        if np.shape(array)[:1] != (examples,):
             raise ConfigError(
                 f"predict() of {model!r} returned outputs of shape {np.shape(array)} for "
-                f"{len(batch[0])} examples; expected one row for each"
+                f"{examples} examples; expected one row for each"
             )
     return outputs
 
 
-def _batches(dataset: Dataset, part: range, rows: int) -> Iterator[Batch]:
+def _batches(dataset: Dataset, part: range, rows: int) -> Iterator[tuple[Batch, int]]:
+    """Yield batches, and the number of examples in each."""
     for start in part[::rows]:
         indices = np.arange(start, min(start + rows, part.stop))
         with user_code("take()", dataset, DataError):
             batch = dataset.take(indices)
-        yield checked(batch, len(indices), dataset)
+        yield checked(batch, len(indices), dataset), len(indices)
 
 
 def _numbers(model: Model, measures: dict[str, float]) -> dict[str, float]:

@@ -39,7 +39,8 @@ class Membership:
 class StepReport:
     """The result of one batch; the gradient itself is in the membership's memory.
 
-    ``loss`` is the mean over ``examples``. ``finite`` is False if the loss or the gradient holds
+    ``loss`` is the mean over ``examples``, and ``weight`` that of loss and gradient; None: the
+    number of examples. ``finite`` is False if the loss or the gradient holds
     NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
     examples; see :mod:`zmqtrain.training.measuring`. ``absent``: names of the variables that have
     no gradient; it is zero.
@@ -51,6 +52,7 @@ class StepReport:
     finite: bool
     sums: dict[str, float] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
+    weight: float | None = None
 
 
 @dataclass(slots=True)

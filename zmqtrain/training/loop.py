@@ -169,15 +169,16 @@ class TrainingLoop:
     def _compute(self, number: int) -> _Computed:
         began_at = time.perf_counter()
         batch = self._take(number)
-        examples = len(batch[0])
+        examples = self._plan.rows(number)
         batch = self._runner.place(batch)
         taken_at = time.perf_counter()
         self._runner.load_parameters()
         read_at = time.perf_counter()
-        loss, finite = self._runner.compute(batch, number)
+        loss, finite = self._runner.compute(batch, number, examples)
         if finite and self._job.clips_alone:
             self._clip()
-        report = StepReport(number, examples, loss, finite, self._runner.sums, self._runner.absent)
+        found = self._runner
+        report = StepReport(number, examples, loss, finite, found.sums, found.absent, found.weight)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 
     def _clip(self) -> None:
@@ -190,7 +191,7 @@ class TrainingLoop:
                 flat[: layout.trained] *= np.float32(scale)
 
     def _take(self, number: int) -> Batch:
-        """Return a batch of at least one array, with the rows of the plan.
+        """Return a batch with the examples of the plan.
 
         Raises:
             DataError: the dataset raises, or returns something else.

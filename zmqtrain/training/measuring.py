@@ -16,6 +16,7 @@ import numpy as np
 from zmqtrain.metrics import Measures, Metric, added, check_sums, sums_of
 from zmqtrain.models.backend import on_host
 from zmqtrain.models.base import Outputs
+from zmqtrain.models.weights import weighted
 from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS, has_room
 from zmqtrain.user_code import user_code
 
@@ -31,17 +32,17 @@ class StepSums:
         """``is_weighted``: the job's ``class_weight`` has put weights behind the labels."""
         self._metrics, self._model, self._is_weighted = list(metrics), model, is_weighted
         self._left_out: set[str] = set()
-        self._parts = 0
+        self._examples, self._parts = 0.0, 0
         self._is_checked = False  # that the metrics return sums
         self.sums: dict[str, float] = {}
 
-    def begin(self) -> None:
-        """Begin a step."""
-        self._parts, self.sums = 0, {}
+    def begin(self, examples: float) -> None:
+        """Begin a step, of a batch of so many examples, or of this weight."""
+        self._examples, self._parts, self.sums = examples, 0, {}
 
     def add(
         self,
-        examples: int,
+        examples: float | None,
         means: Mapping[str, float],
         outputs: Callable[[], Outputs | None] | None = None,
     ) -> None:
@@ -50,10 +51,10 @@ class StepSums:
         Raises:
             ConfigError: a metric raises.
         """
-        found: dict[str, float] = {}
+        examples, found = self._examples if examples is None else examples, dict[str, float]()
         for name, mean in means.items():
             if name != "loss":
-                self._keep(name, {name: examples * float(mean)}, found)
+                self._keep(name, {name: weighted(float(mean), examples)}, found)
         given = _on_host(outputs() if outputs is not None and self._metrics else None)
         for metric in tuple(self._metrics):
             if given is None:
@@ -81,8 +82,8 @@ class StepSums:
         return False
 
 
-def measures_of(metrics: Sequence[Metric], sums: Mapping[str, float], examples: int) -> Measures:
-    """Return the measures of examples with these sums.
+def measures_of(metrics: Sequence[Metric], sums: Mapping[str, float], weight: float) -> Measures:
+    """Return the measures of batches with these sums, and with this sum of weights.
 
     Raises:
         ConfigError: a metric raises.
@@ -93,7 +94,7 @@ def measures_of(metrics: Sequence[Metric], sums: Mapping[str, float], examples: 
         if own := [rest.pop(name) for name in names]:
             with user_code("result()", metric):
                 results[metric.name] = metric.result(np.array(own))
-    return {name: value / examples for name, value in rest.items()} | results
+    return {name: value / weight for name, value in rest.items()} | results
 
 
 def _on_host(given: Outputs | None) -> Outputs | None:

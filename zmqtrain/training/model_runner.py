@@ -13,8 +13,10 @@ from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Buffers, as_model
+from zmqtrain.models.base import Batch, Buffers, absent, as_model
 from zmqtrain.models.checks import checked_loss
+from zmqtrain.models.trees import are_rows, leaves
+from zmqtrain.models.weights import EMPTY, weights_of
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
@@ -41,6 +43,7 @@ class ModelRunner:
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
+        self.weight = 0.0
 
     def bind(self, membership: Membership) -> None:
         job, device, self._membership = self._job, self._device, membership
@@ -96,23 +99,25 @@ class ModelRunner:
         self._device.load(self._membership.exact, self._parameters.exact)
         self._parameters.gather()
 
-    def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
-        loss, finite = self.compute_on_device(batch, number)
+    def compute(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
+        loss, finite = self.compute_on_device(batch, number, examples)
         if finite:
             self.store()
         return loss, finite
 
-    def compute_on_device(self, batch: Batch, number: int) -> tuple[float, bool]:
+    def compute_on_device(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
         """Compute a batch as :meth:`compute` does, but leave the gradient on the device."""
         self._model.seed_batch(self._job.seed, number)
-        self._measured.begin()
+        self.weight, others = weights_of(self._model, batch, examples)
+        self._measured.begin(others)
         self._out.absent.clear()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
         parameters = self._writes.begin()
 
         def shapes() -> str:
-            given, trained = enumerate(batch), ((n, parameters[n]) for n in self._trained)
+            given = enumerate(batch) if are_rows(batch) else leaves(batch, "")
+            trained = ((n, parameters[n]) for n in self._trained)
             return f"The batch is {_shapes(given)}; parameters are {_shapes(trained)}"
 
         loss = checked_loss(self._model, parameters, batch, self._out, shapes)
@@ -122,6 +127,11 @@ class ModelRunner:
         if self._is_first and math.isfinite(loss):
             self._check_written()
             self._is_first = False
+        if self.weight == EMPTY:  # a mean of nothing may be NaN
+            loss = 0.0
+            for name in self._trained:
+                self._gradients.values[name][...] = 0
+            absent(self._out, *self._trained)
         if self._job.clip_norm_each is not None:
             gradients = {name: self._out[name] for name in self._trained}
             clip_by_global_norm(gradients, self._job.clip_norm_each)

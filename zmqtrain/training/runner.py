@@ -21,6 +21,11 @@ class Runner(Protocol):
         """Names of the variables that have no gradient in the last batch; it is zero."""
         ...
 
+    @property
+    def weight(self) -> float:
+        """The weight of the last batch."""
+        ...
+
     def bind(self, membership: Membership) -> None:
         """Use the memory of this membership from now on."""
         ...
@@ -33,7 +38,7 @@ class Runner(Protocol):
         """Copy the parameters from the exchange's memory to where the model reads them."""
         ...
 
-    def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
+    def compute(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
         """Write the gradient of a batch that :meth:`place` returned into the exchange's memory.
 
         Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite may

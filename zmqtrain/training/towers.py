@@ -25,6 +25,8 @@ from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.metrics import added
 from zmqtrain.models.base import Batch
+from zmqtrain.models.trees import copied, split
+from zmqtrain.models.weights import weighted_mean
 from zmqtrain.optim import Update
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.store.segment_layout import cut
@@ -52,6 +54,7 @@ class Towers:
         self._shares = Shares(len(job.devices))
         self.sums: dict[str, float] = {}
         self.absent: frozenset[str] = frozenset()
+        self.weight = 0.0
         try:
             self._jobs = [job.with_own_model() for _ in job.devices]
             self._on_all([self._shares.take] * len(job.devices))
@@ -93,29 +96,27 @@ class Towers:
         for layout, *flats in zip(membership.layouts, *gradients, strict=True):
             self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
 
-    def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
+    def compute(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
         """Write the mean gradient of all towers; errors name the device."""
         if not self._runners:
             self._build(self._membership)
         size = self._job.batch_size
-        parts = [
-            tuple(array[start : start + size] for array in batch)
-            for start in range(0, len(batch[0]), size)
-        ]
+        parts = split(batch, examples, size, "devices")
+        counts = [min(size, examples - start) for start in range(0, examples, size)]
         first = number * len(self._runners)  # as if each part were a worker's batch
         results = self._on_all(
-            [partial(self._compute, tower, part, first + tower) for tower, part in enumerate(parts)]
+            [partial(self._compute, n, part, first + n, counts[n]) for n, part in enumerate(parts)]
         )
-        examples = [len(part[0]) for part in parts]
         finite = all(is_finite for _, is_finite in results)
+        weights = [runner.weight for runner in self._runners[: len(parts)]]
         if finite and self._nccl is not None:
-            self._reduce(self._nccl, examples)
+            self._reduce(self._nccl, weights)
         elif finite and len(parts) > 1:
-            self._team.run([partial(fold, examples) for fold in self._folds])
+            self._team.run([partial(fold, weights) for fold in self._folds])
         self.sums = reduce(added, [runner.sums for runner in self._runners[: len(parts)]])
         self.absent = frozenset.intersection(*[r.absent for r in self._runners[: len(parts)]])
-        losses = (loss * n for (loss, _), n in zip(results, examples, strict=True))
-        return sum(losses) / sum(examples), finite
+        self.weight = sum(weights)
+        return weighted_mean([loss for loss, _ in results], weights), finite
 
     def close(self) -> None:
         """End the threads, after their current work."""
@@ -126,21 +127,21 @@ class Towers:
             self._nccl = None
         self._shares.end()
 
-    def _compute(self, tower: int, batch: Batch, number: int) -> tuple[float, bool]:
+    def _compute(self, tower: int, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
         """Compute one part, in its tower's thread."""
         runner, name = self._runners[tower], self._job.devices[tower]
         # Products of matrices may have other bits where memory is not aligned, as in a part.
-        batch = runner.place(tuple(map(np.copy, batch)))
+        batch = runner.place(copied(batch))
         runner.load_parameters()
         try:
             if self._nccl is not None:
-                return runner.compute_on_device(batch, number)
-            return runner.compute(batch, number)
+                return runner.compute_on_device(batch, number, examples)
+            return runner.compute(batch, number, examples)
         except ZmqTrainError as error:
             batch_number = number // len(self._runners)
             raise type(error)(f"on device {name}, in batch {batch_number}: {error}") from error
 
-    def _reduce(self, nccl: Nccl, examples: Sequence[int]) -> None:
+    def _reduce(self, nccl: Nccl, given: Sequence[float]) -> None:
         """Write the mean, as a :class:`_Fold` makes it, from the GPUs into the exchange's memory.
 
         A GPU that had nothing to compute holds an old gradient, which must not count.
@@ -150,12 +151,13 @@ class Towers:
             [flat[:size] for flat, size in zip(runner.gradients, averaged, strict=True) if size]
             for runner in self._runners
         ]
-        if len(examples) > 1:
-            idle = len(arrays) - len(examples)
-            weights = [n / examples[0] for n in examples] + [0.0] * idle
-            self._on_all([partial(_scale, *both) for both in zip(arrays, weights, strict=True)])
+        if len(given) > 1:
+            weights = [*given, *[0.0] * (len(arrays) - len(given))]
+            unit = max(weights)
+            scaled = zip(arrays, [each / unit for each in weights], strict=True)
+            self._on_all([partial(_scale, *both) for both in scaled])
             self._on_first(partial(nccl.reduce, arrays))
-            self._on_first(partial(_scale, arrays[0], 1 / (sum(examples) / examples[0])))
+            self._on_first(partial(_scale, arrays[0], 1 / (sum(weights) / unit)))
         self._on_first(self._runners[0].store)
 
     def _on_first(self, call: Callable[[], None]) -> None:
@@ -183,11 +185,9 @@ class _Fold:
         self._gradients = gradients
         self._update = Update(Assign(), fused=False).bind(gradients[0], {})
 
-    def __call__(self, examples: Sequence[int]) -> None:
-        """Replace the first gradient by the weighted mean; ``examples``: of each gradient."""
-        gradients = self._gradients[: len(examples)]
-        weights = [n / examples[0] for n in examples]
-        self._update.apply(Mean.weighted(gradients, sum(examples) / examples[0], weights), 0)
+    def __call__(self, weights: Sequence[float]) -> None:
+        """Replace the first gradient by the mean of the first ones, with these weights."""
+        self._update.apply(Mean.of(self._gradients[: len(weights)], weights), 0)
 
 
 def _scale(arrays: Sequence[Flat], factor: float) -> None:

@@ -141,7 +141,8 @@ class Push:
     computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent. ``sums``: of
     the step's other measures over its examples; only on shard 0.
     ``wants_parameters``: as in a Pull. ``absent``: numbers of the shard's trained variables that
-    have no gradient; it is zero.
+    have no gradient; it is zero. ``weight``: of the gradient and the mean ``loss``; None: the
+    number of ``examples``.
     """
 
     sequence: int
@@ -153,6 +154,7 @@ class Push:
     sums: dict[str, float] = field(default_factory=dict)
     wants_parameters: bool = True
     absent: tuple[int, ...] = ()
+    weight: float | None = None
 
 
 @dataclass(slots=True)
@@ -236,11 +238,13 @@ class Evaluate:
 class Evaluated:
     """Worker to the chief, passed on by the leader: the sums over one part's examples.
 
-    ``measures``: of the model's measures. The tensors are of the job's metrics (float64).
+    ``weight``: of its batches. ``measures``: of the model's measures. The tensors are of the job's
+    metrics (float64).
     """
 
     evaluation: str
     part: int
+    weight: float
     measures: dict[str, float]
 
 

@@ -157,13 +157,19 @@ class Dense:
         for number in numbers:
             self._parts[number].begin()
 
-    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
+    def update_parts(
+        self,
+        numbers: Iterable[int],
+        buffers: Sequence[int],
+        weights: Sequence[float],
+        step: int,
+    ) -> None:
         """Make, or finish, update ``step`` of these parts, which is no noted change.
 
-        The mean is of the gradients in ``buffers``, which weigh the same. The rule is not layered,
-        and :meth:`check` has passed.
+        The mean is of the gradients in ``buffers``, with their ``weights``. The rule is not
+        layered, and :meth:`check` has passed.
         """
-        mean, clip = Mean([self._arrays.gradient(buffer) for buffer in buffers], len(buffers)), 1.0
+        mean, clip = Mean.of([self._arrays.gradient(buffer) for buffer in buffers], weights), 1.0
         absences = self._absences(list(map(self._segment.absent, buffers)), step)
         if (limit := self._update.clip_norm) is not None:
             clip = clip_scale(float(self._square(mean)), limit)
@@ -230,14 +236,14 @@ class Dense:
     def _mean(self, change: Change) -> Mean:
         """Return what is averaged, where the arithmetic happens.
 
-        Each example weighs the same, whatever batch it was in. The sum is weighted already.
+        Each gradient has the weight of its batch. The sum is weighted already.
         """
         with_sum = change.with_sum and change.kind == UPDATE
         gradients, weights = ([self._arrays.sum], [1.0]) if with_sum else ([], [])
         for given in change.contributions:
             gradients.append(self._arrays.gradient(given.buffer))
-            weights.append(given.examples / change.unit)
-        return Mean.weighted(gradients, change.examples / change.unit, weights)
+            weights.append(given.weight / change.unit)
+        return Mean.weighted(gradients, change.weight / change.unit, weights)
 
 
 class _Part:
