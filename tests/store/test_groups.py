@@ -68,37 +68,6 @@ def normal(seed: int) -> dict[str, Any]:
     return {v.name: random.standard_normal(v.shape, np.float32) for v in VARIABLES}
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["compiled", "NumPy"])
-@pytest.mark.parametrize(("rule", "options"), RULES, ids=lambda given: type(given).__name__)
-def test_variable_is_updated_as_if_it_were_alone(
-    rule: Rule, options: dict[str, Any], fused: bool
-) -> None:
-    groups = {"second.bias": {}, "*.bias": options}
-    update = Update(rule, 0.1, 0.9, groups=groups, fused=fused)
-    alone = update.by_group()
-    pushed = [normal(seed) for seed in range(2)]
-    for layout in place(VARIABLES, 2, partition_nbytes=0):
-        shard = Shard(layout, update, threads=2)
-        shard.initialize(layout.flat_of(normal(7)))
-        for version in range(2):
-            for worker, gradients in enumerate(pushed):
-                layout.gather(gradients, shard.segment.gradient(worker))
-                shard.stage(worker, worker)
-            shard.carry_out(Reduce((0, 1)))
-            assert shard.version == version + 1
-        for cut in layout.slices:
-            name = cut.variable.name
-            expected = alone[2] if name == "first.bias" else alone[0]
-            w = normal(7)[name].reshape(-1)
-            slots = new_slots(expected, w)
-            for version in range(2):
-                gradients = [each[name].reshape(-1) for each in pushed]
-                expected.bind(w, slots).apply(Mean(gradients, 2), version)
-            assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
-            for slot, values in slots.items():
-                assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)
-
-
 ABSENT: dict[str, list[tuple[bool, bool]]] = {
     "first.kernel": [(False, False), (True, True), (True, True), (False, True), (True, True)],
     "first.bias": [(True, True)] * 3 + [(False, False)] * 2,
@@ -124,42 +93,50 @@ class Custom:
 def test_variable_without_a_gradient_is_as_if_there_were_no_such_update(
     rule: Rule, options: dict[str, Any], where: str
 ) -> None:
-    """But the learning rate follows the version."""
-    update = Update(rule, 0.1, 0.9, groups={"*.bias": options}, fused=where != "NumPy")
-    (layout,) = place(VARIABLES, 1, partition_nbytes=0)
-    shard = Shard(layout, update, threads=2, safe=where == "crash-safe")
-    shard.initialize(layout.flat_of(normal(7)))
+    """But the learning rate follows the version, and each variable has its group's options."""
+    groups = {"second.bias": {}, "*.bias": options}
+    update = Update(rule, 0.1, 0.9, groups=groups, fused=where != "NumPy")
     pushed = [[normal(10 * version + worker) for worker in (0, 1)] for version in range(5)]
     for version, worker in product(range(5), (0, 1)):
         for name, lacks in ABSENT.items():
             pushed[version][worker][name][...] *= not lacks[version][worker]
-    for version, gradients in enumerate(pushed):
-        for worker, gradient in enumerate(gradients):
-            names = [name for name, lacks in ABSENT.items() if lacks[version][worker]]
-            layout.gather(gradient, shard.segment.gradient(worker))
-            shard.segment.note_absent(worker, layout.numbers_of(names))
-            shard.stage(worker, worker)
-        shard.carry_out(Accumulate(0))
-        shard.carry_out(Reduce((1,)))
-    for cut in layout.slices:
-        name = cut.variable.name
-        lacks = ABSENT.get(name, [(False, False)] * 5)
-        made = [version for version in range(5) if not all(lacks[version])]
-        w = normal(7)[name].reshape(-1)
-        slots = new_slots(update, w)
-        for number, version in enumerate(made):
-            alone: Any = update.by_group()[name.endswith("bias")]
-            if hasattr(alone.rule, "learning_rate"):
-                rate = rate_at(alone.rule.learning_rate, version)
-                alone = replace(alone, rule=replace(alone.rule, learning_rate=rate))
-            average = 1 - min(0.9, (2 + version) / (11 + version))
-            before = slots["average"].copy()
-            mean = Mean([each[name].reshape(-1) for each in pushed[version]], 2)
-            alone.bind(w, slots).apply(mean, number)
-            slots["average"][:] = approach(before, w, np.float32(average))
-        assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
-        for slot, values in slots.items():
-            assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)
+    for layout in place(VARIABLES, 2, partition_nbytes=0):
+        shard = Shard(layout, update, threads=2, safe=where == "crash-safe")
+        shard.initialize(layout.flat_of(normal(7)))
+        for version, gradients in enumerate(pushed):
+            for worker, gradient in enumerate(gradients):
+                names = [name for name, lacks in ABSENT.items() if lacks[version][worker]]
+                layout.gather(gradient, shard.segment.gradient(worker))
+                shard.segment.note_absent(worker, layout.numbers_of(names))
+                shard.stage(worker, worker)
+            shard.carry_out(Accumulate(0))
+            shard.carry_out(Reduce((1,)))
+        for cut in layout.slices:
+            name = cut.variable.name
+            w, slots = _alone(update, name, [[each[name] for each in both] for both in pushed])
+            assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
+            for slot, values in slots.items():
+                assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)
+
+
+def _alone(update: Update, name: str, pushed: list[list[Flat]]) -> tuple[Flat, dict[str, Flat]]:
+    """Return a variable and its slots after the updates in which it has a gradient."""
+    of_group: Any = update.by_group()[2 * (name == "first.bias")]
+    w = normal(7)[name].reshape(-1)
+    slots, number = new_slots(update, w), 0
+    for version, both in enumerate(pushed):
+        if name in ABSENT and all(ABSENT[name][version]):
+            continue
+        alone = of_group
+        if hasattr(alone.rule, "learning_rate"):
+            rate = rate_at(alone.rule.learning_rate, version)
+            alone = replace(alone, rule=replace(alone.rule, learning_rate=rate))
+        before = slots["average"].copy()
+        alone.bind(w, slots).apply(Mean([each.reshape(-1) for each in both], 2), number)
+        share = np.float32(1 - min(0.9, (2 + version) / (11 + version)))
+        slots["average"][:] = approach(before, w, share)
+        number += 1
+    return w, slots
 
 
 @pytest.mark.parametrize(
