@@ -157,7 +157,9 @@ class Job(BaseModel):
         description="where the examples come from: see zmqtrain.models.base.Data; or the training "
         "set itself, arrays or a Dataset"
     )
-    optimizer: Any = Field(description="update rule, or one of torch or Keras: docs/optimizers.md")
+    optimizer: Any = Field(
+        description="update rule, or one of torch or Keras: docs/optimizers.md; None: the model's"
+    )
     policy: PolicySpec = Field(
         "hogwild",
         description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
@@ -750,9 +752,11 @@ class Job(BaseModel):
 
 
 def _of_optimizer(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a framework's optimizer makes of some fields."""
+    """Return what a framework's optimizer makes of some fields; without one, the model's own."""
+    model, given = fields.get("model"), fields.get("optimizer")
     try:
-        found = fields_of(fields.get("optimizer"), fields.get("model"))
+        given = as_model(model).optimizer if given is None else given
+        found = {"optimizer": given} | fields_of(given, model)
     except ConfigError as error:
         raise ConfigError(f"the job is not valid: optimizer: {error}") from error
     for name in ("l2", "groups"):

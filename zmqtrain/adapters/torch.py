@@ -39,6 +39,7 @@ from zmqtrain.adapters.torch_batches import (
     targets_of,
     tensors_of,
 )
+from zmqtrain.adapters.torch_lightning import configured, is_lightning, steps_of
 from zmqtrain.adapters.torch_losses import (
     are_classes,
     class_weights_of,
@@ -101,7 +102,8 @@ class TorchModel(BaseModel):
         A dict is called as Hugging Face does it, ``module(**batch)``; its parts that ``forward``
         does not take are left out if there is a ``loss``, which is ``loss(outputs, batch)`` then,
         as for batches of any other kind. Without ``loss`` the module gets the whole batch and
-        returns its loss: ``outputs.loss``, ``outputs["loss"]`` or the first part of a tuple.
+        returns its loss: ``outputs.loss``, ``outputs["loss"]`` or the first part of a tuple. Of a
+        LightningModule its own steps and :attr:`optimizer` are used then.
 
         ``training_step(module, batch)`` replaces both. It returns
         the loss, or a dict of the loss and other mean measures, which ``fit`` shows; then
@@ -211,6 +213,11 @@ class TorchModel(BaseModel):
                 if first.setdefault(id(tensor), name) != name:
                     found[name] = first[id(tensor)]
         return found
+
+    @property
+    def optimizer(self) -> Any:
+        """What a LightningModule configures, for a job without an optimizer; None: nothing."""
+        return configured if is_lightning(self.module) else None
 
     def seed_batch(self, seed: int, batch: int) -> None:
         seed_torch(seed, batch)
@@ -474,6 +481,9 @@ class TorchModel(BaseModel):
                 module = copy.deepcopy(module)
             _BUILT.add(module)
             check_apart(module, self)
+            if self.loss is None and self._training_step is None and is_lightning(module):
+                self._training_step, metrics, predict = steps_of(module)
+                self._metrics, self._predict = self._metrics or metrics, self._predict or predict
             self._module, self._initial_seed = module, seed
             self._train(module)
             self._structure = Structure(module, self)

@@ -34,6 +34,7 @@ _OURS = {"eps": "epsilon", "alpha": "rho", "initial_accumulator_value": "initial
 _REMEDIES = {
     "maximize": "return the negative of the loss",
     "NoneType": "return the optimizer, or a tuple of it and its scheduler",
+    "list": "return one optimizer, with groups of parameters, and one scheduler, or SequentialLR",
     "lr_decay": "give a scheduler, LambdaLR(optimizer, lambda step: 1 / (1 + lr_decay * step))",
     "ReduceLROnPlateau": "use zmqtrain.callbacks.ReduceLROnPlateau, with fit",
 }
@@ -128,7 +129,10 @@ class _Table:
         if not is_pure or scheduler.optimizer.param_groups is not groups:
             raise _no_twin(self._name, "expected one of this optimizer that depends on steps alone")
         if type(every) is not int or every < 1:
-            raise _no_twin(f"{self._name} after each {every!r} updates", "expected 1 or more")
+            raise _no_twin(
+                f"{self._name} after each {every!r} updates",
+                'expected 1 or more; Lightning has "interval": "step", "frequency": n',
+            )
         for group in groups:
             group["params"] = []  # the module need not stay in memory for them
         self._groups, self._scheduler, self._every = groups, scheduler, every

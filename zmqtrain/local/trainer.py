@@ -77,15 +77,8 @@ class Trainer:
         Raises:
             ConfigError: an argument is wrong.
         """
-        self.model = model
-        own = as_model(model)
-        self.optimizer = own.optimizer if optimizer is None else optimizer
-        if self.optimizer is None:
-            raise ConfigError(
-                f"Trainer got no optimizer, and {model!r} brings none; expected an update rule of "
-                "zmqtrain.optim"
-            )
-        self.metrics = checked(metrics or own.summed_metrics)
+        self.model, self.optimizer = model, optimizer
+        self.metrics = checked(metrics or as_model(model).summed_metrics)
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None

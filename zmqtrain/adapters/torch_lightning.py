@@ -1,0 +1,105 @@
+"""A ``LightningModule`` without Lightning: its steps, what they log, and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from re import search
+from typing import Any
+
+import torch
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.user_code import parameters_of
+
+_TAKEN = {"training_step", "validation_step", "predict_step", "configure_optimizers"}
+
+
+def is_lightning(module: Any) -> bool:
+    """Return whether a module derives from LightningModule."""
+    return any(kind.__name__ == "LightningModule" for kind in type(module).__mro__)
+
+
+def steps_of(module: Any) -> list[Any]:
+    """Return training_step, validation_step and predict_step (None without one of the user's) as
+    functions of a module and a batch.
+
+    Raises:
+        ConfigError: it has hooks that only Lightning's Trainer calls.
+    """
+    kinds, name = type(module).__mro__, type(module).__name__
+    at = [kind.__name__ for kind in kinds].index("LightningModule")
+    own, theirs = ({n for kind in part for n in vars(kind)} for part in (kinds[:at], kinds[at:]))
+    hooks = own & theirs - _TAKEN - set(dir(torch.nn.Module))
+    hooks -= {hook for hook in hooks if search("^_|test_|_dataloader$", hook)}
+    if hooks or not getattr(module, "automatic_optimization", True):
+        raise ConfigError(
+            f"{name} has {', '.join(sorted(hooks)) or 'manual optimization'}, for Lightning's "
+            f"Trainer alone; expected nothing of Lightning's but {', '.join(sorted(_TAKEN))}; move "
+            "it into build(), a step, a callback of the job or a loop of your own"
+        )
+    validation = "validation_step" if "validation_step" in own else "training_step"
+    predict = _predicted if "predict_step" in own else None
+    return [partial(_measures, "training_step"), partial(_measures, validation), predict]
+
+
+def configured(_: Any, module: Any) -> Any:
+    """Return what ``configure_optimizers`` makes, as a function of ``Job(optimizer=...)`` does."""
+    with _alone(module):
+        made = module.configure_optimizers()
+    match made:
+        case {"optimizer": optimizer, **rest} | [{"optimizer": optimizer, **rest}]:
+            given = rest.get("lr_scheduler")
+        case [[optimizer], [given] | given]:
+            pass
+        case [optimizer] | optimizer:
+            given = None
+    if not given:
+        return optimizer
+    options = given if isinstance(given, Mapping) else {"scheduler": given}
+    every = options.get("frequency", 1) if options.get("interval") == "step" else "epoch"
+    return optimizer, options["scheduler"], every
+
+
+class _NoTrainer:
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigError(
+            f"the module uses trainer.{name}; expected no use of Lightning's Trainer, as in "
+            "self.trainer, self.global_step, self.current_epoch and self.logger; give the module "
+            "values in build(), log with self.log, or write a callback of the job"
+        )
+
+
+@contextmanager
+def _alone(module: Any) -> Iterator[dict[str, Any]]:
+    """Yield what the module logs in the block, without ``val_``; its trainer raises ConfigError."""
+    logged: dict[str, Any] = {}
+
+    def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
+        if not hasattr(value, "__float__") or reduce_fx not in ("mean", torch.mean):
+            raise ConfigError(
+                f"self.log({name!r}) gets a {type(value).__name__}, reduce_fx={reduce_fx!r}; "
+                "expected a mean over the batch, such as the value that a metric returns"
+            )
+        logged[name.removeprefix("val_")] = value
+
+    module.log, module.trainer = log, _NoTrainer()
+    try:
+        yield logged
+    finally:
+        del module.log
+        module.trainer = None
+
+
+def _measures(name: str, module: Any, batch: Any) -> dict[str, Any]:
+    """Return what a step logs, and its loss."""
+    step = getattr(module, name)
+    with _alone(module) as logged:
+        found = step(batch, 0) if len(parameters_of(step)) > 1 else step(batch)
+    loss = found.get("loss") if isinstance(found, Mapping) else found
+    return logged if loss is None else logged | {"loss": loss}
+
+
+def _predicted(module: Any, batch: Any) -> Any:
+    return module.predict_step(batch, 0)
