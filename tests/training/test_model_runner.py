@@ -58,6 +58,13 @@ class Reporting:
         return {}
 
 
+class Weightless(Reporting):
+    """Its batches have nothing that counts, but a gradient, as that of a regularizer."""
+
+    def weight(self, batch: Any) -> float:
+        return 0
+
+
 class Apart(Cpu):
     """A device with memory of its own, as a GPU."""
 
@@ -113,6 +120,13 @@ def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
     bench.runner.compute(BATCH, 0, 2)
     assert bench.reported == [(["b"], False)]
     assert bench.is_complete
+
+
+def test_gradient_of_a_batch_in_which_nothing_counts_is_not_reported_before_it_is_0() -> None:
+    bench = Bench(Weightless())
+    assert bench.runner.compute(BATCH, 0, 2) == (0, True)
+    assert bench.reported == []
+    assert all(not gradient.any() for gradient in bench.gradients)
 
 
 def test_gradients_in_a_plain_dict_are_not_reported() -> None:

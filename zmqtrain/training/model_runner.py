@@ -145,6 +145,8 @@ class ModelRunner:
 
     def _written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
         """Report which gradients are complete; called by the model, in its thread."""
+        if self.weight == EMPTY:
+            return  # they become 0 when the model is done
         own = self._gradients.values
         # An array that replaces the buffer is copied when the model is done.
         complete = [name for name in names if name in own and values.get(name) is own[name]]
