@@ -128,8 +128,9 @@ def test_every_example_of_a_finished_pass_is_counted_once(
     batches = counted_batches(summary)
     assert len(batches) == 90 * gradients == summary.pushes["applied"]
     counts = check_counts(job, summary)
-    if summary.pushes["dropped"] == 0:
-        assert batches == list(range(len(batches)))
+    passed_over = set(range(batches[-1])).difference(batches)
+    assert len(passed_over) <= 3 * (1 + job.prefetch)  # no step waits for them any more
+    if not passed_over:
         assert counts.max() - counts.min() <= 1
 
 
