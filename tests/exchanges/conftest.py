@@ -35,7 +35,7 @@ OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
 @asynccontextmanager
 async def local(job: Job) -> AsyncIterator[Exchange]:
     (layout,) = planned(job).layouts
-    shard = Shard(layout, job.update())
+    shard = Shard(layout, job.update(), batch_size=job.worker_batch_size)
     shard.initialize(layout.flat_of(job.initial_values()))
     exchange = LocalExchange(job, shard, Ledger(), lambda: asyncio.sleep(0))
     yield exchange

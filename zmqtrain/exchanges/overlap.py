@@ -42,6 +42,8 @@ class Overlap:
         self._left = [_sizes_of_chunks(lane.gradient) for lane in self._lanes]
         reason = f"push {sequence} is sent while it is computed"
         for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
+            if lane.compressor is not None:
+                lane.compressor.hold([])  # what the last gradient lacked goes with the first chunks
             to_come = lane.chunks_to_come(sequence)
             if to_come is not None:
                 self._requests[shard] = link.begin(
