@@ -409,14 +409,18 @@ class Job(BaseModel):
                 raise ValueError(str(error)) from None
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
-            reason = ""
-            if info.field_name == "optimizer":
-                reason = "; zmqtrain.optim has them: SGD, Adam, AdamW and others"
+            rules = "; zmqtrain.optim has them: SGD, Adam, AdamW and others"
             adapters = [text for package, text in _ADAPTERS.items() if is_of(value, package)]
             if info.field_name == "model" and adapters:
                 raise ValueError(f"expected zmqtrain.adapters.{adapters[0]} of it")
             raise ValueError(
-                f"not a {expected.__name__}: it needs the methods {', '.join(methods)}{reason}"
+                f"not a {expected.__name__}: it needs the methods {', '.join(methods)}"
+                f"{rules if expected is Rule else ''}"
+            )
+        if info.field_name == "optimizer" and ADDRESS.search(repr(value)):
+            raise ValueError(
+                "its repr differs from process to process, but tasks compare it to see whether "
+                "they run the same job: make the update rule a frozen dataclass"
             )
         return value
 
@@ -468,16 +472,6 @@ class Job(BaseModel):
             raise ValueError(
                 "the job keeps no moving average; expected a decay, such as --moving-average 0.99; "
                 "give one, or use --no-evaluate-average"
-            )
-        return value
-
-    @field_validator("optimizer")
-    @classmethod
-    def _check_repr(cls, value: Any) -> Any:
-        if ADDRESS.search(repr(value)):
-            raise ValueError(
-                "its repr differs from process to process, but tasks compare it to see whether "
-                "they run the same job: make the update rule a frozen dataclass"
             )
         return value
 

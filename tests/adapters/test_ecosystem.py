@@ -125,19 +125,19 @@ def test_lightning_module_trains_as_by_its_own_steps_and_optimizer() -> None:
     same(zmqtrain.run(job(clip_norm=1.0)).parameters, expected, 2e-6)
 
 
-def test_what_a_lightning_module_logs_is_measured_under_its_names() -> None:
-    data = Arrays(BATCH, BATCH)
-    history = zmqtrain.run(job(Validated, data=data, epochs=1, batch_size=4)).history
-    assert set(history.history) == {"loss", "number", "val_loss", "val_acc"}
-    assert history.history["number"] == [0.0]  # batch_idx is 0
-    assert history.history["val_acc"] == [0.25]
-    plain = zmqtrain.run(job(data=data, epochs=1, batch_size=4)).history.history
-    assert plain["val_loss"] == pytest.approx(history.history["val_loss"])
+def test_recipe_of_lightning_measures_what_a_module_logs_under_its_names() -> None:
+    found = []
+    for build in Validated, Net:
+        given = recipe("Lightning", Net=build, data=Arrays(BATCH, BATCH))["job"]
+        found.append(zmqtrain.run(given.with_overrides(batch_size=4)).history.history)
+    validated, plain = found
+    assert set(validated) == {"loss", "number", "val_loss", "val_acc"}
+    assert (validated["number"], validated["val_acc"]) == ([0.0] * 5, [0.25] * 5)
+    assert validated["val_loss"] == pytest.approx(plain["val_loss"])  # of training_step in eval
 
 
 def test_lightning_module_predicts_by_its_own_step() -> None:
     trainer = zmqtrain.Trainer(TorchModel(Validated))
-    trainer.fit(BATCH, epochs=1, verbose=False)
     np.testing.assert_allclose(trainer.predict(BATCH).sum(axis=1), 1, rtol=1e-5)
 
 
@@ -157,23 +157,21 @@ def made_of(form: Any) -> type:
     return Configured
 
 
-@pytest.mark.parametrize(
-    ("form", "third"),
-    {
-        "alone": (lambda o, s: o, 0.1),
-        "in a list": (lambda o, s: [o], 0.1),
-        "in a dict": (lambda o, s: [{"optimizer": o}], 0.1),
-        "two lists": (lambda o, s: ([o], []), 0.1),
-        "by step": (lambda o, s: ([o], [{"scheduler": s, "interval": "step"}]), 0.05),
-        "by steps": (
-            lambda o, s: {
-                "optimizer": o,
-                "lr_scheduler": {"scheduler": s, "interval": "step", "frequency": 2},
-            },
-            0.1,
-        ),
-    }.values(),
-)
+def by_step(scheduler: Any, **options: Any) -> dict[str, Any]:
+    return {"scheduler": scheduler, "interval": "step"} | options
+
+
+FORMS = {
+    "alone": (lambda o, s: o, 0.1),
+    "in a list": (lambda o, s: [o], 0.1),
+    "in a dict": (lambda o, s: [{"optimizer": o}], 0.1),
+    "two lists": (lambda o, s: ([o], []), 0.1),
+    "by step": (lambda o, s: ([o], [by_step(s)]), 0.05),
+    "by steps": (lambda o, s: {"optimizer": o, "lr_scheduler": by_step(s, frequency=2)}, 0.1),
+}
+
+
+@pytest.mark.parametrize(("form", "third"), FORMS.values(), ids=FORMS)
 def test_forms_of_configure_optimizers_are_taken(form: Any, third: float) -> None:
     rate = job(made_of(form)).optimizer.learning_rate
     assert (rate(2) if callable(rate) else rate) == pytest.approx(third)
@@ -183,28 +181,26 @@ def hooked(**methods: Any) -> type:
     return type("Hooked", (Net,), methods)
 
 
+def logging_at(**options: Any) -> type:
+    return hooked(training_step=lambda self, batch: self.log("acc", **options))
+
+
 REFUSED = {
     "hooks": (
         hooked(on_train_epoch_end=print, optimizer_step=print),
-        "Hooked has on_train_epoch_end, optimizer_step, .*expected nothing .* but configure_opt",
+        "Hooked has on_train_epoch_end, optimizer_step, .*nothing .* but configure_optimizers",
     ),
     "manual": (hooked(automatic_optimization=False), "has automatic_optimization"),
     "a trainer": (
         hooked(training_step=lambda self, batch: self(batch[0]).mean() * self.global_step),
-        r"uses trainer.global_step; .*callback of the job",
+        "uses trainer.global_step; .*callback of the job",
     ),
     "a trainer of an optimizer": (
-        hooked(configure_optimizers=lambda self: optim.SGD(self.trainer.optimizers)),
-        r"uses trainer.optimizers",
+        hooked(configure_optimizers=lambda self: optim.SGD(self.trainer.rates)),
+        "uses trainer.rates",
     ),
-    "a metric": (
-        hooked(training_step=lambda self, batch: self.log("acc", nn.Identity())),
-        r"self.log\('acc'\) gets a Identity.*expected a mean",
-    ),
-    "a sum": (
-        hooked(training_step=lambda self, batch: self.log("acc", 1.0, reduce_fx="sum")),
-        "reduce_fx='sum'",
-    ),
+    "a metric": (logging_at(value=nn.Identity()), r"log\('acc'\) gets a Identity.*expected a mean"),
+    "a sum": (logging_at(value=1.0, reduce_fx="sum"), "reduce_fx='sum'"),
     "no loss": (hooked(training_step=lambda self, batch: None), "loss of .* is a NoneType"),
     "several optimizers": (made_of(lambda o, s: [o, o]), "list of torch .*one optimizer"),
     "several schedulers": (made_of(lambda o, s: ([o], [s, s])), "SequentialLR"),
@@ -216,12 +212,6 @@ REFUSED = {
 def test_what_needs_the_trainer_of_lightning_is_refused(build: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         zmqtrain.run(job(build))
-
-
-def test_recipe_of_lightning_trains_a_module_by_epochs() -> None:
-    given = recipe("Lightning", Net=Validated, data=Arrays(BATCH, BATCH))["job"]
-    history = zmqtrain.run(given.with_overrides(batch_size=4)).history
-    assert len(history.history["val_acc"]) == 5
 
 
 class Classifier(nn.Module):
@@ -252,7 +242,9 @@ def test_recipe_of_hugging_face_trains_as_its_trainer() -> None:
         return optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 1000)
 
     expected = by_torch(Classifier, lambda module: module(**padded(rows)).loss, made)
-    found = zmqtrain.run(given["job"].with_overrides(steps=STEPS)).parameters
+    given_job = given["job"]
+    assert (given_job.optimizer.learning_rate(500), given_job.clip_norm) == (2.5e-5, 1.0)
+    found = zmqtrain.run(given_job.with_overrides(steps=STEPS)).parameters
     same(found, expected, 1e-6)
 
 

@@ -525,11 +525,12 @@ def test_trainer_measures_and_predicts_as_keras_does(case: str) -> None:
 
 
 def test_job_takes_optimizer_and_summed_metrics_of_the_compiled_model() -> None:
-    trainer = zmqtrain.Trainer(KerasModel(summed))
-    job = Job(model=trainer.model, data=(X, YES), optimizer=trainer.optimizer)
+    model = KerasModel(summed)
+    job = Job(model=model, data=(X, YES))
+    assert job.optimizer == model.optimizer
     assert [metric.name for metric in job.metrics] == ["auc", "root"]
-    with pytest.raises(ConfigError):
-        zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None)))
+    with pytest.raises(ConfigError, match=r"optimizer is None; .*zmqtrain\.optim has them"):
+        zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None))).fit(X, YES)
 
 
 def test_inputs_of_another_name_are_refused() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from re import search
 from typing import Any
@@ -41,14 +40,12 @@ def steps_of(module: Any) -> list[Any]:
         )
     validation = "validation_step" if "validation_step" in own else "training_step"
     predict = _predicted if "predict_step" in own else None
-    return [partial(_measures, "training_step"), partial(_measures, validation), predict]
+    return [partial(_measured, "training_step"), partial(_measured, validation), predict]
 
 
 def configured(_: Any, module: Any) -> Any:
     """Return what ``configure_optimizers`` makes, as a function of ``Job(optimizer=...)`` does."""
-    with _alone(module):
-        made = module.configure_optimizers()
-    match made:
+    match _called("configure_optimizers", module)[0]:
         case {"optimizer": optimizer, **rest} | [{"optimizer": optimizer, **rest}]:
             given = rest.get("lr_scheduler")
         case [[optimizer], [given] | given]:
@@ -62,7 +59,12 @@ def configured(_: Any, module: Any) -> Any:
     return optimizer, options["scheduler"], every
 
 
-class _NoTrainer:
+class _Alone:
+    """Takes what a module logs, and is its trainer, which has nothing."""
+
+    def __init__(self) -> None:
+        self.logged: dict[str, Any] = {}
+
     def __getattr__(self, name: str) -> Any:
         raise ConfigError(
             f"the module uses trainer.{name}; expected no use of Lightning's Trainer, as in "
@@ -70,36 +72,31 @@ class _NoTrainer:
             "values in build(), log with self.log, or write a callback of the job"
         )
 
-
-@contextmanager
-def _alone(module: Any) -> Iterator[dict[str, Any]]:
-    """Yield what the module logs in the block, without ``val_``; its trainer raises ConfigError."""
-    logged: dict[str, Any] = {}
-
-    def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
+    def log(self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
         if not hasattr(value, "__float__") or reduce_fx not in ("mean", torch.mean):
             raise ConfigError(
                 f"self.log({name!r}) gets a {type(value).__name__}, reduce_fx={reduce_fx!r}; "
                 "expected a mean over the batch, such as the value that a metric returns"
             )
-        logged[name.removeprefix("val_")] = value
+        self.logged[name.removeprefix("val_")] = value
 
-    module.log, module.trainer = log, _NoTrainer()
+
+def _called(method: str, module: Any, *arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what a method returns, given those of the arguments that it takes, and logs."""
+    alone, call = _Alone(), getattr(module, method)
+    module.log, module.trainer = alone.log, alone
     try:
-        yield logged
+        return call(*arguments[: len(parameters_of(call))]), alone.logged
     finally:
         del module.log
         module.trainer = None
 
 
-def _measures(name: str, module: Any, batch: Any) -> dict[str, Any]:
-    """Return what a step logs, and its loss."""
-    step = getattr(module, name)
-    with _alone(module) as logged:
-        found = step(batch, 0) if len(parameters_of(step)) > 1 else step(batch)
+def _measured(step: str, module: Any, batch: Any) -> dict[str, Any]:
+    found, logged = _called(step, module, batch, 0)
     loss = found.get("loss") if isinstance(found, Mapping) else found
     return logged if loss is None else logged | {"loss": loss}
 
 
 def _predicted(module: Any, batch: Any) -> Any:
-    return module.predict_step(batch, 0)
+    return _called("predict_step", module, batch, 0)[0]
