@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from zmqtrain import policies
-from zmqtrain.adapters.optimizers import fields_of
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.data.coerce import Arrays, as_dataset
 from zmqtrain.data.stream import StreamPlan, stream_of
-from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
+from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import (
     ADDRESS,
     DEVICES,
@@ -47,98 +31,32 @@ from zmqtrain.fingerprint import (
     digest_of_arrays,
     short,
 )
-from zmqtrain.metrics import Metric, checked
-from zmqtrain.models.base import Data, Dataset, Model, as_model
-from zmqtrain.optim import Rule, Update
+from zmqtrain.job_checks import (
+    CompressionSpec,
+    Count,
+    Devices,
+    Exchange,
+    PolicySpec,
+    all_mistakes,
+    checked_option,
+    with_those_of_optimizer,
+)
+from zmqtrain.models.base import Dataset
+from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import fits
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
+from zmqtrain.store.segment_layout import MAX_WORKERS
 from zmqtrain.store.variables import ModelVariables
-from zmqtrain.store.weights import named_arrays, saved_frozen
-from zmqtrain.user_code import described, is_of
+from zmqtrain.store.weights import saved_frozen
+from zmqtrain.user_code import described
 from zmqtrain.wire import compression
 
 log = logging.getLogger(__name__)
 
-_ADAPTERS = {  # a model of Keras may be a module of PyTorch, too, so it is first
-    "keras": "keras.KerasModel(build)",
-    "torch": "torch.TorchModel(build, loss)",
-    "flax": "jax.JaxModel(init, loss)",
-    "equinox": "jax.JaxModel(init, loss)",
-}
-
-
-@contextmanager
-def _as_mistake() -> Iterator[None]:
-    """Have pydantic report an error of the block together with those of other fields."""
-    try:
-        yield
-    except (ConfigError, DataError, TypeError) as error:
-        raise ValueError(str(error)) from None
-
-
-def _check_policy(spec: str, info: ValidationInfo) -> str:
-    # The module of one's own may be beside the job file, which is not loaded yet.
-    if info.context != "option" or not policies.is_own(spec):
-        with _as_mistake():
-            policies.load_policy(spec)
-    return spec
-
-
-def _check_compression(spec: str) -> str:
-    with _as_mistake():
-        compression.make_compression(spec)
-    return spec
-
-
-_NO_EXCHANGES = {
-    "ring": "use direct, which sends the bytes of a ring in two latencies instead of 2(n - 1)",
-}
-"""Exchanges that other systems have, and what to use instead."""
-
-
-def _check_exchange(name: Any) -> Any:
-    if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
-        raise ValueError(
-            f"expected auto, board, direct, to-one, one-shot or nccl; no {name} is here: {reason}"
-        )
-    return name
-
-
-def _names_of_devices(value: Any) -> Any:
-    """Return the names of devices in a text such as "gpu:0,gpu:1"; else what was given."""
-    return tuple(value.split(",") if value else ()) if isinstance(value, str) else value
-
-
-_DEVICE = re.compile(r"(cpu|gpu):(0|[1-9][0-9]{0,2})")
-
-
-def _check_device_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    if wrong := [name for name in names if not _DEVICE.fullmatch(name)]:
-        raise ValueError(f"{wrong[0]!r} is no device; expected names such as gpu:0 or cpu:1")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]} is listed twice; expected devices that differ")
-    return names
-
-
-Count = Annotated[int, Field(lt=COUNT_LIMIT)]
-ENDLESS = COUNT_LIMIT - 1
-"""The number of steps of a job that ends after epochs."""
-
 _PAIRS = ("steps", "epochs"), ("steps", "steps_per_epoch"), ("device", "devices")
 _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 """Options that take the place of another one."""
-
-Exchange = Annotated[
-    Literal["auto", "board", "direct", "to-one", "one-shot", "nccl"],
-    BeforeValidator(_check_exchange),
-]
-PolicySpec = Annotated[str, AfterValidator(_check_policy)]
-CompressionSpec = Annotated[str, AfterValidator(_check_compression)]
-Devices = Annotated[
-    tuple[str, ...], BeforeValidator(_names_of_devices), AfterValidator(_check_device_names)
-]
 
 
 class Job(BaseModel):
@@ -258,7 +176,6 @@ class Job(BaseModel):
     clip_value: float | None = Field(
         None,
         gt=0,
-        validate_default=True,
         description="limit each element of the mean gradient to -clip_value ... clip_value",
     )
     moving_average: float | None = Field(
@@ -338,142 +255,10 @@ class Job(BaseModel):
         "epoch; see zmqtrain.callbacks",
     )
 
-    @field_validator("groups")
+    @field_validator("*")
     @classmethod
-    def _check_groups(cls, value: Any, info: Any) -> Any:
-        if "optimizer" in info.data and "l2" in info.data:
-            with _as_mistake():
-                Update(info.data["optimizer"], info.data["l2"], groups=value)
-        return value
-
-    @field_validator("clip_value")
-    @classmethod
-    def _check_clipping(cls, value: Any, info: Any) -> Any:
-        names = [n for n in ("clip_norm", "clip_norm_each") if info.data.get(n) is not None]
-        if len(given := names + ["clip_value"] * (value is not None)) > 1:
-            raise ValueError(f"the job has {' and '.join(given)}; expected one of them; omit one")
-        return value
-
-    @field_validator("steps")
-    @classmethod
-    def _end_after_epochs(cls, value: int, info: Any) -> int:
-        return ENDLESS if info.data.get("epochs") else value
-
-    @field_validator("steps_per_epoch")
-    @classmethod
-    def _check_epochs(cls, value: int, info: Any) -> int:
-        if value and not info.data.get("epochs"):
-            raise ValueError("it divides the job into epochs; expected their number; give epochs")
-        return value
-
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, value: str, info: Any) -> str:
-        if devices := info.data.get("devices"):
-            raise ValueError(
-                f"the job has devices={','.join(devices)}, too, which say where workers compute; "
-                "give device or devices"
-            )
-        return value
-
-    @field_validator("metrics")
-    @classmethod
-    def _checked_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
-        # What the model raises here is about the model, not about the metrics.
-        of_model = () if value else as_model(info.data.get("model")).summed_metrics
-        with _as_mistake():
-            return checked(value or of_model)
-
-    @field_validator("callbacks")
-    @classmethod
-    def _check_callbacks(cls, value: Any) -> tuple[Any, ...]:
-        with _as_mistake():
-            called_by_steps(value)
-        return tuple(value)
-
-    @field_validator("model", "data", "optimizer")
-    @classmethod
-    def _check_methods(cls, value: Any, info: Any) -> Any:
-        expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
-        if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax"):
-            raise ValueError(
-                "this is another library's; expected a rule of zmqtrain.optim, such as "
-                "AdamW(0.001); docs/optimizers.md lists those that make the same steps"
-            )
-        if isinstance(value, type):
-            raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
-        if info.field_name == "data" and not isinstance(value, Data):
-            try:
-                return Arrays(as_dataset(value))
-            except DataError as error:
-                raise ValueError(str(error)) from None
-        if not isinstance(value, expected):
-            methods = sorted(n for n in vars(expected) if not n.startswith("_"))
-            rules = "; zmqtrain.optim has them: SGD, Adam, AdamW and others"
-            adapters = [text for package, text in _ADAPTERS.items() if is_of(value, package)]
-            if info.field_name == "model" and adapters:
-                raise ValueError(f"expected zmqtrain.adapters.{adapters[0]} of it")
-            raise ValueError(
-                f"not a {expected.__name__}: it needs the methods {', '.join(methods)}"
-                f"{rules if expected is Rule else ''}"
-            )
-        if info.field_name == "optimizer" and ADDRESS.search(repr(value)):
-            raise ValueError(
-                "its repr differs from process to process, but tasks compare it to see whether "
-                "they run the same job: make the update rule a frozen dataclass"
-            )
-        return value
-
-    @field_validator("initial", mode="before")
-    @classmethod
-    def _named_initial(cls, value: Any, info: Any) -> Any:
-        with _as_mistake():
-            return named_arrays(value, info.data.get("model"))
-
-    @field_validator("overlap")
-    @classmethod
-    def _check_overlap(cls, value: bool, info: Any) -> bool:
-        job = info.data
-        needs = {
-            "clip_norm": job.get("clip_norm") is not None
-            and policies.make_policy(job.get("policy", "hogwild")).step_per_push,
-            "clip_norm_each": job.get("clip_norm_each") is not None,
-            "device gpu": job.get("device") == "gpu",
-            "devices": bool(job.get("devices")),
-        }
-        if value and any(needs.values()):
-            names = " and ".join(name for name, is_on in needs.items() if is_on)
-            raise ValueError(
-                f"{names} needs the whole gradient before any part is sent; use --no-overlap, or "
-                f"omit {names}"
-            )
-        return value
-
-    @field_validator("devices")
-    @classmethod
-    def _check_devices(cls, value: Any, info: Any) -> Any:
-        if not value and info.data.get("strategy") == "mirrored":
-            raise ValueError(
-                "strategy is mirrored, which is one worker with several devices; expected devices "
-                "such as gpu:0,gpu:1; give them, or use multi-worker-mirrored"
-            )
-        on_gpus = len(value) > 1 and all(name.startswith("gpu:") for name in value)
-        if info.data.get("exchange") == "nccl" and not on_gpus:
-            raise ValueError(
-                "exchange is nccl; expected two GPUs or more, such as gpu:0,gpu:1, and nothing "
-                "else; correct devices, or use exchange auto"
-            )
-        return value
-
-    @field_validator("evaluate_average")
-    @classmethod
-    def _check_average(cls, value: bool, info: Any) -> bool:
-        if value and info.data.get("moving_average", 0.0) is None:
-            raise ValueError(
-                "the job keeps no moving average; expected a decay, such as --moving-average 0.99; "
-                "give one, or use --no-evaluate-average"
-            )
-        return value
+    def _checked(cls, value: Any, info: Any) -> Any:
+        return checked_option(info.field_name, value, info.data)
 
     _source: str = PrivateAttr("")
     _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
@@ -481,17 +266,11 @@ class Job(BaseModel):
     _constants: dict[str, Any] | None = PrivateAttr(None)
 
     def __init__(self, **fields: Any) -> None:
-        if fields.get("epochs") and fields.get("steps", ENDLESS) != ENDLESS:
-            raise ConfigError(
-                f"the job is not valid: steps is {fields['steps']!r} and epochs is "
-                f"{fields['epochs']!r}; expected one of them to end it; leave the other one out"
-            )
-        fields |= _of_optimizer(fields)
+        fields = with_those_of_optimizer(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            mistakes = "; ".join(map(_sentence, error.errors()))
-            raise ConfigError(f"the job is not valid: {mistakes}") from None
+            raise all_mistakes(error, type(self).model_fields) from None
 
     def with_overrides(self, **overrides: Any) -> Job:
         """Return this job with other values of these options; None keeps a value.
@@ -743,34 +522,3 @@ class Job(BaseModel):
             "seed": str(self.seed),
             "compression": self.compression,
         }
-
-
-def _of_optimizer(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a framework's optimizer makes of some fields; without one, the model's own."""
-    model, given = fields.get("model"), fields.get("optimizer")
-    try:
-        given = as_model(model).optimizer if given is None else given
-        found = {"optimizer": given} | fields_of(given, model)
-    except ConfigError as error:
-        raise ConfigError(f"the job is not valid: optimizer: {error}") from error
-    for name in ("l2", "groups"):
-        if found.get(name) and fields.get(name):
-            raise ConfigError(
-                f"the job is not valid: {name} is {fields[name]!r:.80}, and its optimizer gives "
-                f"{found[name]!r:.80}; expected one of them; leave the other out"
-            )
-    return {name: value for name, value in found.items() if value}
-
-
-def _sentence(mistake: ErrorDetails) -> str:
-    name = str(mistake["loc"][0])
-    if name not in Job.model_fields:
-        return f"a job has no field {name!r}{did_you_mean(name, Job.model_fields)}"
-    if mistake["type"] == "missing":
-        return f"{name} is missing; expected {Job.model_fields[name].description}"
-    value = " ".join(repr(mistake["input"]).split())
-    if not isinstance(mistake["input"], str) and (len(value) > 80 or ADDRESS.search(value)):
-        value = (
-            f"of type {type(mistake['input']).__name__}"  # which is clearer for arrays and modules
-        )
-    return f"{name} is {value:.80}; {expectation(mistake)}"

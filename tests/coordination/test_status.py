@@ -11,7 +11,7 @@ from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.peers import A_WORKER, PeerTable, names_of
 from zmqtrain.coordination.status import status_of
-from zmqtrain.job import ENDLESS
+from zmqtrain.job_checks import ENDLESS
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.wire.messages import Arrived, ShardReport
 

@@ -23,7 +23,8 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
-from zmqtrain.job import ENDLESS, Job
+from zmqtrain.job import Job
+from zmqtrain.job_checks import ENDLESS
 from zmqtrain.models.base import as_model
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.protocol.status import Status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.job import ENDLESS
+from zmqtrain.job_checks import ENDLESS
 
 
 def ending(coordinator: Coordinator, steps: int) -> tuple[str, int]:

@@ -35,7 +35,7 @@ from zmqtrain.coordination.measuring import Measuring
 from zmqtrain.coordination.peers import A_WORKER, Peer, PeerTable, names_of
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.errors import ExitCode, ProtocolError
-from zmqtrain.job import ENDLESS
+from zmqtrain.job_checks import ENDLESS
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import Saved, WorkerMark

@@ -11,7 +11,7 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import A_WORKER, Peer, names_of
-from zmqtrain.job import ENDLESS
+from zmqtrain.job_checks import ENDLESS
 from zmqtrain.policies import Held
 from zmqtrain.protocol.status import State, Status, TaskStatus, Wait
 
