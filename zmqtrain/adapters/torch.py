@@ -8,13 +8,12 @@ gradient are frozen.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,47 +22,22 @@ from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_o
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.trees import split
-from zmqtrain.models.weights import EMPTY, checked_weight
-from zmqtrain.units import shortened
-from zmqtrain.user_code import described, user_code
+from zmqtrain.models.weights import EMPTY
 
 try:
     import torch
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
-from zmqtrain.adapters.torch_batches import (
-    on_host,
-    outputs_of,
-    rows_of,
-    targets_of,
-    tensors_of,
-)
+from zmqtrain.adapters.torch_batches import on_host, rows_of, targets_of, tensors_of
 from zmqtrain.adapters.torch_lightning import configured, is_lightning, steps_of
-from zmqtrain.adapters.torch_losses import (
-    are_classes,
-    class_weights_of,
-    denominator_of,
-    has_weights,
-    loss_in,
-    reduction_of,
-    takes_one_target,
-    weighted_loss,
-)
-from zmqtrain.adapters.torch_memory import (
-    SAME_SHAPE,
-    BoundVariables,
-    array_of,
-    seed_torch,
-    tensor_over,
-)
+from zmqtrain.adapters.torch_losses import takes_one_target
+from zmqtrain.adapters.torch_memory import array_of, seed_torch
+from zmqtrain.adapters.torch_module import BuiltModule
+from zmqtrain.adapters.torch_objective import Objective
 from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
 from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
-from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart
-
-log = logging.getLogger(__name__)
-
-_BUILT: WeakSet[Any] = WeakSet()  # modules that instances train
+from zmqtrain.adapters.torch_structure import buffers_of
 
 
 class TorchModel(BaseModel):
@@ -129,16 +103,6 @@ class TorchModel(BaseModel):
             ConfigError: the arguments do not fit together.
         """
         check_build(build, torch.nn.Module)
-        if loss is not None and training_step is not None:
-            raise ConfigError(
-                "TorchModel got both loss(outputs, targets) and training_step(module, batch); "
-                "expected one, or neither for a module that returns its loss: leave one out"
-            )
-        if reduction_of(loss) == "sum":
-            raise ConfigError(
-                f"the loss {loss} adds up the losses of its examples, so it depends on the size "
-                'of a batch; expected a mean over examples: reduction="mean"'
-            )
         if autocast not in (None, torch.bfloat16):
             raise ConfigError(
                 f"autocast is {autocast!r}; expected torch.bfloat16 or None: float16 would need "
@@ -146,21 +110,26 @@ class TorchModel(BaseModel):
             )
         if type(micro_batches) is not int or micro_batches < 1:
             raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
-        self.build, self.loss, self._metrics = build, loss, metrics
-        self._training_step, self._predict, self._weight = training_step, predict, weight
-        self.weighs_measures = weight is not None or class_weights_of(loss) is None
+        self.build, self.loss, self._compile = build, loss, compile
         self.labels_at = 1 if labels_at is None and takes_one_target(loss) else labels_at
-        self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
+        self._objective = Objective(
+            self, loss, training_step, metrics, predict, weight, self.labels_at
+        )
+        self.weighs_measures = self._objective.weighs_measures
+        self._autocast, self._micro_batches = autocast, micro_batches
         self._forget()
 
     def _forget(self) -> None:
-        self._module: Any = None
-        self._initial_seed: int | None = None  # while the module has its initial values
-        self._bound = BoundVariables(self)
+        self._built = BuiltModule(self.build, self._compile, self, self._take_over)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
-        self._structure: Structure | None = None  # of the module
-        self._is_double, self._device = False, torch.device("cpu")
-        self._is_rest_checked = False
+
+    def _take_over(self, module: Any) -> None:
+        """Use a LightningModule's own steps, if no function of the user's computes the loss."""
+        given = self._objective
+        if given.loss is None and given.training_step is None and is_lightning(module):
+            step, metrics, predict = steps_of(module)
+            others: Any = {"metrics": given.metrics or metrics, "predict": given.predict or predict}
+            self._objective = replace(given, training_step=step, **others)
 
     def __repr__(self) -> str:
         options = [f", autocast={self._autocast}"] if self._autocast else []
@@ -169,13 +138,14 @@ class TorchModel(BaseModel):
 
     def __deepcopy__(self, memo: object) -> TorchModel:
         other = copy.copy(self)  # a module has one place in memory
+        other._objective = replace(self._objective, owner=other)
         other._forget()
         return other
 
     @property
     def module(self) -> Any:
         """The module; during a step its parameters are the worker's memory."""
-        return self._module if self._module is not None else self._initial(0)
+        return self._built.module
 
     def parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
         """Return the parameters that need a gradient.
@@ -183,7 +153,7 @@ class TorchModel(BaseModel):
         Raises:
             ConfigError: one is not float32, or ``build`` returns no module.
         """
-        found = {n: p for n, p in self._initial(seed).named_parameters() if p.requires_grad}
+        found = {n: p for n, p in self._built.initial(seed).named_parameters() if p.requires_grad}
         for name, parameter in found.items():
             if parameter.dtype != torch.float32:
                 remedy = "build it in float32, and give autocast=torch.bfloat16 to compute in it"
@@ -197,12 +167,12 @@ class TorchModel(BaseModel):
 
     def frozen(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the parameters that need no gradient."""
-        parameters = self._initial(seed).named_parameters()
+        parameters = self._built.initial(seed).named_parameters()
         return {name: array_of(p) for name, p in parameters if not p.requires_grad}
 
     def state(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the buffers that are in the ``state_dict``."""
-        return {name: array_of(buffer) for name, buffer in buffers_of(self._initial(seed))}
+        return {name: array_of(buffer) for name, buffer in buffers_of(self._built.initial(seed))}
 
     def aliases(self) -> dict[str, str]:
         """Return a variable's first name by each of its other ones: those of tied weights."""
@@ -224,43 +194,43 @@ class TorchModel(BaseModel):
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         tensors = self.begin(parameters, batch, out, in_place=True)
-        total = torch.zeros((), device=self._device)
+        total = torch.zeros((), device=self._built.device)
         parts = [tensors]
         if self._micro_batches > 1:
             size = -(-rows_of(tensors) // self._micro_batches)
             parts = split(tensors, None, size, "micro_batches")
         self._begin_parts(parts)
-        weights = [self._known_weight(part) or rows_of(part) for part in parts]
-        for number, part in enumerate(parts, start=1):
-            self._bound.is_last_part = number == len(parts)
-            with self._autocasting(), _keeping_shapes(self):
-                loss, outputs, measures = self._loss_of(part)
+        weights = [self._objective.weight_of(part) or rows_of(part) for part in parts]
+        for number, (part, weight) in enumerate(zip(parts, weights, strict=True), start=1):
+            self._built.bound.is_last_part = number == len(parts)
+            with self._autocasting(), self._built.keeping_shapes():
+                loss, outputs, measures = self._objective.loss_of(self.module, part)
                 self._check_part(outputs, part, len(parts))
-            if weights[number - 1] != EMPTY:
-                share = weights[number - 1] / sum(weights)
+            if weight != EMPTY:
+                share = weight / sum(weights)
                 (loss if share == 1 else loss * share).backward()
                 total = total + share * loss.detach()
             if is_measured(out):
-                examples = weights[number - 1] if self.weighs_measures else rows_of(part)
+                examples = weight if self.weighs_measures else rows_of(part)
                 self._report(out, examples if len(parts) > 1 else None, part, outputs, measures)
         if set(weights) == {EMPTY}:
-            self._bound.rest()
+            self._built.bound.rest()
         return self.finish(total)
 
     def weight(self, batch: Batch) -> float | None:
         """Return the weight of a batch's mean loss; None: the number of its examples."""
-        return self._known_weight(self._as_tensors(batch))
+        return self._objective.weight_of(self._as_tensors(batch))
 
     def hold(self, parameters: Parameters, out: Gradients | None) -> None:
         """Have the module hold these values."""
-        self._bind(parameters, out)
+        self._built.bind(parameters, out)
 
     def begin(
         self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool = False
     ) -> Any:
         """Make the module ready for a step; return the batch as tensors."""
-        self._bind(parameters, out)
-        self._bound.clear(in_place=in_place)
+        self._built.bind(parameters, out)
+        self._built.bound.clear(in_place=in_place)
         return self._as_tensors(batch)
 
     def finish(self, loss: Any) -> float:
@@ -270,13 +240,13 @@ class TorchModel(BaseModel):
             ConfigError: a gradient is sparse, a parameter was changed that the step may only read,
                 or a parameter or buffer has appeared in the step.
         """
-        self._check_structure()
-        self._bound.complete()
+        self._built.check()
+        self._built.bound.complete()
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         with self._evaluating(parameters, batch) as tensors:
-            return numbers_of(self._measures_of(tensors), self)
+            return numbers_of(self._objective.measures_of(self.module, tensors), self)
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
         """Return the outputs, see ``predict`` of the constructor; a tuple if there are several.
@@ -284,13 +254,10 @@ class TorchModel(BaseModel):
         Raises:
             ConfigError: they are no tensors, or nothing says which arrays go into the module.
         """
-        call, inputs = self._predict, batch
-        if call is None:
-            self._check_inputs(batch)
-            call = partial(outputs_of, is_whole=self.loss is None)
-            inputs = batch[:1] if isinstance(batch, tuple) else batch
+        module = self.module  # whose own steps may be the objective's
+        call, inputs = self._objective.prediction(batch)
         with self._evaluating(parameters, inputs) as tensors:
-            outputs = call(self._module, tensors)
+            outputs = call(module, tensors)
         arrays = arrays_of(outputs)
         if arrays is None:
             raise ConfigError(
@@ -299,63 +266,15 @@ class TorchModel(BaseModel):
             )
         return arrays
 
-    def _check_inputs(self, batch: Batch) -> None:
-        """
-        Raises:
-            ConfigError: several arrays go into the module, or may.
-        """
-        inputs = self.labels_at or len(batch) - 1
-        if self._training_step is not None and inputs > 1:
-            raise ConfigError(
-                f"a batch of {self!r} has {len(batch)} arrays, and only its training_step knows "
-                "which go into the module; give TorchModel(predict=lambda module, batch: "
-                "module(...)), or labels_at=1 if the first one does"
-            )
-
     @contextmanager
     def profiling(self, path: Path) -> Iterator[None]:
         with torch.profiler.profile(record_shapes=True, with_stack=True) as trace:
             yield
         trace.export_chrome_trace(str(path.with_suffix(".pt.trace.json")))
 
-    def _loss_of(self, batch: tuple[Any, ...]) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Return the loss, the outputs (None if they are not known) and other measures."""
-        outputs: Any = None
-        measures: Mapping[str, Any] = {}
-        if self._training_step is not None:
-            loss = self._training_step(self._module, batch)
-            if isinstance(loss, Mapping):
-                measures, loss = loss, loss.get("loss")
-        else:
-            outputs = outputs_of(self._module, batch, is_whole=self.loss is None)
-            loss = self._loss_by(self.loss, outputs, batch)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            found = f"a {type(loss).__name__}"
-            if isinstance(loss, torch.Tensor):
-                found = f"of shape {list(loss.shape)}, requires_grad={loss.requires_grad}"
-            raise ConfigError(
-                f"the loss of {self!r} is {found}; expected a tensor of one number that depends on "
-                "the parameters: return the mean over the batch, before item() or detach()"
-            )
-        return loss, outputs, measures
-
-    def _loss_by(self, loss: Any, outputs: Any, batch: Any) -> Any:
-        """Return the mean loss, computed by ``loss``; None: by the module."""
-        if loss is None:
-            return loss_in(outputs, self)
-        return weighted_loss(loss, outputs, *targets_of(batch))
-
-    def _known_weight(self, batch: Any) -> float | None:
-        """Return the weight of tensors; None: the number of examples."""
-        if self._weight is None:
-            found = denominator_of(self.loss, targets_of(batch))
-            return None if found is None else checked_weight(found, self)
-        with torch.no_grad(), user_code("weight()", self):
-            return checked_weight(self._weight(batch), self)
-
     def _parts_check(self) -> PartsCheck:
         tolerance = 1e-4 if self.loss is not None else 1e-3  # of a loss, or a whole step
-        return PartsCheck(self, self._known_weight, 2e-2 if self._autocast else tolerance)
+        return PartsCheck(self, self._objective.weight_of, 2e-2 if self._autocast else tolerance)
 
     def _begin_parts(self, parts: Sequence[tuple[Any, ...]]) -> None:
         """Check that the parts of a batch count as in the whole batch, if a whole step computes
@@ -370,22 +289,21 @@ class TorchModel(BaseModel):
         check.begin()
         if self.loss is not None or not check.is_due(()):
             return
-        self._bound.is_last_part = False
+        self._built.bound.is_last_part = False
         for part in parts:
-            with comparing(self._module), self._autocasting():
-                of = lambda rows: self._loss_of(*rows)[0]  # noqa: E731
+            with comparing(self.module), self._autocasting():
+                of = lambda rows: self._objective.loss_of(self.module, *rows)[0]  # noqa: E731
                 check.check(of, (part,), rows_of(part), len(parts))
-        self._bound.load()  # the comparison may have changed state
-        self._bound.clear()
+        self._built.bound.load()  # the comparison may have changed state
+        self._built.bound.clear()
 
     def _check_part(self, outputs: Any, part: tuple[Any, ...], parts: int) -> None:
         """Check the same for the outputs of a part, if ``loss`` computes the loss."""
-        check = self._parts
-        if check is None or self.loss is None or not check.is_due(targets_of(part)):
+        check, loss = self._parts, self.loss
+        if check is None or loss is None or not check.is_due(targets_of(part)):
             return
-        loss = own_loss(self.loss)
-        with comparing(self._module):
-            of = partial(self._loss_by, loss)
+        with comparing(self.module):
+            of = partial(self._objective.loss_by, own_loss(loss))
             check.check(lambda rows: of(*rows), (outputs, part), rows_of(part), parts)
 
     def _report(
@@ -395,7 +313,7 @@ class TorchModel(BaseModel):
         with torch.no_grad(), self._autocasting():
             if outputs is not None:
                 outputs = detached(outputs)
-                measures = self._beside_loss(outputs, *targets_of(batch))
+                measures = self._objective.beside_loss(outputs, batch)
             measures = {name: detached(value) for name, value in measures.items()}
 
         def given() -> Any:
@@ -404,142 +322,21 @@ class TorchModel(BaseModel):
 
         measured(out, examples, numbers_of(measures, self), given)
 
-    def _measures_of(self, batch: tuple[Any, ...]) -> Mapping[str, Any]:
-        if self._training_step is not None:
-            if self._metrics is not None:
-                return self._metrics(self._module, batch)
-            found = self._training_step(self._module, batch)
-            return found if isinstance(found, Mapping) else {"loss": found}
-        outputs = outputs_of(self._module, batch, is_whole=self.loss is None)
-        loss = self._loss_by(self.loss, outputs, batch)
-        return {"loss": loss} | self._beside_loss(outputs, *targets_of(batch))
-
-    def _beside_loss(self, outputs: Any, *targets: Any) -> dict[str, Any]:
-        if has_weights(self.loss, targets):
-            targets = targets[:1]
-        if self._metrics is not None:
-            return dict(self._metrics(outputs, *targets))
-        at = 1 if self.labels_at is None and len(targets) == 1 else self.labels_at
-        is_one = at and at <= len(targets) and isinstance(targets[at - 1], torch.Tensor)
-        if is_one and are_classes(outputs, targets[at - 1]):
-            return {"accuracy": (outputs.argmax(1) == targets[at - 1]).float().mean()}
-        return {}
-
     @contextmanager
-    def _evaluating(self, parameters: Parameters, batch: Batch) -> Iterator[tuple[Any, ...]]:
+    def _evaluating(self, parameters: Parameters, batch: Batch) -> Iterator[Any]:
         """Yield the batch as tensors, with the module in eval mode and no gradients."""
-        self._bind(parameters, None)
-        modes = [(module, module.training) for module in self._module.modules()]
-        self._rest([module for module, _ in modes])
-        try:
+        self._built.bind(parameters, None)
+        with self._built.resting():
             tensors = self._as_tensors(batch)
             with torch.no_grad(), self._autocasting():
                 yield tensors
-        finally:
-            self._module.train()
-            for module, is_training in modes:
-                module.training = is_training
-
-    def _rest(self, modules: Sequence[Any]) -> None:
-        """Set the module to eval mode; the first time, check its own ``eval()``.
-
-        Raises:
-            ConfigError: it changes parameters.
-        """
-        usual = torch.nn.Module.train, torch.nn.Module.eval
-        is_own = any((type(module).train, type(module).eval) != usual for module in modules)
-        before = self._bound.digests() if is_own and not self._is_rest_checked else []
-        self._module.eval()
-        if before and self._bound.digests() != before:
-            self._module.train()  # which takes the change back
-            raise ConfigError(
-                f"eval() of {self!r} changes parameters, which other tasks use too; expected a "
-                "module that only reads them, such as LoRA layers with merge_weights=False"
-            )
-        self._is_rest_checked = True
 
     def _as_tensors(self, batch: Batch) -> Any:
-        return tensors_of(batch, self._device, is_double=self._is_double)
+        return tensors_of(batch, self._built.device, is_double=self._built.is_double)
 
     def _autocasting(self) -> Any:
-        kind = self._device.type
+        kind = self._built.device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast is not None)
-
-    def _initial(self, seed: int) -> Any:
-        """Return a module with the initial values of a seed; the first one is kept for steps."""
-        if self._initial_seed == seed:
-            return self._module
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            module = self.build()
-        if not isinstance(module, torch.nn.Module):
-            raise ConfigError(
-                f"build of {self!r} returned {module!r:.80}; expected a torch.nn.Module"
-            )
-        if self._module is None:
-            if module in _BUILT:  # build returns one that another instance trains
-                module = copy.deepcopy(module)
-            _BUILT.add(module)
-            check_apart(module, self)
-            if self.loss is None and self._training_step is None and is_lightning(module):
-                self._training_step, metrics, predict = steps_of(module)
-                self._metrics, self._predict = self._metrics or metrics, self._predict or predict
-            self._module, self._initial_seed = module, seed
-            self._train(module)
-            self._structure = Structure(module, self)
-            if self._compile:
-                module.compile(**({} if self._compile is True else self._compile))
-        return module
-
-    def _train(self, module: Any) -> None:
-        """Set a new module to train mode; parts that alone are in eval mode stay so."""
-        if not module.training:
-            module.train()
-        elif resting := [name for name, part in module.named_modules() if not part.training]:
-            log.warning(
-                "build of %r leaves parts in eval mode: %s; they have no dropout and keep their "
-                "statistics, unless build() calls train()",
-                self,
-                shortened(resting),
-            )
-
-    def _bind(self, parameters: Parameters, out: Gradients | None) -> None:
-        """Make the module's parameters and buffers those of this memory; load the buffers.
-
-        Without ``out`` for an evaluation.
-        """
-        if self._bound.rebind(parameters, out):
-            module, self._initial_seed = self.module, None
-            self._check_structure()
-            first = tensor_over(next(iter(parameters.values())))
-            self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
-            self._device = first.device
-            module.to(first.device)
-            for name, parameter in module.named_parameters():
-                if name in parameters:
-                    self._bound.add_parameter(name, parameter)
-            for name, _ in buffers_of(module):
-                if name in parameters:
-                    path, _, attribute = name.rpartition(".")
-                    self._bound.add_state(name, module.get_submodule(path), attribute)
-        self._bound.load()
-
-    def _check_structure(self) -> None:
-        assert self._structure is not None
-        self._structure.check()
-
-
-@contextmanager
-def _keeping_shapes(owner: object) -> Iterator[None]:
-    """Raise ConfigError for a buffer that is resized, which the worker's memory cannot be."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "resize storage" not in str(error):
-            raise
-        raise ConfigError(
-            f"a step of {owner!r} resizes a buffer ({described(error)}); {SAME_SHAPE}"
-        ) from error
 
 
 def load_state_dict(
