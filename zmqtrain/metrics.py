@@ -16,6 +16,17 @@ from numpy.typing import NDArray
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Array, Batch, as_model
 from zmqtrain.models.checks import check_sizes, labels_at
+from zmqtrain.models.scores import (
+    binary,
+    check_probabilities,
+    class_numbers,
+    fitting_axes,
+    pairs,
+    positive,
+    predicted_classes,
+    scores_and_classes,
+    wrong_shapes,
+)
 from zmqtrain.user_code import user_code
 
 Sums: TypeAlias = NDArray[np.float64]
@@ -87,8 +98,8 @@ class Accuracy(_Mean, _Classes):
     name: str = "accuracy"
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
-        scores, classes = _scores_and_classes(self, outputs, batch)
-        right = _predicted(self, scores) == classes
+        scores, classes = scores_and_classes(self, outputs, batch)
+        right = predicted_classes(self, scores) == classes
         return np.array([np.count_nonzero(right), len(right)], np.float64)
 
 
@@ -107,7 +118,7 @@ class TopK(_Mean, _Classes):
         object.__setattr__(self, "name", self.name or f"top_{self.k}_accuracy")
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
-        scores, classes = _scores_and_classes(self, outputs, batch)
+        scores, classes = scores_and_classes(self, outputs, batch)
         own = scores[np.arange(len(classes)), classes][:, None]
         lower = np.arange(scores.shape[1]) < classes[:, None]
         before = ((scores > own) | ((scores == own) & lower)).sum(axis=1)
@@ -130,12 +141,15 @@ class _Detection(_Classes):
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         if self.class_id is None:
-            scores, truth = _binary(self, outputs, batch)
-            predicted = _positive(self, scores)
+            scores, truth = binary(self, outputs, batch)
+            predicted = positive(self, scores)
         else:
-            every, classes = _scores_and_classes(self, outputs, batch)
-            _class_numbers(self, np.array([self.class_id]), max(2, every.shape[1]))
-            predicted, truth = _predicted(self, every) == self.class_id, classes == self.class_id
+            every, classes = scores_and_classes(self, outputs, batch)
+            class_numbers(self, np.array([self.class_id]), max(2, every.shape[1]))
+            predicted, truth = (
+                predicted_classes(self, every) == self.class_id,
+                classes == self.class_id,
+            )
         counts = [predicted & truth, predicted & ~truth, ~predicted & truth]
         return np.array([np.count_nonzero(count) for count in counts], np.float64)
 
@@ -183,11 +197,11 @@ class AUC:
             raise ConfigError(f"AUC: thresholds is {self.thresholds}; expected at least 2")
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
-        scores, truth = _binary(self, outputs, batch)
+        scores, truth = binary(self, outputs, batch)
         if self.from_logits:
             scores = 0.5 * (1 + np.tanh(scores / 2))  # the logistic function, without overflow
         else:
-            _check_probabilities(self, scores, "AUC(from_logits=True)")
+            check_probabilities(self, scores, "AUC(from_logits=True)")
         if np.isnan(scores).any():
             return np.full((2, self.thresholds + 1), np.nan)
         inner = np.arange(1, self.thresholds - 1) / (self.thresholds - 1)
@@ -220,10 +234,10 @@ class ConfusionMatrix(_Classes):
         check_sizes("ConfusionMatrix", classes=self.classes)
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
-        scores, truth = _scores_and_classes(self, outputs, batch)
+        scores, truth = scores_and_classes(self, outputs, batch)
         if max(2, scores.shape[1]) != self.classes:
-            raise _wrong_shapes(self, outputs, batch, f"outputs for {self.classes} classes")
-        predicted = _predicted(self, scores)
+            raise wrong_shapes(self, outputs, batch, f"outputs for {self.classes} classes")
+        predicted = predicted_classes(self, scores)
         places = (truth * self.classes + predicted)[predicted >= 0]
         cells = np.bincount(places, minlength=self.classes**2)
         return cells.reshape(self.classes, self.classes).astype(np.float64)
@@ -238,7 +252,7 @@ class _MeanError(_Mean):
     _power: ClassVar[int]
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
-        values, targets = _pairs(self, outputs, batch, "outputs and targets of one shape")
+        values, targets = pairs(self, outputs, batch, "outputs and targets of one shape")
         errors = np.abs(values - targets) ** self._power
         return np.array([np.sum(errors), errors.size], np.float64)
 
@@ -335,7 +349,7 @@ def sums_of(
         batch = batch[: labels_at(model, batch, metric, is_weighted) + 1]
     if as_model(model).has_classes_second and getattr(metric, "axis", 0) is None:
         shapes = np.shape(outputs), np.shape(batch[-1])
-        if len(_fitting_axes(*shapes)) > 1:
+        if len(fitting_axes(*shapes)) > 1:
             raise ConfigError(
                 f"{metric!r} got outputs of shape {shapes[0]} and labels of shape {shapes[1]}; "
                 "either the second axis or the last one may have the classes; give axis=1, as "
@@ -415,154 +429,10 @@ def numbers(measures: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _scores_and_classes(
-    metric: Any, outputs: Array, batch: Batch
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the scores (m, classes), one column if they are binary, and the class numbers (m,).
-
-    Each label counts as an example: sequences (n, length, classes) have n * length of them. Those
-    that are masked or ignored are left out.
-    """
-    scores, labels, counts = _given(metric, outputs, batch)
-    if scores.ndim == 1:
-        scores, counts = scores[:, None], counts[:, None]
-    axis = _class_axis(metric, scores.shape, labels.shape)
-    scores = np.moveaxis(scores, axis, -1)
-    counts = np.asarray(np.moveaxis(counts, axis, -1).all(axis=-1))
-    width = scores.shape[-1]
-    if labels.shape == scores.shape and width > 1:
-        labels = _one_hot_classes(metric, labels)
-    elif labels.shape != counts.shape and labels.size == counts.size:
-        labels = labels.reshape(counts.shape)
-    if labels.shape != counts.shape:
-        raise _wrong_shapes(metric, outputs, batch, "outputs (n, classes) and labels (n,)")
-    if metric.ignore_index is not None:
-        counts = counts & (labels != metric.ignore_index)
-    return scores[counts], _class_numbers(metric, labels[counts], max(2, width))
-
-
-def _class_axis(metric: Any, outputs: tuple[int, ...], labels: tuple[int, ...]) -> int:
-    """Return the axis of the classes in the outputs: the second one if only it fits the labels'
-    shape, else the last one.
-    """
-    axis = metric.axis
-    if axis is None:
-        return 1 if _fitting_axes(outputs, labels) == [1] else -1
-    if not -len(outputs) <= axis < len(outputs):
-        raise ConfigError(
-            f"{metric!r} got outputs of shape {outputs}; expected them to have the axis {axis}; "
-            "correct axis"
-        )
-    return int(axis)
-
-
-def _fitting_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> list[int]:
-    """Return the possible axes of the classes in outputs of more than two axes: 1, -1 or both."""
-    without = {1: outputs[:1] + outputs[2:], -1: outputs[:-1]} if len(outputs) > 2 else {}
-    return [axis for axis, left in without.items() if _without_ones(left) == _without_ones(labels)]
-
-
-def _one_hot_classes(metric: object, labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the class numbers of rows that are one-hot, or probabilities of the classes."""
-    sums = np.asarray(labels, np.float64).sum(axis=-1)
-    if not (np.abs(sums - 1) < 1e-3).all() or (labels < 0).any():
-        raise ConfigError(
-            f"{metric!r} got rows of labels that add up to {sums.min():g} to {sums.max():g}; "
-            "expected one class in each row; several labels of an example are several questions, "
-            "as Precision, Recall and AUC take them"
-        )
-    return np.asarray(labels.argmax(axis=-1), np.int64)
-
-
-def _binary(
-    metric: Any, outputs: Array, batch: Batch
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return scores (m,) and whether each label is 1; several columns are several questions."""
-    expected = "a score for each label, 0 or 1; for one of several classes give class_id"
-    scores, labels = _pairs(metric, outputs, batch, expected)
-    if (ignored := getattr(metric, "ignore_index", None)) is not None:
-        scores, labels = scores[labels != ignored], labels[labels != ignored]
-    return scores, _class_numbers(metric, labels, 2) == 1
-
-
-def _pairs(
-    metric: object, outputs: Array, batch: Batch, expected: str
-) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return outputs (m,) and their labels, without masked ones."""
-    values, labels, counts = _given(metric, outputs, batch)
-    if len(values) != len(labels) or _without_ones(values.shape) != _without_ones(labels.shape):
-        raise _wrong_shapes(metric, outputs, batch, expected)
-    return values.astype(np.float64)[counts], labels.reshape(values.shape)[counts]
-
-
-def _given(
-    metric: object, outputs: Array, batch: Batch
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
-    """Return outputs, labels, and which of the outputs are not masked."""
-    if isinstance(outputs, tuple):
-        raise ConfigError(
-            f"{metric!r} got {len(outputs)} outputs; expected one: measure them in the model's own "
-            "metrics, or write a metric that takes a tuple"
-        )
-    labels = np.asarray(batch[-1])
-    if np.ndim(outputs) == 0 or labels.ndim == 0 or len(batch) < 2 or labels.dtype.kind in "OSU":
-        raise _wrong_shapes(metric, outputs, batch, "a row for each example, and numbers as labels")
-    return np.asarray(outputs), labels, ~np.ma.getmaskarray(outputs)
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:1], *(size for size in shape[1:] if size != 1))
-
-
-def _predicted(metric: Any, scores: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the predicted class of each row of scores; -1 if it holds NaN."""
-    is_binary = scores.shape[1] == 1
-    predicted = _positive(metric, scores[:, 0]) if is_binary else scores.argmax(axis=1)
-    return np.where(np.isnan(scores).any(axis=1), -1, predicted)
-
-
-def _positive(metric: Any, scores: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which scores of one column are positive."""
-    if metric.threshold is None:
-        _check_probabilities(metric, scores, f"{type(metric).__name__}(threshold=0)")
-    threshold = 0.5 if metric.threshold is None else metric.threshold
-    return np.asarray(scores > threshold)
-
-
-def _check_probabilities(metric: object, scores: NDArray[Any], of_logits: str) -> None:
-    if ((scores < 0) | (scores > 1)).any():
-        raise ConfigError(
-            f"{metric!r} got outputs from {scores.min():g} to {scores.max():g}; expected "
-            f"probabilities from 0 to 1; for logits use {of_logits}"
-        )
-
-
-def _class_numbers(metric: object, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Return labels as int64."""
-    fits = (classes >= 0) & (classes < count) & (classes == np.floor(classes))
-    if not fits.all():
-        raise ConfigError(
-            f"{metric!r} got class {float(classes[~fits][0]):g}; expected 0 to {count - 1}, as "
-            f"outputs have {count} classes; correct the labels, or the model's outputs; labels "
-            "that do not count are left out by ignore_index="
-        )
-    return classes.astype(np.int64)
-
-
 def _uneven(metric: Metric, one: Sums, other: Sums) -> ConfigError:
     return ConfigError(
         f"update() of {metric!r} returned arrays of the shapes {np.shape(one)} and "
         f"{np.shape(other)}; expected the same for each batch: sums over its examples"
-    )
-
-
-def _wrong_shapes(metric: object, outputs: Array, batch: Batch, expected: str) -> ConfigError:
-    labels = "no labels"
-    if len(batch) > 1:
-        labels = f"{np.asarray(batch[-1]).dtype} labels of shape {np.shape(batch[-1])}"
-    return ConfigError(
-        f"{metric!r} got outputs of shape {np.shape(outputs)} and {labels}; expected {expected}; "
-        "correct what the model's predict() returns, or choose another metric"
     )
 
 
