@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zmqtrain.coordination.events import PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 
 
@@ -24,12 +25,12 @@ def test_pass_sums_only_the_measures_of_all_its_batches() -> None:
     ledger = Ledger(limit=3)
     batches = [ledger.lease(0) for _ in range(3)]
     for batch, sums in zip(batches, ({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 8.0}), strict=False):
-        ledger.arrive(0, batch, 10, 4.0, 0.5, sums)
+        ledger.arrive(PushArrived(0, 1, batch, 10, loss=0.5, sums=sums, weight=4.0))
     ledger.give_back(0)
     ledger.count(0)
     assert (ledger.pass_examples, ledger.pass_sums) == (10, {"a": 1.0, "b": 2.0})
     assert (ledger.examples, ledger.pass_weight, ledger.mean_loss) == (10, 4.0, 0.5)
-    ledger.advance([0], 1, 10, 12.0, 18.0, {"b": 16.0})
+    ledger.advance([0], Stepped(1, 10, 18.0, over=False, sums={"b": 16.0}, weight=12.0))
     assert (ledger.pass_sums, ledger.mean_loss) == ({"b": 18.0}, 20 / 16)
     ledger.raise_limit(9)
     assert ledger.pass_sums == {}
@@ -57,7 +58,7 @@ def _play(ledger: Ledger, done: set[int], schedule: list[tuple[str, int]]) -> No
             free = [b for b in still_open if b not in _in_use(ledger)]
             assert ledger.lease(worker) == min(free, default=len(done) + len(still_open))
         elif operation == "arrive" and held:
-            ledger.arrive(worker, held[0], 0, 0.0, 0.0, {})
+            ledger.arrive(PushArrived(worker, 1, held[0]))
         elif operation == "count":
             done.update(pending)
             ledger.count(worker)

@@ -22,7 +22,6 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
-from zmqtrain.models.weights import weight_of
 from zmqtrain.policies import Decision, Held, Policy, Release, make_policy
 from zmqtrain.policies.base import Clocked, Lockstep
 from zmqtrain.protocol.orders import (
@@ -54,11 +53,7 @@ class WorkerState:
     sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
     parts: int = 0  # bit i: on shard i
-    batch: int = -1  # of this push
-    examples: int = 0  # in that batch
-    weight: float = 0.0  # of that
-    loss: float = 0.0  # their mean
-    sums: dict[str, float] = field(default_factory=dict)  # over them
+    push: PushArrived | None = None  # its part on shard 0
     finite: bool = True  # False if a part is not
     on_board: bool = False  # it has the shard mapped
     unpushed: int = 0  # gradients that counted in rosters, without a push
@@ -214,17 +209,14 @@ class Coordinator:
         roster = self.roster
         if roster is None:
             return
-        before = self.stepped or Stepped(0, 0, 0.0, over=False)
-        more, examples = event.steps - before.steps, event.examples - before.examples
-        weight, loss = weight_of(event) - weight_of(before), event.loss - before.loss
-        sums = {name: value - before.sums.get(name, 0.0) for name, value in event.sums.items()}
-        self.ledger.advance(roster.workers, more, examples, weight, loss, sums)
+        more = event if self.stepped is None else event.since(self.stepped)
+        self.ledger.advance(roster.workers, more)
         if isinstance(self.policy, Lockstep):
-            self.policy.advance(more)
-        self.version += more
-        self.applied += more * len(roster.workers)
+            self.policy.advance(more.steps)
+        self.version += more.steps
+        self.applied += more.steps * len(roster.workers)
         for worker in roster.workers:
-            self.members[worker].unpushed += more
+            self.members[worker].unpushed += more.steps
         self.stepped = event
         if event.over:
             self.roster = self.stepped = None
@@ -260,8 +252,7 @@ class Coordinator:
         member = self.members.get(event.worker)
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
-        member.batch, member.examples, member.loss = event.batch, event.examples, event.loss
-        member.weight, member.sums = weight_of(event), event.sums
+        member.push = event
         return self._part_arrived(event.worker, member, event.sequence, 1, event.finite)
 
     def _pushes_reported(self, shard: int, arrived: Arrived) -> list[Order]:
@@ -288,9 +279,8 @@ class Coordinator:
             return []
         member.sequence = sequence
         self._change(worker, "waiting")
-        if self.ledger.holds(worker, member.batch):
-            measured = member.examples, member.weight, member.loss, member.sums
-            self.ledger.arrive(worker, member.batch, *measured)
+        if member.push is not None and self.ledger.holds(worker, member.push.batch):
+            self.ledger.arrive(member.push)
         return self._orders(self._decide(worker, member))
 
     def _decide(self, worker: int, member: WorkerState) -> list[Decision]:

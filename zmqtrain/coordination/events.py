@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from zmqtrain.models.weights import weight_of
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
 
@@ -80,6 +81,19 @@ class Stepped:
     sums: dict[str, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     weight: float | None = None
+
+    def since(self, before: Stepped) -> Stepped:
+        """Return the steps after those of an earlier event of this roster."""
+        sums = {name: value - before.sums.get(name, 0.0) for name, value in self.sums.items()}
+        return Stepped(
+            self.steps - before.steps,
+            self.examples - before.examples,
+            self.loss - before.loss,
+            self.over,
+            sums,
+            self.losses,
+            weight_of(self) - weight_of(before),
+        )
 
 
 @dataclass(slots=True)

@@ -14,8 +14,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zmqtrain.coordination.events import PushArrived, Stepped
 from zmqtrain.fingerprint import EPOCHS
 from zmqtrain.metrics import added
+from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.store.manifest import Manifest
 
@@ -32,8 +34,7 @@ class Ledger:
     next_batch: int = 0
     returned: list[int] = field(default_factory=list)  # to be leased again; a heap
     examples: int = 0  # counted
-    # Pending batch -> its examples and weight, their mean loss, and sums over them.
-    measured: dict[int, tuple[int, float, float, dict[str, float]]] = field(default_factory=dict)
+    pushes: dict[int, PushArrived] = field(default_factory=dict)  # of the pending batches
     leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
     pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
 
@@ -77,25 +78,17 @@ class Ledger:
     def holds(self, worker: int, batch: int) -> bool:
         return batch in self.leases.get(worker, ())
 
-    def arrive(
-        self,
-        worker: int,
-        batch: int,
-        examples: int,
-        weight: float,
-        loss: float,
-        sums: Mapping[str, float],
-    ) -> None:
-        """Note that the worker's gradient of this leased batch has arrived; ``loss``: its mean."""
-        self.measured[batch] = examples, weight, loss, dict(sums)
-        self.leases[worker].remove(batch)
-        self.pending.setdefault(worker, []).append(batch)
+    def arrive(self, push: PushArrived) -> None:
+        """Note that the gradient of a batch has arrived that its worker has leased."""
+        self.pushes[push.batch] = push
+        self.leases[push.worker].remove(push.batch)
+        self.pending.setdefault(push.worker, []).append(push.batch)
 
     def count(self, worker: int) -> None:
         """Count the worker's pending batches, which were applied."""
         for batch in self.pending.pop(worker, ()):
-            examples, weight, loss, sums = self.measured.pop(batch)
-            self._add(examples, weight, weight * loss, sums)
+            push = self.pushes.pop(batch)
+            self._add(push, weight_of(push) * push.loss)
             self.outstanding -= 1
 
     def count_all(self) -> None:
@@ -103,32 +96,21 @@ class Ledger:
         for worker in sorted(self.pending):  # so that sums have the same bits in each run
             self.count(worker)
 
-    def advance(
-        self,
-        workers: Sequence[int],
-        steps: int,
-        examples: int,
-        weight: float,
-        loss: float,
-        sums: Mapping[str, float],
-    ) -> None:
-        """Count steps in each of which every worker counted its oldest batch and got the next one.
-
-        ``examples``, ``weight``, ``loss`` and ``sums`` are totals over these steps.
-        """
-        count, first = len(workers), self.next_batch
+    def advance(self, workers: Sequence[int], more: Stepped) -> None:
+        """Count steps in each of which every worker counted its first batch and got the next."""
+        steps, count, first = more.steps, len(workers), self.next_batch
         self.next_batch += steps * count
         for place, worker in enumerate(workers):
             held, given = self.leases[worker], range(first + place, self.next_batch, count)
             self.leases[worker] = [*held[steps:], *given[max(0, steps - len(held)) :]]
         if steps:
-            self._add(examples, weight, loss, sums)
+            self._add(more, more.loss)
 
-    def _add(self, examples: int, weight: float, loss: float, sums: Mapping[str, float]) -> None:
-        self.pass_sums = added(self.pass_sums, sums) if self.pass_examples else dict(sums)
-        self.examples += examples
-        self.pass_examples += examples
-        self.pass_weight += weight
+    def _add(self, of: PushArrived | Stepped, loss: float) -> None:
+        self.pass_sums = added(self.pass_sums, of.sums) if self.pass_examples else dict(of.sums)
+        self.examples += of.examples
+        self.pass_examples += of.examples
+        self.pass_weight += weight_of(of)
         self.pass_loss += loss
 
     def give_back(self, worker: int) -> None:
@@ -168,7 +150,7 @@ class Ledger:
         batch = self.pending[worker].pop()
         if not self.pending[worker]:
             del self.pending[worker]
-        del self.measured[batch]
+        del self.pushes[batch]
         self.outstanding -= 1
         return batch
 
