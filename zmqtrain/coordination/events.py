@@ -7,7 +7,7 @@ equal orders.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from zmqtrain.models.weights import weight_of
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
@@ -56,6 +56,12 @@ class PushArrived:
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     weight: float | None = None
+
+    @classmethod
+    def of(cls, worker: int, sequence: int, step: Any) -> PushArrived:
+        """Return the arrival of a step: its report, or the push of it."""
+        measured = step.examples, step.finite, step.loss, step.sums, step.weight
+        return cls(worker, sequence, step.batch, *measured)
 
 
 @dataclass(slots=True)

@@ -87,18 +87,7 @@ class LocalExchange:
             self.shard.segment.note_absent(GRADIENT, self.shard.layout.numbers_of(report.absent))
             self.shard.stage(WORKER, GRADIENT, self.steps, weight_of(report))
         began_at = time.perf_counter()
-        self._handle(
-            PushArrived(
-                WORKER,
-                self.steps,
-                report.batch,
-                report.examples,
-                report.finite,
-                report.loss,
-                report.sums,
-                report.weight,
-            )
-        )
+        self._handle(PushArrived.of(WORKER, self.steps, report))
         update_s = time.perf_counter() - began_at
         if refused := divergence(self.coordinator.refused, self._job.max_nonfinite):
             self._fail(ExitCode.DIVERGED, refused)

@@ -62,9 +62,7 @@ class LeaderHost(Decider):
         if push is None:
             on_board = self._board.reaches(worker.index)
             return self.leader.arrived(PullArrived(worker.index, on_board))
-        measured = push.examples, push.finite, push.loss, push.sums, push.weight
-        event = PushArrived(worker.index, push.sequence, push.batch, *measured)
-        return self.leader.arrived(event)
+        return self.leader.arrived(PushArrived.of(worker.index, push.sequence, push))
 
     def note(self, outcome: Outcome) -> None:
         match outcome:
