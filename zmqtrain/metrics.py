@@ -420,6 +420,11 @@ def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
     return {name: value + other[name] for name, value in one.items() if name in other}
 
 
+def gained(sums: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Return how much sums have grown."""
+    return {name: value - before.get(name, 0.0) for name, value in sums.items()}
+
+
 def numbers(measures: Mapping[str, Any]) -> dict[str, float]:
     """Return the measures that are numbers, without arrays and callbacks' texts."""
     return {

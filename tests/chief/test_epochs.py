@@ -148,10 +148,13 @@ async def test_callback_by_steps_gets_measures_since_its_last_call_and_goes_back
     None
 ):
     def note(step: int, logs: Any) -> None:
+        assert logs["error"] == pytest.approx(logs["loss"])
         calls.append((step, logs["loss"], round(noter.model.optimizer.learning_rate, 4)))
 
     def near(batch: int, loss: float) -> Progress:
-        return replace(at(batch), pass_loss=loss)
+        weight = float(batch**2)  # later batches weigh more
+        sums = {"error": loss * weight}
+        return replace(at(batch), pass_loss=loss, pass_sums=sums, pass_weight=weight)
 
     calls: list[Any] = []
     host, noter = Host(), LambdaCallback(every_steps=10, on_steps=note)
@@ -162,7 +165,7 @@ async def test_callback_by_steps_gets_measures_since_its_last_call_and_goes_back
     host.generation = 2  # from the checkpoint of step 12
     await epochs.begin(near(12, 4.0))
     assert await epochs.step(near(21, 4.0))
-    expected = [(12, 4, 0.0435), (24, 2, 0.0189), (21, 4, 0.0233)]
+    expected = [(12, 4, 0.0435), (24, 8 / 3, 0.0189), (21, 4, 0.0233)]
     assert calls == [(step, pytest.approx(loss), rate) for step, loss, rate in expected]
 
 

@@ -25,6 +25,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.job import Job
 from zmqtrain.job_checks import ENDLESS
+from zmqtrain.metrics import gained
 from zmqtrain.models.base import as_model
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.protocol.status import Status
@@ -355,13 +356,17 @@ class Epochs:
 
 
 def _since(last: At | None, at: At) -> At:
-    """Return where the job is, with the measures of the batches since then alone."""
-    examples = at.pass_examples - (last.pass_examples if last is not None else 0)
-    if last is None or not examples:
+    """Return where the job is, with the measures of the batches since then alone, if any counts."""
+    weight = at.pass_weight - (last.pass_weight if last is not None else 0.0)
+    if last is None or not weight:
         return at
-    total = at.pass_loss * at.pass_examples - last.pass_loss * last.pass_examples
-    sums = {name: value - last.pass_sums.get(name, 0.0) for name, value in at.pass_sums.items()}
-    return replace(at, pass_examples=examples, pass_loss=total / examples, pass_sums=sums)
+    return replace(
+        at,
+        pass_loss=(at.pass_loss * at.pass_weight - last.pass_loss * last.pass_weight) / weight,
+        pass_examples=at.pass_examples - last.pass_examples,
+        pass_sums=gained(at.pass_sums, last.pass_sums),
+        pass_weight=weight,
+    )
 
 
 def _refuse_weights() -> Weights:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from zmqtrain.metrics import gained
 from zmqtrain.models.weights import weight_of
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
@@ -90,13 +91,12 @@ class Stepped:
 
     def since(self, before: Stepped) -> Stepped:
         """Return the steps after those of an earlier event of this roster."""
-        sums = {name: value - before.sums.get(name, 0.0) for name, value in self.sums.items()}
         return Stepped(
             self.steps - before.steps,
             self.examples - before.examples,
             self.loss - before.loss,
             self.over,
-            sums,
+            gained(self.sums, before.sums),
             self.losses,
             weight_of(self) - weight_of(before),
         )
