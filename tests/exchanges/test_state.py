@@ -16,7 +16,7 @@ from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import written
 from zmqtrain.optim import LAMB, SGD, AdamW
-from zmqtrain.training.exchange import Exchange, Membership, StepReport
+from zmqtrain.training.exchange import Exchange, Membership
 from zmqtrain.training.model_runner import ModelRunner
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas"]
@@ -83,9 +83,9 @@ async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
         runner.load_parameters()
         exchange.begin()
         rows = ROWS[4 * batches[done] : 4 * batches[done] + 4]
-        loss, finite = runner.compute((rows,), batches[done], len(rows))
+        report = runner.compute((rows,), batches[done], len(rows))
         await asyncio.sleep(0)  # what is complete before the push is sent now
-        result = await exchange.finish(StepReport(batches[done], 4, loss, finite))
+        result = await exchange.finish(report)
         batches += result.batches
         done, stop = done + 1, result.stop
     return found

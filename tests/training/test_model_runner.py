@@ -111,7 +111,8 @@ class Bench:
 
 def test_complete_gradients_are_reported_once_they_are_in_the_memory() -> None:
     bench = Bench(Reporting())
-    assert bench.runner.compute(BATCH, 0, 2) == (0.5, True)
+    report = bench.runner.compute(BATCH, 0, 2)
+    assert (report.loss, report.finite) == (0.5, True)
     assert bench.reported == [(["a", "b"], True)]
 
 
@@ -144,7 +145,7 @@ def test_gradient_of_no_parameter_is_an_error() -> None:
 def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> None:
     model = Reporting(b=b)
     runner, model.loss = Bench(model).runner, math.nan
-    assert not runner.compute(BATCH, 0, 2)[1]  # without a finite loss a gradient may be missing
+    assert not runner.compute(BATCH, 0, 2).finite  # without a finite loss a gradient may be missing
     model.loss = 0.5
     with pytest.raises(ConfigError, match=r"'b' .* is not written"):
         runner.compute(BATCH, 1, 2)
@@ -154,9 +155,10 @@ def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> 
     model = Reporting()
     bench, model.loss = Bench(model, Apart()), math.nan
     before = [gradient.copy() for gradient in bench.gradients]
-    assert not bench.runner.compute(BATCH, 0, 2)[1]
+    assert not bench.runner.compute(BATCH, 0, 2).finite
     for gradient, old in zip(bench.gradients, before, strict=True):
         np.testing.assert_array_equal(gradient, old)
     model.loss = 0.5
-    assert bench.runner.compute(BATCH, 1, 2) == (0.5, True)
+    report = bench.runner.compute(BATCH, 1, 2)
+    assert (report.loss, report.finite) == (0.5, True)
     assert bench.is_complete

@@ -69,9 +69,9 @@ class Bench:
 
     def compute(self, rows: list[float], number: int = 0) -> tuple[float, bool, dict[str, Any]]:
         """Return loss, whether all is finite, and what lies in the exchange's memory."""
-        loss, finite = self.towers.compute((np.array(rows, np.float32),), number, len(rows))
+        report = self.towers.compute((np.array(rows, np.float32),), number, len(rows))
         found = {cut.variable.name: cut.value(self.gradient) for cut in self.layout.slices}
-        return loss, finite, found
+        return report.loss, report.finite, found
 
 
 def threads() -> list[str]:

@@ -174,11 +174,9 @@ class TrainingLoop:
         taken_at = time.perf_counter()
         self._runner.load_parameters()
         read_at = time.perf_counter()
-        loss, finite = self._runner.compute(batch, number, examples)
-        if finite and self._job.clips_alone:
+        report = self._runner.compute(batch, number, examples)
+        if report.finite and self._job.clips_alone:
             self._clip()
-        found = self._runner
-        report = StepReport(number, examples, loss, finite, found.sums, found.absent, found.weight)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 
     def _clip(self) -> None:

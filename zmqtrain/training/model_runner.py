@@ -19,7 +19,7 @@ from zmqtrain.models.trees import are_rows, leaves
 from zmqtrain.models.weights import EMPTY, weights_of
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.store.finite import all_finite
-from zmqtrain.training.exchange import Membership
+from zmqtrain.training.exchange import Membership, StepReport
 from zmqtrain.training.measuring import StepSums
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.training.write_check import WriteCheck
@@ -43,7 +43,6 @@ class ModelRunner:
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
-        self.weight = 0.0
 
     def bind(self, membership: Membership) -> None:
         job, device, self._membership = self._job, self._device, membership
@@ -82,14 +81,6 @@ class ModelRunner:
         return self._device.batch(batch)
 
     @property
-    def sums(self) -> dict[str, float]:
-        return self._measured.sums
-
-    @property
-    def absent(self) -> frozenset[str]:
-        return frozenset(self._out.absent)
-
-    @property
     def gradients(self) -> Sequence[Flat]:
         """The gradient on the device, one array of shape (layout.size,) for each shard."""
         return self._gradients.flats
@@ -99,16 +90,16 @@ class ModelRunner:
         self._device.load(self._membership.exact, self._parameters.exact)
         self._parameters.gather()
 
-    def compute(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
-        loss, finite = self.compute_on_device(batch, number, examples)
-        if finite:
+    def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
+        report = self.compute_on_device(batch, number, examples)
+        if report.finite:
             self.store()
-        return loss, finite
+        return report
 
-    def compute_on_device(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
+    def compute_on_device(self, batch: Batch, number: int, examples: int) -> StepReport:
         """Compute a batch as :meth:`compute` does, but leave the gradient on the device."""
         self._model.seed_batch(self._job.seed, number)
-        self.weight, others = weights_of(self._model, batch, examples)
+        weight, others = weights_of(self._model, batch, examples)
         self._measured.begin(others)
         self._out.absent.clear()
         for name in self._state:  # a model may leave it as it is
@@ -127,7 +118,7 @@ class ModelRunner:
         if self._is_first and math.isfinite(loss):
             self._check_written()
             self._is_first = False
-        if self.weight == EMPTY:  # a mean of nothing may be NaN
+        if weight == EMPTY:  # a mean of nothing may be NaN
             loss = 0.0
             for name in self._trained:
                 self._gradients.values[name][...] = 0
@@ -137,7 +128,8 @@ class ModelRunner:
             clip_by_global_norm(gradients, self._job.clip_norm_each)
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
-        return loss, finite
+        sums, absences = self._measured.sums, frozenset(self._out.absent)
+        return StepReport(number, examples, loss, finite, sums, absences, weight)
 
     def store(self) -> None:
         """Copy the gradient from the device into the exchange's memory."""

@@ -5,26 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from zmqtrain.models.base import Batch
-from zmqtrain.training.exchange import Membership
+from zmqtrain.training.exchange import Membership, StepReport
 
 
 class Runner(Protocol):
     """Runs a job's model on batches: on one device, or on several at the same time."""
-
-    @property
-    def sums(self) -> dict[str, float]:
-        """Sums of the last batch's measures, without its loss, if the job has epochs."""
-        ...
-
-    @property
-    def absent(self) -> frozenset[str]:
-        """Names of the variables that have no gradient in the last batch; it is zero."""
-        ...
-
-    @property
-    def weight(self) -> float:
-        """The weight of the last batch."""
-        ...
 
     def bind(self, membership: Membership) -> None:
         """Use the memory of this membership from now on."""
@@ -38,11 +23,10 @@ class Runner(Protocol):
         """Copy the parameters from the exchange's memory to where the model reads them."""
         ...
 
-    def compute(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
+    def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
         """Write the gradient of a batch that :meth:`place` returned into the exchange's memory.
 
-        Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite may
-        be left out.
+        A gradient that is not finite may be left out.
 
         Raises:
             ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.

@@ -26,11 +26,11 @@ from zmqtrain.job import Job
 from zmqtrain.metrics import added
 from zmqtrain.models.base import Batch
 from zmqtrain.models.trees import copied, split
-from zmqtrain.models.weights import weighted_mean
+from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.optim import Update
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.store.segment_layout import cut
-from zmqtrain.training.exchange import Membership
+from zmqtrain.training.exchange import Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
 
 Result = TypeVar("Result")
@@ -52,9 +52,6 @@ class Towers:
         self._folds: list[_Fold] = []
         self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
         self._shares = Shares(len(job.devices))
-        self.sums: dict[str, float] = {}
-        self.absent: frozenset[str] = frozenset()
-        self.weight = 0.0
         try:
             self._jobs = [job.with_own_model() for _ in job.devices]
             self._on_all([self._shares.take] * len(job.devices))
@@ -96,7 +93,7 @@ class Towers:
         for layout, *flats in zip(membership.layouts, *gradients, strict=True):
             self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
 
-    def compute(self, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
+    def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
         """Write the mean gradient of all towers; errors name the device."""
         if not self._runners:
             self._build(self._membership)
@@ -104,19 +101,19 @@ class Towers:
         parts = split(batch, examples, size, "devices")
         counts = [min(size, examples - start) for start in range(0, examples, size)]
         first = number * len(self._runners)  # as if each part were a worker's batch
-        results = self._on_all(
+        towers = self._on_all(
             [partial(self._compute, n, part, first + n, counts[n]) for n, part in enumerate(parts)]
         )
-        finite = all(is_finite for _, is_finite in results)
-        weights = [runner.weight for runner in self._runners[: len(parts)]]
+        finite = all(tower.finite for tower in towers)
+        weights = [weight_of(tower) for tower in towers]
         if finite and self._nccl is not None:
             self._reduce(self._nccl, weights)
         elif finite and len(parts) > 1:
             self._team.run([partial(fold, weights) for fold in self._folds])
-        self.sums = reduce(added, [runner.sums for runner in self._runners[: len(parts)]])
-        self.absent = frozenset.intersection(*[r.absent for r in self._runners[: len(parts)]])
-        self.weight = sum(weights)
-        return weighted_mean([loss for loss, _ in results], weights), finite
+        loss = weighted_mean([tower.loss for tower in towers], weights)
+        sums = reduce(added, [tower.sums for tower in towers])
+        absent = frozenset.intersection(*[tower.absent for tower in towers])
+        return StepReport(number, examples, loss, finite, sums, absent, sum(weights))
 
     def close(self) -> None:
         """End the threads, after their current work."""
@@ -127,7 +124,7 @@ class Towers:
             self._nccl = None
         self._shares.end()
 
-    def _compute(self, tower: int, batch: Batch, number: int, examples: int) -> tuple[float, bool]:
+    def _compute(self, tower: int, batch: Batch, number: int, examples: int) -> StepReport:
         """Compute one part, in its tower's thread."""
         runner, name = self._runners[tower], self._job.devices[tower]
         # Products of matrices may have other bits where memory is not aligned, as in a part.
