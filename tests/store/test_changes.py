@@ -46,7 +46,7 @@ LAYERED = Update(LAMB(0.1), l2=0.1, clip_norm=0.5, fused=False)
 GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, clip_norm=0.5, fused=False)
 """With other options for the second variable."""
 
-ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, fused=False)
+ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, clip_norm=0.5, fused=False)
 """Without any gradient of the first variable, which takes two whole blocks."""
 
 INTERRUPTED = (shards.__file__, changes.__file__, dense.__file__, redo.__file__)
