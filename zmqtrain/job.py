@@ -241,8 +241,8 @@ class Job(BaseModel):
     class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike
     groups: Any = Field(
         {},
-        description="other options of the optimizer, or l2, for variables whose names fit a "
-        'pattern, such as {"*.bias": {"weight_decay": 0}}; the first that fits counts',
+        description="other options of the optimizer, another optimizer, or l2, for variables whose "
+        'names fit a pattern, such as {"*.bias": {"weight_decay": 0}}; the first that fits counts',
     )
     metrics: Any = Field(
         (),

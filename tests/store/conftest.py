@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
 from zmqtrain.store import segment_layout
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard, tensors_of
@@ -29,6 +30,8 @@ SHAPES = {
     "name with @7/ and ü": (7, 2, 2),
 }
 
+WITHOUT = "hidden/bias"
+"""It has no slot "m"."""
 
 CutParts = Callable[..., None]
 
@@ -53,6 +56,16 @@ class SmallJob:
         self.state: dict[str, Values] = {
             key: self._values(seed) for seed, key in enumerate(("parameters", "m", "average"))
         }
+        m = self.state["m"].items()
+        self.state["m"] = {n: np.zeros_like(v) if n == WITHOUT else v for n, v in m}
+
+    @property
+    def initial(self) -> InitialSlots:
+        """As of :meth:`zmqtrain.optim.Update.initial_slots`."""
+        names = [variable.name for variable in self.variables]
+        m = {name: 0.0 for name in names if name != WITHOUT}
+        both = {"m": m, "average": dict.fromkeys(names)}
+        return {key: slot for key, slot in both.items() if key in self.state}
 
     @property
     def missed(self) -> dict[str, int]:
@@ -75,7 +88,7 @@ class SmallJob:
 
     def write_shard(self, temporary: Path, layout: ShardLayout, version: int) -> ShardFile:
         slots = self.flats(layout)
-        tensors = tensors_of(layout, slots.pop("parameters"), slots)
+        tensors = tensors_of(layout, slots.pop("parameters"), slots, self.initial)
         missed = {n: count for n, count in self.missed.items() if n in layout.numbers}
         file = copy_shard(temporary, layout.shard, tensors, missed)
         return seal_shard(file, layout.shard, version)
@@ -99,7 +112,7 @@ class SmallJob:
             "ledger": LedgerState(7, (3, 5), 200),
             "worker_marks": {"worker 0": WorkerMark(0, 1700, 12)},
             "files": tuple(files),
-            "tensors": tensor_records(self.variables, layouts, list(self.state)[1:]),
+            "tensors": tensor_records(self.variables, layouts, self.initial),
         }
         return temporary, Manifest(**(told | fields))
 

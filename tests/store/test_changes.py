@@ -13,7 +13,7 @@ import pytest
 from tests.kills import dying_at
 from tests.store.conftest import CutParts
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import LAMB, SGD, Adam, Flat, Update, redo
+from zmqtrain.optim import LAMB, SGD, Adam, Flat, Momentum, Update, redo
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
 from zmqtrain.store import shard as shards
@@ -40,11 +40,15 @@ SIZE = place(VARIABLES, 1, partition_nbytes=0)[0].size
 UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 """In NumPy, where it can be interrupted at every line; for compiled loops see test_guarded.py."""
 
-LAYERED = Update(LAMB(0.1), l2=0.1, clip_norm=0.5, fused=False)
-"""With norms of the variables and of the mean, which the interrupted update has changed in part."""
+LAYERED = Update(
+    LAMB(0.1), l2=0.1, clip_norm=0.5, groups={"b": {"optimizer": Adam(0.1)}}, fused=False
+)
+"""With norms of the variable and of the mean, which the interrupted update has changed in part."""
 
-GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, clip_norm=0.5, fused=False)
-"""With other options for the second variable."""
+GROUPED = Update(
+    Adam(0.1), groups={"b": {"optimizer": Momentum(0.1), "l2": 0.1}}, clip_norm=0.5, fused=False
+)
+"""With another rule, and other slots, for the second variable."""
 
 ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, clip_norm=0.5, fused=False)
 """Without any gradient of the first variable, which takes two whole blocks."""

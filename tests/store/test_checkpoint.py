@@ -40,7 +40,7 @@ def _assert_restored(job, path: Path, layouts: tuple[ShardLayout, ...]) -> None:
     manifest = read_manifest(path)
     verify(path, manifest)
     for layout in layouts:
-        parameters, slots, missed = read_shard(path, manifest, layout, ("m", "average"))
+        parameters, slots, missed = read_shard(path, manifest, layout, job.initial)
         held = [cut.variable.name for cut in layout.slices if cut.size]
         assert all(missed.get(name) == job.missed.get(name) for name in held)
         expected = job.flats(layout)
@@ -91,7 +91,7 @@ def test_manifest_is_plain_json_with_global_coordinates(job, tmp_path: Path) -> 
     written = json.loads((job.save(tmp_path) / "manifest.json").read_text())
     manifest = written["manifest"]
     assert list(written) == ["blake2b", "manifest"]
-    assert (manifest["format"], manifest["generation"], manifest["global_step"]) == (3, 1, 1200)
+    assert (manifest["format"], manifest["generation"], manifest["global_step"]) == (4, 1, 1200)
     assert manifest["tensors"]["m"]["hidden/kernel"] == {
         "dtype": "float32",
         "kind": "trained",
@@ -148,6 +148,11 @@ def _one(variable: Variable) -> ShardLayout:
         (Variable("hidden/kernal", (13, 3)), (), "no variable 'hidden/kernal'"),
         (Variable("scale", ()), ("m", "v"), "no optimizer slot 'v'; its slots: average, m"),
         (Variable("scale", (1,)), (), "shape () in it and shape (1,)"),
+        (
+            Variable("hidden/bias", (3,)),
+            ("m",),
+            "'hidden/bias' has no optimizer slot 'm'; its slots: average;",
+        ),
     ],
 )
 def test_job_that_does_not_fit_the_checkpoint_is_refused_with_both_sides(
@@ -155,7 +160,12 @@ def test_job_that_does_not_fit_the_checkpoint_is_refused_with_both_sides(
 ) -> None:
     path = job.save(tmp_path)
     with pytest.raises(CheckpointError, match=re.escape(f"{path}: ") + ".*" + re.escape(text)):
-        read_shard(path, read_manifest(path), _one(variable), slots)
+        read_shard(
+            path,
+            read_manifest(path),
+            _one(variable),
+            {slot: {variable.name: 0.0} for slot in slots},
+        )
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "parameters"])
@@ -163,7 +173,7 @@ def test_slot_name_that_would_be_ambiguous_is_refused(name: str) -> None:
     layout = _one(Variable("w", (2,)))
     flat = np.zeros(2, np.float32)
     with pytest.raises(CheckpointError, match=f"slot name '{name}'"):
-        tensors_of(layout, flat, {name: flat})
+        tensors_of(layout, flat, {name: flat}, {name: {}})
 
 
 def test_unwritable_directory_is_a_checkpoint_error_that_names_it(job, tmp_path: Path) -> None:
@@ -244,11 +254,11 @@ def test_manifest_that_contradicts_itself_is_refused_by_file_and_field(
 
 
 def test_manifest_of_another_format_is_refused_before_its_fields_are_read(tmp_path: Path) -> None:
-    file = seal(tmp_path, {"format": 4, "colour": "red"})
+    file = seal(tmp_path, {"format": 5, "colour": "red"})
     with pytest.raises(CheckpointError) as refused:
         read_manifest(tmp_path)
     assert str(refused.value) == (
-        f"{file}: written in format 4; this zmqtrain reads up to 3; use the version of zmqtrain "
+        f"{file}: written in format 5; this zmqtrain reads up to 4; use the version of zmqtrain "
         "that wrote it"
     )
 

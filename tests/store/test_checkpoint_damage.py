@@ -100,4 +100,4 @@ def test_cut_shard_file_is_refused_even_unverified(job, tmp_path: Path, length: 
     path = job.save(tmp_path, layouts=job.layouts(1))
     os.truncate(path / FILES[1], length)
     with pytest.raises(CheckpointError, match=re.escape(f"{path / FILES[1]}: cannot be read")):
-        read_shard(path, read_manifest(path), job.layouts(1)[0], ("m",))
+        read_shard(path, read_manifest(path), job.layouts(1)[0], job.initial)

@@ -60,6 +60,11 @@ RULES: list[tuple[Rule, dict[str, Any]]] = [
     (Lion(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
     (Adafactor(0.1), OTHERS | {"clip": 0.5}),
     (Ftrl(0.1), {"l1": 0.4, "l2": 0.3}),
+    (Adagrad(0.1), {"initial_accumulator": 0.5}),
+    (AdamW(0.1), {"optimizer": Momentum(0.1), "momentum": 0.5, "l2": 0.3}),
+    (SGD(0.1), {"optimizer": AdamW(0.1, amsgrad=True)}),
+    (LAMB(0.1), {"optimizer": Adam(0.1)}),
+    (RMSProp(0.1, momentum=0.5), {"optimizer": LAMB(0.1)}),
 ]
 
 
@@ -123,7 +128,7 @@ def _alone(update: Update, name: str, pushed: list[list[Flat]]) -> tuple[Flat, d
     """Return a variable and its slots after the updates in which it has a gradient."""
     of_group: Any = update.by_group()[2 * (name == "first.bias")]
     w = normal(7)[name].reshape(-1)
-    slots, number = new_slots(update, w), 0
+    slots, number = new_slots(of_group, w), 0
     for version, both in enumerate(pushed):
         if name in ABSENT and all(ABSENT[name][version]):
             continue
@@ -146,6 +151,8 @@ def _alone(update: Update, name: str, pushed: list[list[Flat]]) -> tuple[Flat, d
         {"*.bias": {"momentum": 0.5}},
         {"*.bias": {"learning_rate": "high"}},
         {"*.bias": {"l2": -1.0}},
+        {"*.bias": {"optimizer": 0.1}},
+        {"*.bias": {"optimizer": SGD(0.1), "weight_decay": 0.1}},
         {"*.bias": 0.1},
         {1: {}},
         [("*.bias", {})],
@@ -154,11 +161,6 @@ def _alone(update: Update, name: str, pushed: list[list[Flat]]) -> tuple[Flat, d
 def test_options_that_the_rule_has_not_are_refused(groups: Any) -> None:
     with pytest.raises(ConfigError):
         Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1), groups=groups)
-
-
-def test_options_that_change_the_slots_are_refused() -> None:
-    with pytest.raises(ConfigError):
-        Update(Adagrad(0.1), groups={"*": {"initial_accumulator": 0.5}})
 
 
 def test_pattern_that_fits_no_variable_is_refused() -> None:
@@ -188,3 +190,17 @@ def test_rate_that_one_group_refuses_changes_no_other() -> None:
     with pytest.raises(ConfigError, match="the learning rate is 0 at step 1"):
         shard.carry_out(Reduce((0,)))
     assert shard.parameters.tobytes() == before
+
+
+def test_rate_of_a_callback_leaves_that_of_a_groups_own_optimizer() -> None:
+    (layout,) = place(VARIABLES, 1)
+    shard = Shard(layout, Update(Adam(0.1), groups={"*.bias": {"optimizer": SGD(0.1)}}))
+    shard.initialize(layout.flat_of(normal(7)))
+    shard.learning_rate = 0.0
+    layout.gather(normal(0), shard.segment.gradient(0))
+    shard.stage(0, 0)
+    shard.carry_out(Reduce((0,)))
+    for cut in layout.slices:
+        before = normal(7)[cut.variable.name].reshape(-1)
+        moved = bool((cut.run(shard.parameters) != before).any())
+        assert moved == cut.variable.name.endswith("bias")

@@ -222,7 +222,7 @@ def test_checkpoint_has_each_slice_once_from_its_owner() -> None:
     written = []
     for layout in layouts:
         flat = np.zeros(layout.size, np.float32)
-        written += [(layout.shard, tensor) for tensor in tensors_of(layout, flat, {})]
-    records = tensor_records(variables, layouts, ())["parameters"].values()
+        written += [(layout.shard, tensor) for tensor in tensors_of(layout, flat, {}, {})]
+    records = tensor_records(variables, layouts, {})["parameters"].values()
     assert sorted(written) == sorted((s.shard, s.tensor) for one in records for s in one.slices)
     assert len({tensor for _, tensor in written}) == len(written)

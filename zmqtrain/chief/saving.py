@@ -235,12 +235,13 @@ class Saver:
         """Return where each value is: frozen variables, or all, in a file beside the shards'."""
         job = self._job
         frozen = variables_of(job.frozen(), "frozen")
-        variables, slots = (*job.variables(), *frozen), [slot.name for slot in job.update().slots]
+        variables = (*job.variables(), *frozen)
+        slots = job.update().initial_slots(v.name for v in variables if v.kind == "trained")
         (unshared,) = place(variables if all_apart else frozen, 1, partition_nbytes=0)
         shards, beside = self._layouts, replace(unshared, shard=len(self._layouts))
         if not all_apart:
             return tensor_records(variables, [*shards, beside], slots)
-        apart = tensor_records(variables, [beside], [])[PARAMETERS]
+        apart = tensor_records(variables, [beside], {})[PARAMETERS]
         trained = {name: record for name, record in apart.items() if record.kind == "trained"}
         averages = {AVERAGE: trained} if AVERAGE in slots else {}
         return tensor_records(job.variables(), shards, slots) | {PARAMETERS: apart} | averages

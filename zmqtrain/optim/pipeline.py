@@ -30,6 +30,8 @@ _GROUPS = 'expected options by patterns of names, such as {"*.bias": {"weight_de
 
 Pattern: TypeAlias = str | tuple[str, ...]
 Groups: TypeAlias = Mapping[Pattern, Mapping[str, Any]]
+InitialSlots: TypeAlias = Mapping[str, Mapping[str, float | None]]
+"""For each slot, by the names of the variables that have it, its initial value: see Slot."""
 
 
 class Run(NamedTuple):
@@ -65,8 +67,9 @@ class Update:
     Non-finite values cause no warning here: gradients are checked when they arrive.
 
     ``groups`` has, by patterns of variables' names such as "*.bias", or tuples of them, other
-    options: those of the rule, or ``l2``. The first that fits a name counts; group 0 is of those
-    without one. A group's own learning rate stays when callbacks set another one.
+    options: ``optimizer``, another rule; those of the rule; or ``l2``. The first that fits a name
+    counts; group 0 is of those without one. A group's own learning rate, or that of its own
+    optimizer, stays when callbacks set another one.
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
     ``fused=False`` uses NumPy; it does not change the update, so it is not in its ``repr``.
@@ -117,8 +120,19 @@ class Update:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
+        """The slots of all groups, each once; a group may begin a slot with another value."""
+        found = {slot.name: slot for each in self.by_group() for slot in each.rule.slots}
         own = () if self.moving_average is None else (Slot(AVERAGE, None),)
-        return (*self.rule.slots, *own)
+        return (*found.values(), *own)
+
+    def initial_slots(self, names: Iterable[str]) -> InitialSlots:
+        """Return which of these variables have each slot, and with what it begins: see Slot."""
+        found: dict[str, dict[str, float | None]] = {slot.name: {} for slot in self.slots}
+        own_slots = [each.slots for each in self.by_group()]
+        for name in names:
+            for slot in own_slots[self.group_of(name)]:
+                found[slot.name][name] = slot.initial
+        return found
 
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
@@ -131,7 +145,7 @@ class Update:
     @property
     def is_layered(self) -> bool:
         """Whether the update of an element depends on norms of its variable."""
-        return isinstance(self.rule, LayerRule)
+        return any(isinstance(each.rule, LayerRule) for each in self.by_group())
 
     def group_of(self, name: str) -> int:
         """Return the number of the group of a variable."""
@@ -142,7 +156,7 @@ class Update:
         """Return the update of each group's variables.
 
         Raises:
-            ConfigError: ``groups`` has an option that the rule has not, or of a wrong value.
+            ConfigError: ``groups`` has an option that its rule has not, or of a wrong value.
         """
         if not self.groups:
             return [self]
@@ -152,24 +166,19 @@ class Update:
         return [alone, *(alone._with(pattern, each) for pattern, each in self.groups.items())]
 
     def _with(self, pattern: Pattern, options: Mapping[str, Any]) -> Update:
-        rule: Any = self.rule
         is_pattern = isinstance(pattern, str | tuple) and all(isinstance(p, str) for p in pattern)
         if not is_pattern or not isinstance(options, Mapping):
             raise ConfigError(f"groups has {pattern!r}: {options!r:.80}; {_GROUPS}")
+        rule: Any = replace(self, rule=options.get("optimizer", self.rule)).rule
         names = [each.name for each in fields(rule)] if is_dataclass(rule) else []
         for name in options:
-            if name not in (*names, "l2"):
+            if name not in (known := [*names, "l2", "optimizer"]):
                 raise ConfigError(
                     f"groups gives {pattern!r} {name!r}, which is no option of {rule!r}; expected "
-                    f"some of {', '.join([*names, 'l2'])}{did_you_mean(name, names)}"
+                    f"some of {', '.join(known)}{did_you_mean(name, known)}"
                 )
         own = {name: value for name, value in options.items() if name in names}
         rule = replace(rule, **own) if own else rule
-        if rule.slots != self.rule.slots:
-            raise ConfigError(
-                f"groups gives {pattern!r} {own}, which changes the slots of {self.rule!r}; "
-                "expected options that leave them as they are"
-            )
         l2 = self.l2 if "l2" in own else options.get("l2", self.l2)
         return replace(self, rule=rule, l2=l2)
 
@@ -212,22 +221,11 @@ class BoundUpdate:
         redo: Redo | None = None,
         runs: Runs | None = None,
     ) -> None:
-        average = None if update.moving_average is None else AVERAGE
         self._update = update
-        self._groups = [
-            kernels.Operands(
-                each.rule,
-                parameters,
-                slots,
-                average,
-                np.float32(each.l2) if each.l2 else None,
-                redo,
-            )
-            for each in update.by_group()
-        ]
+        self._groups = [_operands(each, parameters, slots, redo) for each in update.by_group()]
         self._operands = self._groups[0]
         self._numbers = [_numbers_of(operands.rule) for operands in self._groups]
-        self._is_layered = update.is_layered
+        self._has_factor = [isinstance(operands.rule, LayerRule) for operands in self._groups]
         self._kernels = [kernels.bind(operands, compiled=update.fused) for operands in self._groups]
         whole = [Run(slice(0, len(parameters)))]
         self._runs = whole if runs is None else runs
@@ -264,7 +262,7 @@ class BoundUpdate:
         """
         if numbers is None:
             numbers = self.numbers(step)
-        if factors is None and self._is_layered:
+        if factors is None and any(self._has_factor):
             size = len(self._operands.parameters)
             factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
         share = self._update.share(step + 1) if self._operands.average else None
@@ -291,8 +289,15 @@ class BoundUpdate:
                     calls[key] = calls.get(key) or self._call_of(*key, step)
                     kernel, count, given = calls[key]
                 own = gradient[where.start - block.start : where.stop - block.start]
-                factor = None if factors is None else factors[run.variable]
+                own_factors = factors if self._has_factor[run.group] else None
+                factor = None if own_factors is None else own_factors[run.variable]
                 kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
+
+    def resume(self) -> None:
+        """Finish the block at which a process was killed: its group's slots were ready."""
+        if (redo := self._operands.redo) is not None:
+            _, run = next(_cut(slice(redo.done, redo.done), self._joined))
+            (self._groups[run.group].redo or redo).resume()
 
     def square(self, mean: Mean) -> int:
         """Return the sum of squares of a mean, in units: see norm.py."""
@@ -300,16 +305,15 @@ class BoundUpdate:
         return sum(square_of(block, limit) for _, block in self._sums(mean, 0))
 
     def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
-        """Return, for each run, its variable and the sums of squares for its factor.
+        """Return, for each run with a factor, its variable and the sums of squares for this.
 
         The arguments are those of :meth:`apply`, which comes after this.
         """
-        arrays, scale = self._operands.arrays[:-1], self._scale(mean)
-        found = []
-        for where, variable, group in self._runs:
+        scale, found = self._scale(mean), []
+        for where, variable, group in (run for run in self._runs if self._has_factor[run.group]):
             own = self._groups[group]
             rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
-            here = at(arrays, where)
+            here = at(own.arrays[:-1], where)
             of_parameters = of_direction = 0.0
             for block, gradient in self._sums(mean.at(where), 0):
                 w, d = squares_of(rule, at(here, block), gradient, count, scale, own.l2)
@@ -381,6 +385,21 @@ def _cut(block: slice, runs: Runs) -> Iterator[tuple[slice, Run]]:
         yield slice(max(run.where.start, block.start), min(run.where.stop, block.stop)), run
 
 
+def _operands(
+    update: Update, parameters: Flat, slots: Mapping[str, Flat], redo: Redo | None
+) -> kernels.Operands:
+    """Return what the update of a group changes; ``slots``, and ``redo``: of all groups."""
+    own = {slot.name: slots[slot.name] for slot in update.slots}
+    return kernels.Operands(
+        update.rule,
+        parameters,
+        own,
+        None if update.moving_average is None else AVERAGE,
+        np.float32(update.l2) if update.l2 else None,
+        redo and redo.of([0, *(1 + list(slots).index(name) for name in own)]),
+    )
+
+
 def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
     if isinstance(rule, FormulaRule) and kernels.has_formula(rule):
         return rule.hyperparameters
@@ -423,7 +442,7 @@ def factors_of(
     step: int,
     absences: Absences | None = None,
 ) -> Flat:
-    """Return the factor of each variable, by its rule; ``sizes``: numbers of elements."""
+    """Return the factor of each variable, by its rule, or 1; ``sizes``: numbers of elements."""
     sums = [(0.0, 0.0)] * len(sizes)
     for variable, of_parameters, of_direction in squares:
         before = sums[variable]
@@ -431,9 +450,9 @@ def factors_of(
     factors = []
     missed = [0] * len(sizes) if absences is None else absences.missed
     for rule, sums_of_it, size, own_missed in zip(rules, sums, sizes, missed, strict=True):
-        assert isinstance(rule, LayerRule)
         own, count = own_count(rule, step, own_missed)
-        factors.append(own.factor(sums_of_it, size, count))
+        is_layered = isinstance(own, LayerRule)
+        factors.append(own.factor(sums_of_it, size, count) if is_layered else np.float32(1))
     return np.array(factors, np.float32)
 
 

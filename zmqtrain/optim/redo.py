@@ -36,6 +36,11 @@ class Redo:
         self.copies = tuple(copies)
         self.progress = progress
 
+    def of(self, places: Sequence[int]) -> Redo:
+        """Return the same change of some of the arrays; the others keep their values."""
+        arrays, copies = ([each[n] for n in places] for each in (self.arrays, self.copies))
+        return Redo(arrays, copies, self.progress)
+
     @property
     def done(self) -> int:
         """Elements that have their new values."""

@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from safetensors.numpy import save_file
 
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular, replace_file, write_file
-from zmqtrain.optim import AVERAGE
+from zmqtrain.optim import AVERAGE, Flat
+from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.store import durable
 from zmqtrain.store.layout import ShardLayout, Slice, Variable, empty_values, encode
@@ -120,11 +122,12 @@ def check_found(directory: str) -> None:
 
 
 def tensors_of(
-    layout: ShardLayout, parameters: NDArray[np.float32], slots: Mapping[str, NDArray[np.float32]]
+    layout: ShardLayout, parameters: Flat, slots: Mapping[str, Flat], initial: InitialSlots
 ) -> dict[str, NDArray[Any]]:
     """Return what a shard owns of its dense variables, by names in the shard's file.
 
-    ``parameters`` and each slot are float32 of shape (layout.size,).
+    ``parameters`` and each slot are of shape (layout.size,). A slot is written of the variables
+    that ``initial`` has it for.
 
     Raises:
         CheckpointError: a slot's name is empty, holds "/" or is "parameters".
@@ -138,7 +141,7 @@ def tensors_of(
             )
     for key, flat in {PARAMETERS: parameters, **slots}.items():
         for cut in layout.slices:
-            if not cut.copy and (key == PARAMETERS or cut.variable.kind == "trained"):
+            if not cut.copy and (key == PARAMETERS or cut.variable.name in initial[key]):
                 tensors[tensor_name(key, cut.variable.name, cut.start)] = cut.value(flat)
     return tensors
 
@@ -226,32 +229,47 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     return final
 
 
+def begin_slots(
+    layout: ShardLayout, parameters: Flat, initial: InitialSlots, out: Mapping[str, Flat]
+) -> None:
+    """Write the initial values of all slots, and zeros for variables that do not have a slot."""
+    for key, by_name in initial.items():
+        out[key][:] = parameters if key == AVERAGE else 0  # the average of state is the state
+        for cut, start, stop in layout.runs:
+            if cut.variable.name in by_name:
+                value = by_name[cut.variable.name]
+                out[key][start:stop] = parameters[start:stop] if value is None else value
+
+
 def read_shard(
-    path: Path, manifest: Manifest, layout: ShardLayout, slots: Sequence[str]
-) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]], dict[str, int]]:
+    path: Path, manifest: Manifest, layout: ShardLayout, initial: InitialSlots
+) -> tuple[Flat, dict[str, Flat], dict[str, int]]:
     """Read one shard of any placement: (parameters, slots, missed), float32 (layout.size,).
 
-    ``missed``: for some variables, the number of updates in which they had no gradient.
-    ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed. Slots of the
-    checkpoint that are not asked for are left out.
+    ``missed``: for some variables, the number of updates in which they had no gradient: all of the
+    checkpoint's for one that was frozen in it, whose slots are those of ``initial``. ``manifest``
+    comes from ``read_manifest(path)``, and ``verify`` has passed. Slots of the checkpoint that are
+    not in ``initial`` are left out.
 
     Raises:
         CheckpointError: a variable or a slot is not in the checkpoint, a shape differs, or a file
             does not hold what the manifest says; the text names both sides.
     """
-    flats = {key: np.zeros(layout.size, np.float32) for key in (PARAMETERS, *slots)}
+    parameters, *flats = (np.zeros(layout.size, np.float32) for _ in (PARAMETERS, *initial))
+    slots, missed = dict(zip(initial, flats, strict=True)), {}
     with ExitStack() as opened:
         source = _Source(path, manifest, opened)
-        for key in flats:
-            source.records(key)  # of an empty shard, too
-        for key, flat in flats.items():
-            for cut in layout.slices:
-                if key == PARAMETERS or cut.variable.kind == "trained":
-                    source.read(key, cut, cut.run(flat))
-        missed = source.missed
-    if AVERAGE in flats:  # the average of state is the state
-        flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
-    return flats.pop(PARAMETERS), flats, missed
+        for cut in layout.slices:
+            source.read(PARAMETERS, cut, cut.run(parameters))
+        begin_slots(layout, parameters, initial, slots)
+        for key, cut in product(initial, layout.slices):
+            if (name := cut.variable.name) not in initial[key]:
+                continue
+            if manifest.tensors[PARAMETERS][name].kind == "frozen":
+                missed[name] = manifest.version
+            else:
+                source.read(key, cut, cut.run(slots[key]))
+        return parameters, slots, source.missed | missed
 
 
 def read_parameters(
@@ -320,14 +338,10 @@ class _Source:
 
         ``out``: its value, or the float32 elements that carry it; C-contiguous.
         """
-        name, records = cut.variable.name, self.records(key)
-        if name not in records and name in self._manifest.tensors[PARAMETERS]:
-            raise CheckpointError(
-                f"{self._path}: variable {name!r} was frozen and has no optimizer slot {key!r}, "
-                "which cannot begin after the first step; freeze it, or begin anew in another "
-                "logdir with these weights (zmqtrain export, Job(initial=FILE))"
-            )
-        record = _matching(self._path, records, cut.variable)
+        name, tensors = cut.variable.name, self._manifest.tensors
+        if name in tensors[PARAMETERS] and name not in tensors.get(key, {}):
+            raise self._lacks(key, name)
+        record = _matching(self._path, tensors.get(key, {}), cut.variable)
         target = out.reshape(cut.rows, out.size // max(cut.rows, 1))
         for stored in record.slices:
             low = max(cut.start, stored.start)
@@ -340,26 +354,20 @@ class _Source:
                 else:
                     encode(rows, into)
 
-    def records(self, key: str) -> Mapping[str, TensorRecord]:
-        """Return what the checkpoint has of the parameters or of a slot.
-
-        Raises:
-            CheckpointError: it has no such slot.
-        """
+    def _lacks(self, key: str, name: str) -> CheckpointError:
         tensors = self._manifest.tensors
         if key == AVERAGE and key not in tensors:
-            raise CheckpointError(
+            return CheckpointError(
                 f"{self._path}: it has no moving averages, for its job had no moving_average; "
                 "do without them, or train in a new logdir"
             )
-        if key not in tensors:
-            held = ", ".join(sorted(tensors.keys() - {PARAMETERS})) or "none"
-            raise CheckpointError(
-                f"{self._path}: it has no optimizer slot {key!r}; its slots: {held}; it was "
-                "written with another optimizer; go back to that one, or begin anew in another "
-                "logdir with its weights (zmqtrain export, Job(initial=FILE))"
-            )
-        return tensors[key]
+        held = sorted(slot for slot in tensors if slot != PARAMETERS and name in tensors[slot])
+        return CheckpointError(
+            f"{self._path}: {name!r} has no optimizer slot {key!r}; its slots: "
+            f"{', '.join(held) or 'none'}; it was written with another optimizer; go back to that "
+            "one, or begin anew in another logdir with its weights (zmqtrain export, "
+            "Job(initial=FILE))"
+        )
 
     @property
     def missed(self) -> dict[str, int]:

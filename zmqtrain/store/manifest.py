@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -29,8 +29,9 @@ from zmqtrain.protocol.checkpoint import Count, LedgerState, ShardFile, WorkerMa
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
 
-FORMAT: Final = 3
-"""Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate."""
+FORMAT: Final = 4
+"""Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate, before 4 every
+slot was of all trained variables."""
 MANIFEST_FILE = "manifest.json"
 MOST_NBYTES = 256 << 20
 """Largest manifest that is read."""
@@ -92,12 +93,12 @@ class Manifest(BaseModel):
 
     Raises:
         pydantic.ValidationError: slices overlap or leave a hole, name a shard without a file, two
-            shards share a number or a file, or a slot lacks a variable.
+            shards share a number or a file, or a slot is of a variable that is not trained.
     """
 
     model_config = _CONFIG
 
-    format: Literal[1, 2, 3] = FORMAT
+    format: Literal[1, 2, 3, 4] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
     generation: Count = Field(validation_alias=AliasChoices("generation", "epoch"))
@@ -135,7 +136,8 @@ class Manifest(BaseModel):
         variables = self.variables()
         trained = [variable for variable in variables if variable.kind == "trained"]
         for key, records in self.tensors.items():
-            if _variables(records) != (variables if key == PARAMETERS else trained):
+            held = [v for v in trained if self.format < 4 or v.name in records]
+            if _variables(records) != (variables if key == PARAMETERS else held):
                 raise ValueError(f"tensors.{key}: other variables or shapes than the parameters'")
             for name, record in records.items():
                 if not {cut.shard for cut in record.slices} <= shards:
@@ -155,9 +157,14 @@ def tensor_name(key: str, variable: str, start: int) -> str:
 
 
 def tensor_records(
-    variables: Sequence[Variable], layouts: Sequence[ShardLayout], slots: Sequence[str]
+    variables: Sequence[Variable],
+    layouts: Sequence[ShardLayout],
+    slots: Mapping[str, Collection[str]],
 ) -> dict[str, dict[str, TensorRecord]]:
-    """Return ``Manifest.tensors`` for shards of these layouts, variables in creation order."""
+    """Return ``Manifest.tensors`` for shards of these layouts, variables in creation order.
+
+    ``slots``: names of the variables that have each slot.
+    """
     by_name: dict[str, list[tuple[int, int, int]]] = {variable.name: [] for variable in variables}
     for layout in layouts:
         for cut in layout.slices:
@@ -180,7 +187,7 @@ def tensor_records(
                 ),
             )
             for variable in variables
-            if key == PARAMETERS or variable.kind == "trained"
+            if key == PARAMETERS or variable.name in slots[key]
         }
         for key in (PARAMETERS, *slots)
     }

@@ -29,7 +29,7 @@ from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
-from zmqtrain.store.checkpoint import read_shard, tensors_of
+from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
@@ -64,6 +64,7 @@ class Dense:
         )
         self._team = ThreadTeam(threads)
         self._runs, self._sizes = runs_of(layout, update)
+        self._initial = update.initial_slots(layout.numbers)
         self.use(update)
 
     def use(self, update: Update) -> None:
@@ -124,17 +125,17 @@ class Dense:
         self._segment.missed[:] = counts
         self._segment.words[MISSED] = any(counts)
         np.copyto(self._segment.parameters, parameters)
-        for slot in self._update.slots:
-            initial = parameters if slot.initial is None else slot.initial
-            value = initial if slots is None else slots[slot.name]
-            np.copyto(self._segment.slots[slot.name], value)
+        if slots is None:
+            begin_slots(self._layout, parameters, self._initial, self._segment.slots)
+        for name, value in (slots or {}).items():
+            np.copyto(self._segment.slots[name], value)
         self.load()
 
     def tensors(self, layout: ShardLayout) -> dict[str, NDArray[Any]]:
-        return tensors_of(layout, self._segment.parameters, self.slots)
+        return tensors_of(layout, self._segment.parameters, self.slots, self._initial)
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
-        found = read_shard(path, manifest, self._layout, list(self._segment.slots))
+        found = read_shard(path, manifest, self._layout, self._initial)
         return partial(self.initialize, *found)
 
     def load(self) -> None:
@@ -296,9 +297,10 @@ class _Part:
 
     def resume(self, *, of_sum: bool) -> None:
         """Finish the block in which a killed process left an update, or the sum."""
-        redo = self._redo_of_sum if of_sum else self._redo
-        if redo is not None:
-            redo.resume()
+        if not of_sum:
+            self.bound.resume()
+        elif self._redo_of_sum is not None:
+            self._redo_of_sum.resume()
 
     def add(self, mean: Mean, *, begin: bool) -> None:
         """Add the only gradient, weighted, to the sum of the step, or begin the sum with it."""
