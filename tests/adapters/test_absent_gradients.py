@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
 import zmqtrain  # noqa: E402
 from zmqtrain import Job  # noqa: E402
@@ -91,6 +92,34 @@ class Gan(nn.Module):
         ]
 
 
+class Players(Gan):
+    """Two players whose optimizers are of different kinds, with schedulers."""
+
+    options: ClassVar[Any] = {"optimizer": lambda _, players: players.with_schedulers()}
+    decay = 0.95
+
+    def optimizers(self) -> list[Any]:
+        of_discriminator = self.discriminator.parameters(), 0.01
+        return [
+            torch.optim.RMSprop(*of_discriminator, eps=1e-3, weight_decay=0.1),
+            torch.optim.AdamW(self.generator.parameters(), 0.005),
+        ]
+
+    def with_schedulers(self) -> Any:
+        optimizers = self.optimizers()
+        return tuple((o, torch.optim.lr_scheduler.ExponentialLR(o, 0.95)) for o in optimizers)
+
+
+class Momentum(Players):
+    """One optimizer with a momentum, the other without slots."""
+
+    def optimizers(self) -> list[Any]:
+        return [
+            torch.optim.SGD(self.discriminator.parameters(), 0.01, momentum=0.9, nesterov=True),
+            torch.optim.SGD(self.generator.parameters(), 0.05),
+        ]
+
+
 def job(build: Any, *, micro_batches: int = 1, **fields: Any) -> Job:
     def step(module: Any, batch: Any) -> Any:
         return module.loss(*batch)
@@ -114,7 +143,7 @@ def by_torch(build: Any, workers: int = 1) -> dict[str, Any]:
         every = []
         for number in range(step * workers, (step + 1) * workers):
             net.zero_grad()
-            if build is Gan:
+            if issubclass(build, Gan):
                 net.turn.fill_(step)
             rows = plan.indices(number)
             net.loss(torch.tensor(X[rows]), torch.tensor(Y[rows])).backward()
@@ -145,7 +174,11 @@ FORMS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("build", "kind"), [*product([Experts], FORMS), *product([Heads, Gan], list(FORMS)[:2])]
+    ("build", "kind"),
+    [
+        *product([Experts, Players], FORMS),
+        *product([Heads, Gan, Momentum], list(FORMS)[:1]),
+    ],
 )
 def test_parameters_are_those_of_torchs_own_loop(build: Any, kind: str) -> None:
     workers, form, fields = FORMS[kind]
@@ -169,10 +202,11 @@ def test_parameters_without_a_gradient_are_named_once(caplog: pytest.LogCaptureF
     assert "unused.weight" in text and "unused.bias" in text and "trunk" not in text
 
 
-def test_job_that_goes_on_from_a_checkpoint_goes_on_counting(tmp_path: Path) -> None:
-    zmqtrain.run(job(Experts, steps=STEPS // 2, logdir=str(tmp_path)))
-    resumed = zmqtrain.run(job(Experts, logdir=str(tmp_path)))
-    assert resumed.parameters_sha256 == zmqtrain.run(job(Experts)).parameters_sha256
+@pytest.mark.parametrize("build", [Experts, Players])
+def test_job_that_goes_on_from_a_checkpoint_goes_on_counting(build: Any, tmp_path: Path) -> None:
+    zmqtrain.run(job(build, steps=STEPS // 2, logdir=str(tmp_path)))
+    resumed = zmqtrain.run(job(build, logdir=str(tmp_path)))
+    assert resumed.parameters_sha256 == zmqtrain.run(job(build)).parameters_sha256
 
 
 def test_parameter_without_a_gradient_in_one_part_of_a_batch_has_one_in_the_step() -> None:
@@ -195,3 +229,56 @@ def test_step_without_any_gradient_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"no parameter of .* has a gradient"):
         zmqtrain.run(job(Lost))
+
+
+class Tuned(nn.Module):
+    """A head on a trunk."""
+
+    is_frozen = False
+    options: ClassVar[Any] = {"optimizer": AdamW(Exponential(0.02, 1, 0.97), weight_decay=0.1)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.trunk.requires_grad_(not self.is_frozen)
+
+    def loss(self, x: Any, y: Any) -> Any:
+        return F.cross_entropy(self.head(torch.tanh(self.trunk(x))), y)
+
+
+class Frozen(Tuned):
+    is_frozen = True
+
+
+def unfrozen_by_torch(moving_average: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return parameters and averages of torch's loop that adds the trunk in the middle."""
+    torch.manual_seed(0)
+    net, plan = Tuned(), BatchPlan(len(X), BATCH_SIZE, seed=0)
+    averaged = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(moving_average))
+    optimizer = torch.optim.AdamW(net.head.parameters(), 0.02, weight_decay=0.1)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            optimizer.add_param_group({"params": net.trunk.parameters()})
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 * 0.97**step
+        net.zero_grad()
+        rows = plan.indices(step)
+        net.loss(torch.tensor(X[rows]), torch.tensor(Y[rows])).backward()
+        optimizer.step()
+        averaged.update_parameters(net)
+    pair = net, averaged.module
+    return tuple({n: p.detach().numpy() for n, p in each.named_parameters()} for each in pair)
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, {}), ({}, {"workers": 1, "ps": 2})])
+def test_variables_that_a_resumed_job_trains_anew_begin_as_in_torch(
+    before: Any, after: Any, tmp_path: Path
+) -> None:
+    own = {"logdir": str(tmp_path), "moving_average": 0.9, "average_ramp": False}
+    fields = own | {"partition_nbytes": 40, "save_steps": 4}
+    zmqtrain.run(job(Frozen, steps=STEPS // 2, **fields), **before)
+    for steps in (STEPS // 2 + 5, STEPS):  # the counts are in checkpoints, too
+        found = zmqtrain.run(job(Tuned, steps=steps, **fields), **after)
+    parameters, averages = unfrozen_by_torch(0.9)
+    check_same(found.parameters, parameters)
+    check_same(zmqtrain.load(tmp_path, average=True), averages)

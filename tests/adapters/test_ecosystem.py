@@ -202,8 +202,8 @@ REFUSED = {
     "a metric": (logging_at(value=nn.Identity()), r"log\('acc'\) gets a Identity.*expected a mean"),
     "a sum": (logging_at(value=1.0, reduce_fx="sum"), "reduce_fx='sum'"),
     "no loss": (hooked(training_step=lambda self, batch: None), "loss of .* is a NoneType"),
-    "several optimizers": (made_of(lambda o, s: [o, o]), "list of torch .*one optimizer"),
-    "several schedulers": (made_of(lambda o, s: ([o], [s, s])), "SequentialLR"),
+    "an optimizer twice": (made_of(lambda o, s: [o, o]), "has .* twice"),
+    "several schedulers": (made_of(lambda o, s: ([o], [s, s])), "list of torch .*scheduler"),
     "epochs": (made_of(lambda o, s: ([o], [s])), "StepLR after each 'epoch' .*\"frequency\": n"),
 }
 

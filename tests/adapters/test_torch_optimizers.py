@@ -52,6 +52,12 @@ def heads_apart(parameters: Any, module: Any) -> Any:
     return optim.Adam([head, {"params": module[0].parameters()}], lr=0.01)
 
 
+def players(parameters: Any, module: Any) -> Any:
+    first = optim.RMSprop(module[0].parameters(), lr=0.01, eps=1e-2, weight_decay=0.1)
+    second = optim.SGD(module[2].parameters(), lr=0.1, momentum=0.9)
+    return [first, (second, lr_scheduler.StepLR(second, 3), 2)]
+
+
 def sequence(optimizer: Any) -> Any:
     warmup = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
     fall = lr_scheduler.CosineAnnealingLR(optimizer, 12)
@@ -81,6 +87,10 @@ TAKEN = {
     "groups": lambda parameters: optim.AdamW(by_dimension(parameters), lr=0.05, weight_decay=0.3),
     "groups of sgd": lambda parameters: optim.SGD(by_dimension(parameters), weight_decay=0.2),
     "groups of the module": heads_apart,
+    "several": players,
+    "several of one kind": lambda parameters: [
+        optim.AdamW([p], lr=0.01 * p.ndim, amsgrad=p.ndim == 1) for p in parameters
+    ],
     "lambda": scheduled(partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step))),
     "multiplicative": scheduled(
         partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda step: 1 - 0.01 * step)
@@ -116,15 +126,20 @@ def by_torch(make: Any, observe: Any = lambda *made: None) -> dict[str, Any]:
     torch.manual_seed(0)
     module = net()
     trained = [p for p in module.parameters() if p.requires_grad]
-    made = make(trained, module) if make is heads_apart else make(trained)
-    optimizer, scheduler, every = (*made, 1)[:3] if isinstance(made, tuple) else (made, None, 1)
-    observe(module, optimizer)
+    takes_module = make in (heads_apart, players)
+    made = make(trained, module) if takes_module else make(trained)
+    several = [
+        (*each, 1)[:3] if isinstance(each, tuple) else (each, None, 1)
+        for each in (made if isinstance(made, list) else [made])
+    ]
+    observe(module, several[0][0])
     for step in range(1, STEPS + 1):
-        optimizer.zero_grad()
+        module.zero_grad()
         F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
-        optimizer.step()
-        if scheduler is not None and step % every == 0:
-            scheduler.step()
+        for optimizer, scheduler, every in several:
+            optimizer.step()
+            if scheduler is not None and step % every == 0:
+                scheduler.step()
     return {name: value.numpy() for name, value in module.state_dict().items()}
 
 
@@ -179,6 +194,9 @@ REFUSED = {
     "lr_decay": (partial(optim.Adagrad, lr_decay=0.1), "lr_decay .*LambdaLR"),
     "half a step": (scheduled(sequence, 0.5), r"SequentialLR after each 0\.5 updates"),
     "too many": (scheduled(sequence, 1, 2), "the optimizer of .* failed: .*too many values"),
+    "lists": (lambda p: ([optim.SGD(p)], [None]), r"list of torch .*\(optimizer, scheduler\)"),
+    "none": (lambda p: [], "list of torch"),
+    "a parameter twice": (lambda p: [optim.SGD(p), optim.Adam(p[:1])], r"has 0\.weight twice"),
     "a part": (lambda p: optim.SGD(p[1:]), r"leaves out 0\.weight; .*requires_grad_"),
     "other parameters": (lambda p: optim.SGD([*p, *net().parameters()]), "of another module"),
     "nothing": (lambda p: None, "NoneType .*return the optimizer"),

@@ -21,7 +21,7 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.models.base import BaseModel, absent, written
 from zmqtrain.models.weights import EMPTY
 from zmqtrain.optim import SGD, Adam, Lion
-from zmqtrain.training.exchange import Exchange, StepReport
+from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.model_runner import ModelRunner
 
 SHAPES = {"w": (60, 7), "sometimes": (50, 3), "b": (5,)}
@@ -136,9 +136,8 @@ async def train(job: Job, exchange: Exchange) -> list[dict[str, bytes]]:
         exchange.begin()
         number = batches.pop(0)
         batch = np.full(ROWS, number % BATCHES)
-        loss, finite = runner.compute((batch,), number, ROWS)
+        report = runner.compute((batch,), number, ROWS)
         await asyncio.sleep(0)  # what is complete before the push is sent now
-        report = StepReport(number, ROWS, loss, finite, {}, runner.absent, runner.weight)
         result = await exchange.finish(report)
         batches += result.batches
         stop = result.stop

@@ -125,7 +125,8 @@ def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
 
 def test_gradient_of_a_batch_in_which_nothing_counts_is_not_reported_before_it_is_0() -> None:
     bench = Bench(Weightless())
-    assert bench.runner.compute(BATCH, 0, 2) == (0, True)
+    report = bench.runner.compute(BATCH, 0, 2)
+    assert (report.loss, report.finite) == (0, True)
     assert bench.reported == []
     assert all(not gradient.any() for gradient in bench.gradients)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 from array import array
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from glob import escape
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -34,7 +36,7 @@ _OURS = {"eps": "epsilon", "alpha": "rho", "initial_accumulator_value": "initial
 _REMEDIES = {
     "maximize": "return the negative of the loss",
     "NoneType": "return the optimizer, or a tuple of it and its scheduler",
-    "list": "return one optimizer, with groups of parameters, and one scheduler, or SequentialLR",
+    "list": "return one optimizer, or [(optimizer, scheduler), another, ...]",
     "lr_decay": "give a scheduler, LambdaLR(optimizer, lambda step: 1 / (1 + lr_decay * step))",
     "ReduceLROnPlateau": "use zmqtrain.callbacks.ReduceLROnPlateau, with fit",
 }
@@ -45,7 +47,8 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
 
     ``make(parameters)``, or ``make(parameters, module)``, gets the list of the parameters that are
     trained. It returns an optimizer, or (optimizer, scheduler), whose scheduler is stepped after
-    each update, or (optimizer, scheduler, n), after each n updates.
+    each update, or (optimizer, scheduler, n), after each n updates; or several of these in a list
+    or a tuple, each for its own parameters.
 
     Raises:
         ConfigError: no rule computes the same, or ``make`` fails.
@@ -53,15 +56,12 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with user_code("the optimizer", make):
         made = make(parameters, module) if _takes_module(make) else make(parameters)
-        given = made if isinstance(made, tuple) else (made, None)
-        optimizer, scheduler, every = (*given, 1)[: max(3, len(given))]
-    name = type(optimizer).__name__
-    if name not in _TWINS or type(optimizer) is not getattr(optim, name):
-        raise _no_twin(name, f"expected one of {', '.join(_TWINS)}")
-    members, groups = _members(optimizer, module), optimizer.param_groups
-    table = None if scheduler is None else _Table(groups, scheduler, every)
-    twin = _TWINS[name] if name != "SGD" or any(map(_momentum, groups)) else SGD()
-    (base, l2), *_ = twins = [_twin(twin, g, name, table, n) for n, g in enumerate(groups)]
+        optimizers, schedulers, every = zip(*_all(made), strict=True)
+    for name, kind in ((type(each).__name__, type(each)) for each in optimizers):
+        if name not in _TWINS or kind is not getattr(optim, name):
+            raise _no_twin(name, f"expected one of {', '.join(_TWINS)}")
+    members = _members([group for each in optimizers for group in each.param_groups], module)
+    (base, l2), *_ = twins = list(chain(*map(_twins, optimizers, schedulers, every)))
     options = {
         tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})
         for names, (own, decay) in zip(members, twins, strict=True)
@@ -70,18 +70,27 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
     return {"optimizer": base, "l2": l2, "groups": own_options}
 
 
+def _all(made: Any) -> list[tuple[Any, ...]]:
+    """Return all that were made as (optimizer, scheduler, updates between two of its steps)."""
+    others = made if isinstance(made, list) else made[1:] if isinstance(made, tuple) else ()
+    are_several = any(isinstance(each, optim.Optimizer | tuple) for each in others)
+    given = [e if isinstance(e, tuple) else (e,) for e in (made if are_several else [made])]
+    return [(*each, *(None, None, 1)[len(each) :]) for each in given]
+
+
 def _takes_module(make: Callable[..., Any]) -> bool:
     parameters = inspect.signature(make).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
     return len(needed) == 2
 
 
-def _members(optimizer: Any, module: Any) -> list[list[str]]:
+def _members(param_groups: Sequence[dict[str, Any]], module: Any) -> list[list[str]]:
     """Return the names of the trained variables of each group; they must be all of the module's."""
     names = {id(p): name if p.requires_grad else "" for name, p in module.named_parameters()}
-    groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
-    given = {each for group in groups for each in group}
-    wrong = [f"leaves out {name}" for each, name in names.items() if name and each not in given]
+    groups = [[id(parameter) for parameter in group["params"]] for group in param_groups]
+    given = Counter(each for group in groups for each in group)
+    wrong = [f"has {names.get(each)} twice" for each, count in given.items() if count > 1]
+    wrong += [f"leaves out {name}" for each, name in names.items() if name and each not in given]
     wrong += ["has a parameter of another module"] if given - names.keys() else []
     if wrong:
         raise ConfigError(
@@ -89,6 +98,14 @@ def _members(optimizer: Any, module: Any) -> list[list[str]]:
             " freeze those that are not trained in build(), with requires_grad_(False)"
         )
     return [[names[each] for each in group if names[each]] for group in groups]
+
+
+def _twins(optimizer: Any, scheduler: Any, every: int) -> list[tuple[Any, float]]:
+    """Return the rule of each group, and its l2."""
+    groups, name = optimizer.param_groups, type(optimizer).__name__
+    table = None if scheduler is None else _Table(groups, scheduler, every)
+    twin = _TWINS[name] if name != "SGD" or any(map(_momentum, groups)) else SGD()
+    return [_twin(twin, group, name, table, number) for number, group in enumerate(groups)]
 
 
 def _twin(
@@ -110,6 +127,8 @@ def _twin(
 
 
 def _difference(base: Any, other: Any) -> dict[str, Any]:
+    if type(other) is not type(base):
+        return {"optimizer": other}
     own = {each.name: getattr(other, each.name) for each in fields(other)}
     return {name: value for name, value in own.items() if value != getattr(base, name)}
 

@@ -43,6 +43,7 @@ class ModelRunner:
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
+        self._is_empty = False  # nothing of the batch counts
 
     def bind(self, membership: Membership) -> None:
         job, device, self._membership = self._job, self._device, membership
@@ -100,6 +101,7 @@ class ModelRunner:
         """Compute a batch as :meth:`compute` does, but leave the gradient on the device."""
         self._model.seed_batch(self._job.seed, number)
         weight, others = weights_of(self._model, batch, examples)
+        self._is_empty = weight == EMPTY
         self._measured.begin(others)
         self._out.absent.clear()
         for name in self._state:  # a model may leave it as it is
@@ -118,7 +120,7 @@ class ModelRunner:
         if self._is_first and math.isfinite(loss):
             self._check_written()
             self._is_first = False
-        if weight == EMPTY:  # a mean of nothing may be NaN
+        if self._is_empty:  # a mean of nothing may be NaN
             loss = 0.0
             for name in self._trained:
                 self._gradients.values[name][...] = 0
@@ -137,7 +139,7 @@ class ModelRunner:
 
     def _written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
         """Report which gradients are complete; called by the model, in its thread."""
-        if self.weight == EMPTY:
+        if self._is_empty:
             return  # they become 0 when the model is done
         own = self._gradients.values
         # An array that replaces the buffer is copied when the model is done.
