@@ -61,11 +61,9 @@ class SmallJob:
 
     @property
     def initial(self) -> InitialSlots:
-        """As of :meth:`zmqtrain.optim.Update.initial_slots`."""
         names = [variable.name for variable in self.variables]
-        m = {name: 0.0 for name in names if name != WITHOUT}
-        both = {"m": m, "average": dict.fromkeys(names)}
-        return {key: slot for key, slot in both.items() if key in self.state}
+        of_m = {name: 0.0 for name in names if name != WITHOUT}
+        return {key: of_m if key == "m" else dict.fromkeys(names) for key in list(self.state)[1:]}
 
     @property
     def missed(self) -> dict[str, int]:
