@@ -59,10 +59,10 @@ class Reporting:
 
 
 class Weightless(Reporting):
-    """Its batches have nothing that counts, but a gradient, as that of a regularizer."""
+    """In a batch of zeros nothing counts, but it has a gradient, as that of a regularizer."""
 
     def weight(self, batch: Any) -> float:
-        return 0
+        return 2 * batch[0].any()
 
 
 class Apart(Cpu):
@@ -125,10 +125,15 @@ def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
 
 def test_gradient_of_a_batch_in_which_nothing_counts_is_not_reported_before_it_is_0() -> None:
     bench = Bench(Weightless())
-    report = bench.runner.compute(BATCH, 0, 2)
-    assert (report.loss, report.finite) == (0, True)
+    bench.runner.compute((np.zeros((2, 3), np.float32),), 0, 2)
     assert bench.reported == []
     assert all(not gradient.any() for gradient in bench.gradients)
+
+
+def test_loss_of_a_batch_in_which_nothing_counts_is_that_of_the_batch_before() -> None:
+    runner = Bench(Weightless()).runner
+    losses = [runner.compute((np.full((2, 3), x, np.float32),), 0, 2).loss for x in (0, 1, 0)]
+    assert losses == [0, 0.5, 0.5]
 
 
 def test_gradients_in_a_plain_dict_are_not_reported() -> None:

@@ -44,6 +44,7 @@ class ModelRunner:
         self._device, self._team = device, team
         self._on_written = on_written
         self._is_empty = False  # nothing of the batch counts
+        self._last_loss = 0.0  # of a batch that counts
 
     def bind(self, membership: Membership) -> None:
         job, device, self._membership = self._job, self._device, membership
@@ -121,7 +122,7 @@ class ModelRunner:
             self._check_written()
             self._is_first = False
         if self._is_empty:  # a mean of nothing may be NaN
-            loss = 0.0
+            loss = self._last_loss
             for name in self._trained:
                 self._gradients.values[name][...] = 0
             absent(self._out, *self._trained)
@@ -130,6 +131,7 @@ class ModelRunner:
             clip_by_global_norm(gradients, self._job.clip_norm_each)
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
+        self._last_loss = loss
         sums, absences = self._measured.sums, frozenset(self._out.absent)
         return StepReport(number, examples, loss, finite, sums, absences, weight)
 
