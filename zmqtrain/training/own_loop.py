@@ -89,7 +89,7 @@ class LoopBridge(Wrapped):
         if isinstance(loss, LoopEndedError):
             raise loss
         absent(out, *self._plain.absent)
-        measured(out, len(batch[0]), self._means)
+        measured(out, None, self._means)
         return loss
 
     def next(self) -> Lease | None:
