@@ -6,6 +6,7 @@ uneven weights, and one may have none.
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,11 @@ def padded(rows: list[Any]) -> dict[str, Any]:
     return {"input_ids": pad_sequence(ids, True), "labels": pad_sequence(labels, True, -100)}
 
 
+def encoded(rows: list[Any]) -> Any:
+    """As BatchEncoding of Hugging Face: no dict, but a mapping."""
+    return UserDict(padded(rows))
+
+
 def pair(rows: list[Any]) -> Any:
     batch = padded(rows)
     return batch["input_ids"], batch["labels"]
@@ -142,6 +148,7 @@ def token_model(build: Any, loss: Any = None, **options: Any) -> Any:
 
 FORMS: dict[str, tuple[Any, Any]] = {
     "dict, the module has the loss": (padded, token_model(Net, weight=counted)),
+    "a mapping": (encoded, token_model(Net, weight=counted)),
     "dict and a loss": (
         padded,
         token_model(Net, lambda scores, b: scores.loss, weight=counted),
@@ -185,6 +192,12 @@ def trained(form: str, **way: Any) -> Any:
     return zmqtrain.run(job, **run)
 
 
+def token_job(model: Any) -> Job:
+    data = TorchDataset(Examples(), collate_fn=padded)
+    fields = {"steps": STEPS, "policy": "sync-replicas", "batch_size": WHOLE}
+    return Job(model=model, data=Arrays(data, data), optimizer=SGD(0.5), **fields)
+
+
 def reference(steps: int = STEPS) -> dict[str, Any]:
     """Train in PyTorch's own loop, on the tokens of all tasks at once."""
     from zmqtrain.data.batches import BatchPlan
@@ -222,6 +235,42 @@ def test_batches_of_any_form_train_as_in_the_frameworks_own_loop(form: str) -> N
 def test_mean_over_tokens_does_not_depend_on_how_tasks_share_a_step(way: str) -> None:
     assert_like_torch(trained("dict, the module has the loss", **WAYS[way]))
     assert_like_torch(trained("tuple, known loss", **WAYS[way]))
+
+
+def test_mapping_is_cut_into_micro_batches_as_a_dict_is() -> None:
+    assert_like_torch(trained("a mapping", **WAYS["micro-batches"]))
+
+
+def test_own_loop_gets_batches_of_any_form() -> None:
+    job, losses = token_job(TorchModel(Net, weight=counted)), []
+    with zmqtrain.attach(job) as session:
+        for batch in session.batches():
+            loss = session.module(**batch).loss
+            loss.backward()
+            session.step(loss)
+            losses.append(float(loss.detach()))
+    assert len(losses) == STEPS
+    assert_like_torch(session.summary)
+
+
+class Quiet(Net):
+    """All its losses are close to that of chance, as those of a new language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.outer.weight *= 0.003
+            self.outer.bias *= 0.003
+
+
+def test_unknown_weight_is_told_and_refused_where_parts_would_be_wrong(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    zmqtrain.run(token_job(TorchModel(Quiet)))
+    (warning,) = [record.message for record in caplog.records]
+    assert "batches of TorchModel(Quiet) have labels of -100" in warning
+    with pytest.raises(ConfigError, match=r"no mean over examples.*give weight="):
+        zmqtrain.run(token_job(TorchModel(Quiet, micro_batches=3)).with_overrides(steps=1))
 
 
 def test_pytree_of_jax_trains_alike_on_any_number_of_workers() -> None:

@@ -8,6 +8,7 @@ gradient are frozen.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.trees import split
 from zmqtrain.models.weights import EMPTY
 
@@ -36,8 +38,10 @@ from zmqtrain.adapters.torch_memory import array_of, seed_torch
 from zmqtrain.adapters.torch_module import BuiltModule
 from zmqtrain.adapters.torch_objective import Objective
 from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
-from zmqtrain.adapters.torch_parts import PartsCheck, comparing, own_loss
+from zmqtrain.adapters.torch_parts import IGNORED, PartsCheck, comparing, has_ignored, own_loss
 from zmqtrain.adapters.torch_structure import buffers_of
+
+log = logging.getLogger(__name__)
 
 
 class TorchModel(BaseModel):
@@ -122,6 +126,7 @@ class TorchModel(BaseModel):
     def _forget(self) -> None:
         self._built = BuiltModule(self.build, self._compile, self, self._take_over)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
+        self._labels_check: CheckSchedule | None = CheckSchedule()  # until it has warned
 
     def _take_over(self, module: Any) -> None:
         """Use a LightningModule's own steps, if no function of the user's computes the loss."""
@@ -219,7 +224,19 @@ class TorchModel(BaseModel):
 
     def weight(self, batch: Batch) -> float | None:
         """Return the weight of a batch's mean loss; None: the number of its examples."""
-        return self._objective.weight_of(self._as_tensors(batch))
+        tensors = self._as_tensors(batch)
+        weight = self._objective.weight_of(tensors)
+        check = self._labels_check
+        if weight is None and check is not None and check.is_due() and has_ignored(tensors):
+            self._labels_check = None
+            log.warning(
+                "batches of %r have labels of %d, which a loss may leave out, and no known weight; "
+                "workers, devices and evaluations then average by examples: give TorchModel("
+                "weight=lambda batch: ...) that returns the number by which the loss divides",
+                self,
+                IGNORED,
+            )
+        return weight
 
     def hold(self, parameters: Parameters, out: Gradients | None) -> None:
         """Have the module hold these values."""
@@ -287,7 +304,7 @@ class TorchModel(BaseModel):
         if check is None:
             return
         check.begin()
-        if self.loss is not None or not check.is_due(()):
+        if self.loss is not None or not check.is_due(list(parts)):
             return
         self._built.bound.is_last_part = False
         for part in parts:

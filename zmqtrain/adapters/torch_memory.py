@@ -155,7 +155,7 @@ class BoundVariables:
             )
 
     def rest(self) -> None:
-        """Make gradients of 0 those of a step without backward()."""
+        """Make gradients of 0 those of a step of which nothing counts."""
         for _, parameter, view in self._trained:
             parameter.grad = view.zero_()
 

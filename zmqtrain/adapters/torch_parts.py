@@ -6,16 +6,16 @@ import copy
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils import _pytree as pytree
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.checks import CheckSchedule
+from zmqtrain.models.trees import copied, leaves, mapped
 from zmqtrain.models.weights import EMPTY, weighted_mean
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 MOST_CHUNKS = 32  # of a batch, whose losses are compared
 DRAWS = 32  # of a random loss, whose means are compared
 DEVIATIONS = 8  # by which these may differ; by chance they do so once in a billion jobs
+COARSE = 1e-2  # tolerance of losses that are computed in bfloat16
+SHARE = 0.02  # of a batch, by which a weight may be wrong
+ROUNDING = 2e-5  # of float32 sums, relative
 IGNORED = -100  # the label that torch's losses leave out by default
 
 Rows: TypeAlias = tuple[Any, ...]
@@ -48,9 +51,9 @@ class PartsCheck:
         self._chunks = []
         self._is_due = self._schedule.is_due() and not self._is_random
 
-    def is_due(self, targets: Sequence[Any]) -> bool:
-        """Return whether to compare the losses of a part of the batch."""
-        if not (self._knows_ignored or self._is_random) and any(map(_has_ignored, targets)):
+    def is_due(self, targets: Any) -> bool:
+        """Return whether to compare the losses of a part of the batch with these targets."""
+        if not (self._knows_ignored or self._is_random) and has_ignored(targets):
             self._knows_ignored = self._is_due = True
         return self._is_due
 
@@ -82,12 +85,16 @@ class PartsCheck:
             wholes, means = [], []
             for _ in range(DRAWS if is_random else 1):
                 wholes.append(_value(of, both) if is_random else whole)
-                means.append(weighted_mean([_value(of, a), _value(of, b)], weights))
+                each = [_value(of, a), _value(of, b)]
+                means.append(weighted_mean(each, weights))
             whole, mean = statistics.fmean(wholes), statistics.fmean(means)
-            allowed = self._tolerance * max(abs(whole), abs(mean), 1e-3)
+            scale = max(abs(whole), abs(mean), 1e-3)
+            allowed = self._tolerance * scale
             if is_random:
                 spread = statistics.variance(wholes) + statistics.variance(means)
                 allowed += DEVIATIONS * math.sqrt(spread / DRAWS)
+            elif self._tolerance < COARSE:  # wrong weights show in proportion to what they weigh
+                allowed = min(allowed, max(SHARE * abs(each[0] - each[1]), ROUNDING * scale))
             if not abs(whole - mean) <= allowed:
                 raise self._error(
                     f"the loss of {len_a + len_b} examples is {whole:.6g}, and the mean of those "
@@ -132,8 +139,7 @@ def comparing(module: Any) -> Iterator[None]:
 
 
 def _value(of: Callable[[Rows], Any], rows: Rows) -> float:
-    fresh = pytree.tree_map(lambda leaf: leaf.clone() if torch.is_tensor(leaf) else leaf, rows)
-    return float(of(fresh).detach())  # a module may write to its inputs
+    return float(of(copied(rows)).detach())  # a module may write to its inputs
 
 
 def _rows(rows: Rows, start: int, end: int, count: int) -> Rows:
@@ -142,30 +148,33 @@ def _rows(rows: Rows, start: int, end: int, count: int) -> Rows:
     def cut(leaf: Any) -> Any:
         return leaf[start:end].detach() if _has_rows(leaf, count) else leaf
 
-    return tuple(pytree.tree_map(cut, rows))
+    found: Rows = mapped(cut, rows)
+    return found
 
 
 def _joined(a: Rows, b: Rows, len_a: int, len_b: int) -> Rows | None:
     """Return the rows of both; None if they cannot be joined."""
-    leaves_a, spec = pytree.tree_flatten(a)
-    leaves_b, other = pytree.tree_flatten(b)
-    if spec != other:
+    leaves_a, leaves_b = dict(leaves(a)), dict(leaves(b))
+    if leaves_a.keys() != leaves_b.keys():
         return None
     joined = []
-    for one, two in zip(leaves_a, leaves_b, strict=True):
+    for path, one in leaves_a.items():
+        two = leaves_b[path]
         if not (_has_rows(one, len_a) and _has_rows(two, len_b)):
             joined.append(one)
         elif one.shape[1:] != two.shape[1:]:
             return None
         else:
             joined.append(torch.cat([one, two]))
-    return tuple(pytree.tree_unflatten(joined, spec))
+    rest = iter(joined)
+    found: Rows = mapped(lambda _: next(rest), a)
+    return found
 
 
-def _has_ignored(targets: Any) -> bool:
-    if not isinstance(targets, torch.Tensor):
-        return False
-    return not targets.is_floating_point() and bool((targets == IGNORED).any())
+def has_ignored(batch: Any) -> bool:
+    """Return whether integers of a batch are the label that torch's losses leave out."""
+    found = (leaf for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+    return any(not one.is_floating_point() and bool((one == IGNORED).any()) for one in found)
 
 
 def _has_rows(leaf: Any, count: int) -> bool:
