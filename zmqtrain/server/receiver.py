@@ -127,11 +127,12 @@ class Receiver:
         self._executor.send_parameters(request, now)
 
     def _check_turn(self, request: Request, sequence: int, worker: WorkerRecord) -> None:
-        state = self._state
-        if request.envelope.generation != state.generation:
+        state, generation = self._state, request.envelope.generation
+        if generation > state.generation:  # which the chief has not begun here yet
+            raise FencedError(f"{state.task} is still in generation {state.generation}")
+        if generation < state.generation:
             raise RefusedError(
-                f"push of generation {request.envelope.generation}, "
-                f"the job is in generation {state.generation}"
+                f"push of generation {generation}, the job is in generation {state.generation}"
             )
         if not state.initialised:
             raise RefusedError(f"{state.task} holds no parameters yet, so a push has no base")
