@@ -1,4 +1,4 @@
-"""What an option of a job may be: by itself, and beside the others."""
+"""Checks of a job's options: of each by itself, and beside the others."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _groups(value: Any, job: Options) -> Any:
 
 
 def _metrics(value: Any, job: Options) -> tuple[Metric, ...]:
-    # What the model raises here is about the model, not about the metrics.
+    # An error of the model is about the model, not about the metrics.
     of_model = () if value else as_model(job.get("model")).summed_metrics
     with _as_mistake():
         return checked(value or of_model)
