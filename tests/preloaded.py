@@ -8,12 +8,14 @@ gets the process's id and, at its end, its return code.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
 import socket
 import struct
@@ -118,33 +120,45 @@ def serve() -> None:
         importlib.import_module(module)
     gc.freeze()
     assert threading.active_count() == 1
-    pipes: dict[int, int] = {}
-
-    def note_ends(*_: object) -> None:
-        for pid in list(pipes):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                _tell(pipe := pipes.pop(pid), os.waitstatus_to_exitcode(status))
-                os.close(pipe)
-
-    signal.signal(signal.SIGCHLD, note_ends)
     requests = socket.socket(fileno=os.dup(0))
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_NBYTES, 3)
-        if not request:
-            return
-        stdout, stderr, pipe = descriptors
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        pid = os.fork()
-        if not pid:
-            for descriptor in (requests.detach(), pipe, *pipes.values()):
-                os.close(descriptor)
-            _become(*json.loads(request), stdout, stderr)
-        pipes[pid] = pipe
-        _tell(pipe, pid)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        os.close(stdout)
-        os.close(stderr)
+    with selectors.DefaultSelector() as ready:
+        ready.register(requests, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is requests:
+                    request, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_NBYTES, 3)
+                    if not request:
+                        return
+                    _fork(ready, request, *descriptors)
+                else:
+                    ready.unregister(key.fd)
+                    os.close(key.fd)
+                    _note_end(*key.data)
+
+
+def _fork(
+    ready: selectors.BaseSelector, request: bytes, stdout: int, stderr: int, pipe: int
+) -> None:
+    pid = os.fork()
+    if not pid:
+        for descriptor, key in [*ready.get_map().items()]:
+            os.close(descriptor)
+            if key.data:
+                os.close(key.data[1])
+        ready.close()
+        os.close(pipe)
+        _become(*json.loads(request), stdout, stderr)
+    _tell(pipe, pid)
+    ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, pipe))
+    os.close(stdout)
+    os.close(stderr)
+
+
+def _note_end(pid: int, pipe: int) -> None:
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):  # a test that failed no longer waits for it
+        _tell(pipe, os.waitstatus_to_exitcode(status))
+    os.close(pipe)
 
 
 def _tell(pipe: int, number: int) -> None:
@@ -154,9 +168,7 @@ def _tell(pipe: int, number: int) -> None:
 def _become(
     command: list[str], directory: str, environment: dict[str, str], stdout: int, stderr: int
 ) -> None:
-    for number in (signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((nothing, 0), (stdout, 1), (stderr, 2)):
         os.dup2(descriptor, place)

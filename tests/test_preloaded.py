@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +33,16 @@ def test_forked_script_is_given_what_a_started_one_is(tmp_path: Path) -> None:
         forked = Preloaded(command, tmp_path, environment, out, out)
     assert forked.wait() == done.returncode == 7
     assert json.loads(told.read_text()) == json.loads(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others start every process")
+def test_end_of_each_process_is_told_when_many_end_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import signal; signal.pause()")
+    with (tmp_path / "told").open("wb") as out:
+        processes = [
+            Preloaded([sys.executable, str(script)], tmp_path, {}, out, out) for _ in range(20)
+        ]
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    assert [process.wait() for process in processes] == [-signal.SIGKILL] * len(processes)
