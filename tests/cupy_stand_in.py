@@ -48,9 +48,10 @@ class Stream:
         self.by_address[self.ptr] = self
         self.launched: list[Callable[[], None]] = []
 
-    def record(self) -> None: ...
+    def record(self) -> Stream:
+        return self
 
-    def wait_event(self, event: None) -> None: ...
+    def wait_event(self, event: Stream) -> None: ...
 
     def synchronize(self) -> None:
         while self.launched:
@@ -120,7 +121,7 @@ def make(devices: int, *, nccl: bool = True) -> ModuleType:
     current = threading.local()
 
     class Device:
-        def __init__(self, number: int) -> None:
+        def __init__(self, number: int = 0) -> None:
             assert number < devices
             self.number = number
 
@@ -148,11 +149,12 @@ def make(devices: int, *, nccl: bool = True) -> ModuleType:
         Device=Device,
         Stream=Stream,
         get_current_stream=Stream,
+        alloc_pinned_memory=bytearray,
         runtime=SimpleNamespace(
             getDeviceCount=lambda: devices,
             CUDARuntimeError=RuntimeError,
-            hostRegisterReadOnly=8,
             hostRegister=lambda *args: None,
+            hostUnregister=lambda *args: None,
         ),
         nccl=SimpleNamespace(
             available=nccl,

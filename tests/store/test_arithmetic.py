@@ -33,6 +33,9 @@ class Apart:
         for flat, twin in zip(flats, twins, strict=True):
             twin[:] = flat
 
+    def wait(self) -> None:
+        """Nothing to wait for: :meth:`load` is complete when it returns."""
+
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         for twin, flat in zip(twins, flats, strict=True):
             flat[:] = twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,12 +14,17 @@ Flat: TypeAlias = NDArray[np.float32]
 ALIGNMENT_NBYTES = 64
 """Frameworks take arrays at multiples of it without a copy."""
 
+PAGES_FROM_NBYTES = 64 << 10
+"""From this size on, an array of :func:`zeros` has whole pages of its own, as CUDA pins them."""
+
 
 def zeros(size: int) -> Flat:
     """Return float32 zeros of shape (size,), aligned."""
-    memory = np.zeros(4 * size + ALIGNMENT_NBYTES, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT_NBYTES
-    return memory[start : start + 4 * size].view(np.float32)
+    nbytes = 4 * size
+    unit = ALIGNMENT_NBYTES if nbytes < PAGES_FROM_NBYTES else mmap.PAGESIZE
+    memory = np.zeros(-(-nbytes // unit) * unit + unit, np.uint8)
+    start = -memory.ctypes.data % unit
+    return memory[start : start + nbytes].view(np.float32)
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

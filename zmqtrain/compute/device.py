@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.pinning import pinning_of
+from zmqtrain.compute.staging import Staging
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
 from zmqtrain.models.trees import mapped
@@ -21,7 +23,10 @@ class Device(Protocol):
         """Return an uninitialised array on this device for each host array."""
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
-        """Copy the host's values to the device."""
+        """Copy the host's values to the device; they must not change before :meth:`wait`."""
+
+    def wait(self) -> None:
+        """Wait until the copies that :meth:`load` began are complete."""
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         """Copy the device's values to the host; the copies are complete on return."""
@@ -39,6 +44,9 @@ class Cpu:
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
         """Nothing to copy: the twin is the array itself."""
 
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         """Nothing to copy: the twin is the array itself."""
 
@@ -50,7 +58,8 @@ class Gpu:
     """A CUDA device, through CuPy; with a number, the calling thread uses that one from now on.
 
     Copies run on a separate stream and use pinned host pages. With lane shm these are pages of the
-    ps's segment, so there is only one copy between device and shard.
+    ps's segment, so there is only one copy between device and shard. What CUDA does not pin is
+    copied by way of buffers that are; see staging.py.
     """
 
     def __init__(self, option: str, number: int | None = None) -> None:
@@ -67,23 +76,41 @@ class Gpu:
                 raise ConfigError(f"{option} has gpu:{number}, but there are {found}; correct it")
             self._cupy.cuda.Device(number).use()
         self._copies = self._cupy.cuda.Stream(non_blocking=True)
+        self._pinning = pinning_of(self._cupy)
+        self._staged_loads = Staging(self._cupy, self._copies)
+        self._staged_stores = Staging(self._cupy, self._copies)
+        self._loading: list[Flat] = []  # arrays that must exist until they are copied
+        self._lock = threading.Lock()  # a checkpoint is written in another thread
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         for flat in flats:
-            pin(self._cupy, flat)
+            self._pinning.pin(flat)
         return [self._cupy.zeros(flat.shape, np.float32) for flat in flats]
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
-        self._copies.wait_event(self._compute().record())  # the model may still read the twins
-        for flat, twin in zip(flats, twins, strict=True):
-            twin.set(flat, stream=self._copies)
-        self._compute().wait_event(self._copies.record())
+        with self._lock:
+            self._copies.wait_event(self._compute().record())  # the model may still read the twins
+            for flat, twin in zip(flats, twins, strict=True):
+                if self._pinning.is_pinned(flat):
+                    self._loading.append(flat)
+                    twin.set(flat, stream=self._copies)
+                else:
+                    self._staged_loads.load(flat, twin)
+            self._compute().wait_event(self._copies.record())
+
+    def wait(self) -> None:
+        with self._lock:
+            self._settle()
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
-        self._copies.wait_event(self._compute().record())
-        for twin, flat in zip(twins, flats, strict=True):
-            twin.get(stream=self._copies, out=flat, blocking=False)
-        self._copies.synchronize()
+        with self._lock:
+            self._copies.wait_event(self._compute().record())
+            for twin, flat in zip(twins, flats, strict=True):
+                if self._pinning.is_pinned(flat):
+                    twin.get(stream=self._copies, out=flat, blocking=False)
+                else:
+                    self._staged_stores.store(twin, flat)
+            self._settle()
 
     def batch(self, arrays: Batch) -> Batch:
         return mapped(self._placed, arrays)
@@ -92,6 +119,11 @@ class Gpu:
         """Return an array on the device; the model moves what is none of NumPy's."""
         is_numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
         return self._cupy.asarray(leaf) if is_numeric else leaf
+
+    def _settle(self) -> None:
+        self._staged_stores.settle()
+        self._copies.synchronize()
+        self._loading.clear()
 
     def _compute(self) -> Any:
         return self._cupy.cuda.get_current_stream()
@@ -127,15 +159,3 @@ def load_cupy(option: str) -> Any:
             f"{option} needs a GPU, but CUDA finds no GPU ({error}): leave {option} out"
         ) from error
     return cupy
-
-
-def pin(cupy: Any, flat: Flat) -> None:
-    """Pin the pages of ``flat``, so that the device can copy them directly.
-
-    If CUDA refuses (memory mapped read-only on some drivers, or pinned already), copies still work,
-    through a buffer of the driver.
-    """
-    runtime = cupy.cuda.runtime
-    flags = 0 if flat.flags.writeable else runtime.hostRegisterReadOnly
-    with contextlib.suppress(runtime.CUDARuntimeError):
-        runtime.hostRegister(flat.ctypes.data, flat.nbytes, flags)

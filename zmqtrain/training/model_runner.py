@@ -131,6 +131,7 @@ class ModelRunner:
             clip_by_global_norm(gradients, self._job.clip_norm_each)
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
+        self._device.wait()  # the exchange may change the parameters from now on
         self._last_loss = loss
         sums, absences = self._measured.sums, frozenset(self._out.absent)
         return StepReport(number, examples, loss, finite, sums, absences, weight)

@@ -36,12 +36,14 @@ class DeviceArrays:
         if number not in self._gradients:
             (self._gradients[number],) = self._device.twins([flat])
         self._device.load([flat], [self._gradients[number]])
+        self._device.wait()  # its worker may write the next one when this one is added up
         return self._gradients[number]
 
     def load(self) -> None:
         """Take over the segment's parameters and slots."""
         flats = [self._segment.parameters, *self._segment.slots.values()]
         self._device.load(flats, [self.parameters, *self.slots.values()])
+        self._device.wait()
 
     def publish(self) -> None:
         """Copy to the segment what is read there after every update."""
