@@ -8,7 +8,7 @@ operations in the same order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -33,8 +33,8 @@ class FormulaRule(Checked, ABC):
     ``formula(w, g, *slots, *numbers)`` takes a parameter, its gradient, the slots of
     ``formula_slots`` and the numbers of ``hyperparameters(step)``; it returns the new parameter and
     the new slots, in a tuple. NumPy calls it with arrays, and a tracer with symbols. It may use
-    operators, NumPy's sqrt, sign, abs, maximum and power, and ``approach``. It may branch on
-    switches and on slots that are None, never on values. Its constants are np.float32.
+    operators, NumPy's sqrt, sign, abs, maximum, minimum and power, and ``approach``. It may branch
+    on switches and on slots that are None, never on values. Its constants are np.float32.
     """
 
     __slots__ = ()
@@ -162,6 +162,14 @@ def element(
 def approach(average: Any, target: Any, share: Any) -> Any:
     """Return the average after it has moved by a share of the way to the target."""
     return average + (target - average) * share
+
+
+def total(terms: Sequence[Any], weights: Sequence[Any], factor: Any, limit: Any) -> Any:
+    """Return factor times the sum of terms times weights, in this order, from -limit to limit."""
+    found, *others = (term * weight for term, weight in zip(terms, weights, strict=True))
+    for term in others:
+        found = found + term
+    return np.minimum(np.maximum(found * factor, -limit), limit)
 
 
 def rounded(*values: float) -> tuple[np.float32, ...]:

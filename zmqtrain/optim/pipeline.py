@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.optim.redo import Redo
+from zmqtrain.optim.sums import add_up
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
@@ -72,7 +74,7 @@ class Update:
     optimizer, stays when callbacks set another one.
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
-    ``fused=False`` uses NumPy; it does not change the update, so it is not in its ``repr``.
+    ``fused=False`` uses NumPy on a CPU. It does not change the update, so its ``repr`` lacks it.
     """
 
     rule: Rule
@@ -328,30 +330,20 @@ class BoundUpdate:
         A single gradient is one block. An empty one is a block, too, since the rule may raise.
         """
         gradients, divisor, weights, _ = mean
-        first, size, limit = gradients[0], len(gradients[0]), self._update.clip_value
+        first, size = gradients[0], len(gradients[0])
         if self._is_plain(mean) or not size:
             yield slice(start, size), first[start:] if start else first
             return
         length = min(len(self._operands.parameters), block_size(first))
         if self._scratch is None:
             self._scratch = np.empty_like(first, shape=length)
-        with np.errstate(all="ignore"):
-            for block in blocks(size, length, start):
-                total = self._scratch[: block.stop - block.start]
-                terms = [gradient[block] for gradient in gradients]
-                if weights is not None:
-                    terms = [g * np.float32(w) for g, w in zip(terms, weights, strict=True)]
-                if len(terms) == 1:
-                    total[...] = terms[0]
-                else:
-                    np.add(terms[0], terms[1], out=total)
-                for term in terms[2:]:
-                    total += term
-                if self._limits:
-                    total *= np.float32(1 / divisor)
-                if limit is not None:
-                    np.clip(total, -limit, limit, out=total)
-                yield block, total
+        weights = weights or [1.0] * len(gradients)
+        factor, limit = 1 / divisor if self._limits else 1, self._update.clip_value or inf
+        for block in blocks(size, length, start):
+            total = self._scratch[: block.stop - block.start]
+            terms = [gradient[block] for gradient in gradients]
+            add_up(terms, weights, total, factor=factor, limit=limit)
+            yield block, total
 
     def _scale(self, mean: Mean) -> np.float32:
         """Return the factor of what :meth:`_sums` yields."""

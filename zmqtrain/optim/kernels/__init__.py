@@ -17,9 +17,16 @@ __all__ = ["Kernel", "Operands", "Scalars", "bind"]
 
 
 def bind(operands: Operands, *, compiled: bool) -> Kernel:
-    """Return the kernel for this memory: compiled if wanted and possible, else in NumPy."""
+    """Return the kernel for this memory: compiled if wanted and possible, else in NumPy.
+
+    On a GPU it is compiled in any case, for CuPy's own kernels take subnormal numbers for 0.
+    """
     if not has_formula(operands.rule):
         return RuleKernel(operands)
+    if is_on_gpu(operands.parameters):
+        from zmqtrain.optim.kernels.gpu import GpuKernel
+
+        return GpuKernel(operands)
     return (_compiled(operands) if compiled else None) or FormulaKernel(operands)
 
 
@@ -29,10 +36,6 @@ def has_formula(rule: Any) -> bool:
 
 
 def _compiled(operands: Operands) -> Kernel | None:
-    if is_on_gpu(operands.parameters):
-        from zmqtrain.optim.kernels.gpu import GpuKernel
-
-        return GpuKernel(operands)
     if not operands.rule.is_exact:
         return None
     try:

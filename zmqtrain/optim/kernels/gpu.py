@@ -1,53 +1,107 @@
-"""Updates on a GPU: one elementwise kernel of CuPy, whose source is traced from the formula.
-
-A GPU does the operations of the formula in the same order, without fused multiply-add. It gives
-NumPy's bits, except for powers.
-"""
+"""Kernels on a GPU: NVRTC compiles them (source.py); they are queued on the current stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
+from math import inf
+from typing import Any
 
-import cupy
+import numpy as np
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim.formula import at
-from zmqtrain.optim.kernels.base import Operands, Scalars
-from zmqtrain.optim.kernels.trace import Trace, lines_of, trace
+from zmqtrain.optim.kernels.base import Kernel, Operands, Scalars, warn
+from zmqtrain.optim.kernels.reference import FormulaKernel
+from zmqtrain.optim.kernels.source import NAME, OPTIONS, source_for, source_for_sum
+
+THREADS = 256
+"""Threads in a block."""
+
+MOST_BLOCKS = 1 << 16
+"""If these have fewer threads than there are elements, a thread does several."""
+
+MOST_TERMS = 64
+"""Gradients that one kernel adds up; its parameters have room for some 300."""
 
 
 class GpuKernel:
-    """A formula, compiled for the GPU that its arrays lie on; queued on the current stream."""
+    """A formula, compiled at its first update: this one's numbers say which are switches."""
 
     def __init__(self, operands: Operands) -> None:
         self._operands = operands
-        self._arrays = operands.arrays
-        self._code: Callable[..., None] | None = None
+        self._update: Kernel | None = None
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
-        rule, l2 = self._operands.rule, self._operands.l2
-        numbers = scalars.numbers
-        if self._code is None:
-            are_there = [array is not None for array in self._arrays]
-            switches = [number if isinstance(number, bool) else None for number in numbers]
-            options = {"factor": scalars.factor is not None, "l2": l2 is not None}
-            self._code = _compiled(trace(rule.formula, are_there, switches, **options))
-        arrays = at(self._arrays, slice(start, start + len(gradient)))
-        read = [number for number in numbers if not isinstance(number, bool)]
-        read += scalars.others(l2)
-        there = [array for array in arrays if array is not None]
-        self._code(gradient, *read, *there)
+        if self._update is None:
+            self._update = _fused(self._operands, scalars) or FormulaKernel(self._operands)
+        self._update(gradient, start, scalars)
+
+
+def _fused(operands: Operands, scalars: Scalars) -> Kernel | None:
+    """Return the compiled update; None, with a warning, if the formula has no kernel."""
+    try:
+        source = source_for(operands, scalars)
+    except Exception as error:  # a formula may raise anything
+        warn(f"{type(error).__name__}: {error}")
+        return None
+    arrays, l2 = [array for array in operands.arrays if array is not None], operands.l2
+
+    def update(gradient: Flat, start: int, scalars: Scalars) -> None:
+        numbers = [number for number in scalars.numbers if not isinstance(number, bool)]
+        where = slice(start, start + len(gradient))
+        _run(source, [gradient], numbers + scalars.others(l2), [array[where] for array in arrays])
+
+    return update
+
+
+def add_up(
+    terms: Sequence[Flat], weights: Sequence[float], factor: float, limit: float, out: Flat
+) -> None:
+    """Set ``out`` to a :func:`zmqtrain.optim.formula.total`; its first term may be ``out``."""
+    while len(terms) > MOST_TERMS:
+        add_up(terms[:MOST_TERMS], weights[:MOST_TERMS], 1, inf, out)
+        terms, weights = [out, *terms[MOST_TERMS:]], [1, *weights[MOST_TERMS:]]
+    _run(source_for_sum(len(terms)), terms, [*weights, factor, limit], [out])
+
+
+def _run(
+    source: str,
+    gradients: Sequence[Any],
+    numbers: Sequence[float] | Sequence[np.float32],
+    arrays: Sequence[Any],
+) -> None:
+    """Queue a kernel on the current stream of the device that the arrays lie on.
+
+    Raises:
+        ValueError: arrays differ in size.
+        TypeError: the kernel could not write to them.
+    """
+    size, device = len(gradients[0]), arrays[0].device
+    for array in (*gradients, *arrays):
+        if len(array) != size:
+            raise ValueError(f"arrays of {size} and {len(array)} elements; expected the same size")
+    for array in arrays:
+        if array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise TypeError(f"{array.dtype} {array.strides}; expected contiguous float32")
+    if not size:
+        return
+    with device:
+        read = [gradient.astype(np.float32, "C", copy=False) for gradient in gradients]
+        blocks = min(-(-size // THREADS), MOST_BLOCKS)
+        arguments = np.int64(size), *read, *map(np.float32, numbers), *arrays
+        compiled(source, device.id)((blocks,), (THREADS,), arguments)
 
 
 @cache
-def _compiled(noted: Trace) -> Callable[..., None]:
-    """Return a kernel; CuPy compiles it at its first call and caches the code."""
-    kernel: Callable[..., None] = cupy.ElementwiseKernel(
-        ", ".join(f"float32 {name}" for name in ("g", *noted.numbers)),
-        ", ".join(f"float32 {name}" for name in noted.arrays),
-        "\n".join(lines_of(noted)),
-        "zmqtrain_update",
-        options=("--fmad=false",),
-    )
-    return kernel
+def compiled(source: str, device: int) -> Any:
+    """Return the kernel, loaded on the current ``device``; compiling it takes some 100 ms.
+
+    CuPy's own classes of kernels add -ftz=true behind all options, so NVRTC would take that.
+    """
+    from cupy.cuda.compiler import compile_using_nvrtc
+    from cupy.cuda.function import Module
+
+    code, _ = compile_using_nvrtc(source, OPTIONS, cache_in_memory=True)
+    module = Module()
+    module.load(code)
+    return module.get_function(NAME)

@@ -30,6 +30,7 @@ _IN_C: dict[ir.Type, Any] = {
     _INTS: ctypes.c_void_p,
 }
 _BINARY = {np.add: "fadd", np.subtract: "fsub", np.multiply: "fmul", np.divide: "fdiv"}
+_ORDERS = {np.maximum: ">=", np.minimum: "<="}
 _INTRINSICS = {np.sqrt: "llvm.sqrt", np.abs: "llvm.fabs"}
 
 _lock = threading.Lock()  # LLVM's context is global
@@ -168,9 +169,12 @@ def _operation(build: ir.IRBuilder, ufunc: np.ufunc, x: ir.Value, *others: ir.Va
         return getattr(build, _BINARY[ufunc])(x, *others)
     if ufunc in _INTRINSICS:
         return build.call(build.module.declare_intrinsic(_INTRINSICS[ufunc], [_FLOAT]), [x])
-    if ufunc is np.maximum:  # NaN of either stays
+    if ufunc is np.negative:
+        return build.fneg(x)
+    if ufunc in _ORDERS:  # NaN of either stays
         (y,) = others
-        is_first = build.or_(build.fcmp_ordered(">=", x, y), build.fcmp_unordered("uno", x, x))
+        is_first = build.fcmp_ordered(_ORDERS[ufunc], x, y)
+        is_first = build.or_(is_first, build.fcmp_unordered("uno", x, x))
         return build.select(is_first, x, y)
     if ufunc is np.sign:  # NaN stays
         zero = _constant(0)

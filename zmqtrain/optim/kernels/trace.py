@@ -12,19 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from zmqtrain.optim.formula import Formula, element
-
-_IN_C = {
-    np.add: "{} + {}",
-    np.subtract: "{} - {}",
-    np.multiply: "{} * {}",
-    np.divide: "{} / {}",
-    np.sqrt: "sqrtf({})",
-    np.power: "powf({}, {})",
-    np.abs: "fabsf({})",
-    np.sign: "{0} > 0 ? 1.0f : {0} < 0 ? -1.0f : {0} == 0 ? 0.0f : {0}",  # NaN stays
-    np.maximum: "{0} >= {1} || {0} != {0} ? {0} : {1}",  # NaN of either stays
-}
+from zmqtrain.optim.formula import Formula, element, total
 
 Operand: TypeAlias = str | float
 """The name of a value, or a constant."""
@@ -44,13 +32,15 @@ class Trace:
     """An update of one element.
 
     ``arrays``: names of the elements that it reads and writes; ``results``: of their new values;
-    ``numbers``: of what it only reads, beside the gradient "g".
+    ``numbers``: of what it reads for all elements; ``gradients``: of the elements that it only
+    reads.
     """
 
     arrays: tuple[str, ...]
     results: tuple[str, ...]
     numbers: tuple[str, ...]
     operations: tuple[Operation, ...]
+    gradients: tuple[str, ...] = ("g",)
 
 
 def trace(
@@ -85,14 +75,14 @@ def trace(
     )
 
 
-def lines_of(noted: Trace) -> list[str]:
-    """Return a trace in C, which is C++ as well; ``arrays`` and ``numbers`` are floats."""
-    lines = []
-    for operation in noted.operations:
-        operands = [each if isinstance(each, str) else f"{each!r}f" for each in operation.operands]
-        lines.append(f"const float {operation.name} = {_IN_C[operation.ufunc].format(*operands)};")
-    results = zip(noted.arrays, noted.results, strict=True)
-    return lines + [f"{array} = {result};" for array, result in results]
+def trace_of_sum(terms: int) -> Trace:
+    """Return the trace of a :func:`total` of so many gradients, which goes to one array."""
+    noted: list[Operation] = []
+    gradients, weights = ([f"{kind}{n}" for n in range(terms)] for kind in "gw")
+    numbers = *weights, "factor", "limit"
+    own, others = ([_Symbol(name, noted) for name in names] for names in (gradients, numbers))
+    result = total(own, others[:terms], *others[terms:])
+    return Trace(("a0",), (result.name,), numbers, tuple(noted), tuple(gradients))
 
 
 class _Symbol(NDArrayOperatorsMixin):

@@ -28,6 +28,7 @@ from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
+from zmqtrain.optim.sums import add_up
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
@@ -306,12 +307,14 @@ class _Part:
         """Add the only gradient, weighted, to the sum of the step, or begin the sum with it."""
         if self._how == "first" and not begin:
             return
-        (gradient,), (weight,) = mean.gradients, mean.weights or (1,)
+        terms, weights = [*mean.gradients], [*(mean.weights or (1.0,))]
+        if not begin:
+            terms, weights = [self._sum, *terms], [1.0, *weights]
         if self._redo_of_sum is None:
-            _add(self._sum, gradient, weight, begin=begin, out=self._sum)
+            add_up(terms, weights, self._sum)
             return
         for block, (copy,) in self._redo_of_sum.blocks(len(self._sum)):
-            _add(self._sum[block], gradient[block], weight, begin=begin, out=copy)
+            add_up([term[block] for term in terms], weights, copy)
 
 
 def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
@@ -336,12 +339,3 @@ def _within(where: slice, runs: Runs) -> Iterator[Run]:
         start, stop = max(run.where.start, where.start), min(run.where.stop, where.stop)
         if start < stop:
             yield run._replace(where=slice(start - where.start, stop - where.start))
-
-
-def _add(total: Flat, gradient: Flat, weight: float, *, begin: bool, out: Flat) -> None:
-    if weight != 1:
-        gradient = gradient * np.float32(weight)
-    if begin:
-        out[...] = gradient
-    else:
-        np.add(total, gradient, out=out)
