@@ -8,7 +8,7 @@ import click
 
 MODULES = (
     *("push_pull", "all_reduce", "kernels", "train", "memory", "mirrored", "models", "profile"),
-    *("headline", "dashboard", "peers.command", "simulate"),
+    *("headline", "dashboard", "peers.command", "gpu.command", "simulate"),
 )
 COMMANDS: tuple[click.Command, ...] = tuple(
     getattr(import_module(f"bench.{name}"), f"{name.partition('.')[0]}_command") for name in MODULES

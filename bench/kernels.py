@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import click
@@ -69,25 +70,25 @@ def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
 
 def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
     steps: dict[str, Callable[[], object]] = {
-        "compiled": _our_step(Update(RULES[rule]), *_arrays(size)),
+        "compiled": _our_step(Update(RULES[rule]), *arrays_of(size)),
         "crash-safe": _crash_safe_step(Update(RULES[rule]), size),
-        "numpy": _our_step(Update(RULES[rule], fused=False), *_arrays(size)),
+        "numpy": _our_step(Update(RULES[rule], fused=False), *arrays_of(size)),
     }
     with contextlib.suppress(ConfigError):
         cupy = load_cupy("--device")
-        on_gpu, gradient = map(cupy.asarray, _arrays(size))
+        on_gpu, gradient = map(cupy.asarray, arrays_of(size))
         wait = cupy.cuda.get_current_stream().synchronize
         steps["cupy"] = _our_step(Update(RULES[rule]), on_gpu, gradient, wait)
     with contextlib.suppress(ImportError):
         for way in TORCH[rule][2] if rule in TORCH else ():
-            steps[f"torch {way}"] = _torch_step(rule, way, size)
+            steps[f"torch {way}"] = torch_step(rule, way, size)
     return steps
 
 
 def times(rule: str, megabytes: float, cores: int, steps: int) -> list[float]:
     """Return when updates began, of which each core makes its share; the last is the end."""
     share = -(-items_of(megabytes) // cores)
-    shares = [_our_step(Update(RULES[rule]), *_arrays(share)) for _ in range(cores)]
+    shares = [_our_step(Update(RULES[rule]), *arrays_of(share)) for _ in range(cores)]
     began_at = []
     with ThreadPoolExecutor(cores) as threads:
         for _ in range(steps + 1):
@@ -113,7 +114,7 @@ def _our_step(
 def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
     (layout,) = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)
     shard = Shard(layout, update, safe=True)
-    parameters, gradient = _arrays(size)
+    parameters, gradient = arrays_of(size)
     shard.initialize(parameters)
     shard.segment.gradient(0)[:] = gradient
     shard.stage(0, 0)
@@ -124,12 +125,13 @@ def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
     return step
 
 
-def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:
+def torch_step(rule: str, way: str, size: int, device: str = "cpu") -> Callable[[], object]:
+    """Return a step of torch's optimizer, on a device by torch's name."""
     import torch
 
     torch.set_num_threads(1)
     name, arguments, _ = TORCH[rule]
-    parameters, gradient = map(torch.from_numpy, _arrays(size))
+    parameters, gradient = (torch.from_numpy(array).to(device) for array in arrays_of(size))
     parameters.requires_grad_()
     parameters.grad = gradient
     optimizer = getattr(torch.optim, name)([parameters], lr=1e-6, **arguments, **{way: True})
@@ -137,7 +139,14 @@ def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:
     return step
 
 
-def _arrays(size: int) -> tuple[np.ndarray, np.ndarray]:
+def arrays_of(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return new parameters and a new gradient, always with the same values."""
+    parameters, gradient = _normal(size)
+    return parameters.copy(), gradient.copy()
+
+
+@lru_cache(1)
+def _normal(size: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.standard_normal(size, np.float32), rng.standard_normal(size, np.float32)
 

@@ -24,28 +24,30 @@ from zmqtrain.data.subset import first_of
 from zmqtrain.job import Job
 
 
-def torch_loop(job: Job, batches: int, timer: Timer, rank: int = 0, ranks: int = 1) -> Any:
-    """Alone, or as a rank of those that DistributedDataParallel has."""
+def torch_loop(
+    job: Job, batches: int, timer: Timer, rank: int = 0, ranks: int = 0, device: str = "cpu"
+) -> Any:
+    """Alone, or as a rank of those that DistributedDataParallel has; 0: there are none."""
     import torch
 
     training, _ = job.load_data()
     plan = BatchPlan(len(training), job.batch_size, job.seed)
     torch.manual_seed(job.seed)
-    net = module = job.model.build()
-    if ranks > 1:
+    net = module = job.model.build().to(device)
+    if ranks:
         net = torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     rule = job.optimizer
     optimizer = torch.optim.AdamW(
         net.parameters(), rule.learning_rate, weight_decay=rule.weight_decay, fused=True
     )
     for number in range(batches):
-        inputs, targets = map(torch.from_numpy, training.take(plan.indices(number * ranks + rank)))
+        taken = training.take(plan.indices(number * max(ranks, 1) + rank))
+        inputs, targets = (torch.from_numpy(array).to(device) for array in taken)
         optimizer.zero_grad()
         loss = job.model.loss(net(inputs), targets)
         loss.backward()
         optimizer.step()
-        loss.item()
-        timer.count()
+        timer.count(loss.item())
     return module.state_dict()
 
 

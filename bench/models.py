@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -141,7 +142,7 @@ class Timer:
         self._began_at = 0.0
         self.rate = 0.0  # once all batches are counted
 
-    def count(self) -> None:
+    def count(self, loss: float = math.nan) -> None:
         """Count a batch that is done."""
         self._done += 1
         if self._done == self._warm:

@@ -44,15 +44,34 @@ def page(machine: str, rows: Sequence[Row], columns: Sequence[str]) -> Group:
 
     Without ``columns`` there are all of the first row. A row that lacks one has nothing there.
     """
-    columns = columns or list(rows[0])
+    varying, shared, cells = _laid_out(rows, columns or list(rows[0]))
+    table = Table(*(Column(name, overflow="fold") for name in varying))
+    for row in cells:
+        table.add_row(*row)
+    return Group(*map(Text, filter(None, (machine, shared))), table)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return a table of the results in Markdown, under what all of them share; one: a sentence."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    varying, shared, cells = _laid_out(rows, columns)
+    if len(rows) == 1:
+        return ", ".join(f"{name} {cell}" for name, cell in zip(varying, cells[0], strict=True))
+    lines = [varying, ["---"] * len(varying), *cells]
+    table = [f"| {' | '.join(each.replace('|', '/') for each in line)} |" for line in lines]
+    return "\n".join([*([f"{shared}\n"] if shared else []), *table])
+
+
+def _laid_out(
+    rows: Sequence[Row], columns: Sequence[str]
+) -> tuple[list[str], str, list[list[str]]]:
+    """Return the columns that vary, a text of the others, and the cells of each row."""
     cells = {column: [_cell(row.get(column)) for row in rows] for column in columns}
     shared = [name for name in columns if len(rows) > 1 and len(set(cells[name])) == 1]
     varying = [name for name in columns if name not in shared]
-    table = Table(*(Column(name, overflow="fold") for name in varying))
-    for row in zip(*(cells[name] for name in varying), strict=True):
-        table.add_row(*row)
     described = ", ".join(f"{name} {cells[name][0]}" for name in shared if cells[name][0])
-    return Group(*map(Text, filter(None, (machine, described))), table)
+    lines = zip(*(cells[name] for name in varying), strict=True)
+    return varying, described, [list(line) for line in lines]
 
 
 def headline() -> str:

@@ -25,7 +25,14 @@ LAST_LINES = 12  # of stderr, that a failed run is reported with
 
 
 class RunError(Exception):
-    """A command failed or took too long; the text says how, with the end of its stderr."""
+    """A command failed or took too long; the text says how, with the end of its stderr.
+
+    ``rows`` are the JSON objects that it had printed before.
+    """
+
+    def __init__(self, text: str, rows: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(text)
+        self.rows = rows
 
 
 def json_lines_of(
@@ -56,10 +63,11 @@ def json_lines_of(
         except OSError as error:
             raise RunError(f"cannot be started: {error}") from error
         code = _exit_code(process, mark, timeout_s)
+        lines = _text(output).splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"]
         if code != 0:
             how = f"took over {timeout_s:g} s" if code is None else f"ended with exit code {code}"
-            raise RunError(f"{how}\n{_last_lines(errors)}")
-        rows = [json.loads(line) for line in _text(output).splitlines() if line.startswith("{")]
+            raise RunError(f"{how}\n{_last_lines(errors)}", rows)
         if not rows:
             raise RunError(f"printed no result\n{_last_lines(errors)}")
         return rows

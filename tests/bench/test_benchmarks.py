@@ -44,6 +44,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         {"framework", "model", "side", "workers", "policy", "examples_per_second"}
         | {"steps_per_second", "loss", "accuracy", "rss_mb"},
     ),
+    "gpu": ("--device cpu --parts push-pull --megabytes 0.01", {"bench", "part"}),
     "simulate": ("--workers 10 --ps 2 --policy hogwild --gradients 20", {"bench", "workers"}),
 }
 

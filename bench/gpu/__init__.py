@@ -1,0 +1,1 @@
+"""`bench gpu`: everything that needs a GPU, in a few minutes."""

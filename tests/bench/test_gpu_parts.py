@@ -1,0 +1,187 @@
+"""The parts of `bench gpu`, on the CPU or on a stand-in for CuPy, and failures of parts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+import zmqtrain
+from bench.__main__ import main
+from bench.gpu import cases, command, copies, suite, training, updates
+from bench.gpu.command import Command, Options, page, rows_of
+from bench.kernels import TORCH
+from tests.cupy_stand_in import installed
+from zmqtrain.data import Digits
+from zmqtrain.optim import AdamW
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARM_UP", "LEAST", "MOST"):
+        monkeypatch.setattr(cases, name, 1)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
+    cases.print_rows(*arguments)
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.usefixtures("few_rounds")
+def test_copies_are_measured_in_every_direction_and_leave_nothing_registered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(copies, "NBYTES", {"4 KB": 1 << 12})
+    with installed(1) as cupy:
+        runtime = cupy.cuda.runtime
+        with (
+            mock.patch.object(runtime, "hostRegister") as register,
+            mock.patch.object(runtime, "hostUnregister", create=True) as unregister,
+        ):
+            rows = printed(capsys, copies.cases())
+    assert not [row["error"] for row in rows if "error" in row]
+    assert len(rows) == 7
+    assert all(row["median_us"] > 0 and row["gb_per_second"] > 0 for row in rows)
+    taken, released = register.call_args_list, unregister.call_args_list
+    assert [call.args[0] for call in taken] == [call.args[0] for call in released]
+    assert len(taken) == 6
+
+
+@pytest.mark.usefixtures("few_rounds")
+def test_updates_of_every_rule_are_compared_with_a_copy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(updates, "torch_step", mock.Mock(side_effect=ImportError("no torch")))
+    copy, *rows = printed(capsys, updates.cases("cpu", 0.01))
+    assert [row["rule"] for row in rows] == list(updates.MEASURED)
+    for row in rows:
+        share = row["memory_gb_per_second"] / copy["memory_gb_per_second"]
+        assert row["percent_of_copy"] == pytest.approx(100 * share)
+        assert row["ms"] > 0 and row["alone_ms"] > 0
+        assert ("ImportError: no torch" in row.get("note", "")) == (row["rule"] in TORCH)
+
+
+def test_case_that_fails_has_a_row_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> dict[str, Any]:
+        raise ValueError("first line\nsecond line")
+
+    rows = printed(capsys, [({"rule": "a"}, fail), ({"rule": "b"}, lambda: {"ms": 1.0})])
+    assert rows == [
+        {"rule": "a", "error": "ValueError: first line"},
+        {"rule": "b", "ms": 1.0},
+    ]
+
+
+@pytest.mark.integration
+def test_command_that_is_late_or_fails_gives_the_rows_that_it_had_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    endings = {"late": "time.sleep(60)", "failing": "sys.exit('no device')"}
+    for name, ending in endings.items():
+        code = f"import sys, time\nprint('{{\"row\": 1}}', flush=True)\n{ending}\n"
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = [[*Command({"rule": name}, (name,)).rows(seconds=2.0)] for name in endings]
+    assert found == [
+        [{"row": 1}, {"rule": "late", "error": "took over 2 s"}],
+        [{"row": 1}, {"rule": "failing", "error": "ended with exit code 1: no device"}],
+    ]
+
+
+def test_part_without_time_says_what_it_skips(tmp_path: Path) -> None:
+    options = Options("gpu", (1.0,), steps=10, folder=tmp_path)
+    rows = [*rows_of("push-pull", options, until=time.monotonic())]
+    assert [(row["device"], row["ps_device"]) for row in rows] == [
+        ("cpu", "cpu"),
+        ("cpu", "gpu"),
+        ("gpu", "cpu"),
+        ("gpu", "gpu"),
+    ]
+    assert {row["skipped"] for row in rows} == {"no time was left"}
+
+
+def test_training_is_skipped_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    (row,) = rows_of("training", Options("gpu", (1.0,), 10, tmp_path), time.monotonic() + 60)
+    assert row["skipped"] == "torch is not installed"
+
+
+def test_gpu_that_is_missing_ends_the_command_with_2() -> None:
+    with mock.patch.dict(sys.modules, {"cupy": None}):
+        done = CliRunner().invoke(main, ["gpu"])
+    assert done.exit_code == 2
+    assert "CuPy is not installed" in done.output
+
+
+def test_part_that_fails_is_reported_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        command,
+        "rows_of",
+        lambda part, options, until: [
+            {"bench": "gpu", "part": part, **({"error": "x"} if part == "copies" else {"ms": 2.0})}
+        ],
+    )
+    arguments = ["gpu", "--device", "cpu", "--parts", "copies,updates", "--output", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert [row["part"] for row in rows] == ["machine", "copies", "updates"]
+    assert (tmp_path / "gpu.md").read_text() == page(rows)
+    assert "### copies\n\nerror x\n\n### updates\n\nms 2\n" in done.stdout
+
+
+def test_report_of_the_tests_is_counted() -> None:
+    report = ElementTree.fromstring(
+        """<testsuites><testsuite>
+        <testcase classname="tests.a" name="good"/>
+        <testcase classname="tests.a" name="bad"><failure message="no"/></testcase>
+        <testcase classname="tests.a" name="broken"><error message="no"/></testcase>
+        <testcase classname="tests.a" name="left out"><skipped/></testcase>
+        </testsuite></testsuites>"""
+    )
+    assert suite.result_of(report) == {
+        "passed": 1,
+        "failed": 2,
+        "skipped": 1,
+        "failures": ["tests.a::bad", "tests.a::broken"],
+    }
+
+
+def test_training_of_ours_has_the_losses_of_the_plain_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    import torch
+
+    from zmqtrain.adapters.torch import TorchModel
+
+    model = TorchModel(lambda: torch.nn.Linear(64, 10), torch.nn.functional.cross_entropy)
+    example = ModuleType("tests_example")
+    example.job = zmqtrain.Job(model=model, data=Digits(), optimizer=AdamW(0.01))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, example.__name__, example)
+    monkeypatch.setitem(training.MODELS, "cnn", (example.__name__, "job"))
+    plain, ours = (training.measure("cnn", side, 4, "cpu") for side in ("plain", "alone"))
+    assert ours["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert plain["losses"][0] != plain["losses"][-1]
+
+
+def test_sides_are_compared_with_the_plain_loop() -> None:
+    compared = command.Comparison()
+    sides = [
+        {"model": "cnn", "side": "plain", "steps_per_second": 10.0, "losses": [3.0, 2.0]},
+        {"model": "cnn", "side": "alone", "steps_per_second": 5.0, "losses": [3.0, 2.5]},
+    ]
+    plain, alone = map(compared.with_plain, sides)
+    assert (plain["ratio"], plain["max_loss_difference"]) == (1.0, 0.0)
+    assert (alone["of"], alone["ratio"], alone["max_loss_difference"]) == ("plain", 0.5, 0.5)
+    assert "losses" not in alone
