@@ -19,6 +19,10 @@ from zmqtrain.models.base import Gradients, written
 
 log = logging.getLogger(__name__)
 
+# XLA reads it when it starts. By default the first process takes three quarters of a GPU's memory,
+# and the other workers and ps of that GPU find none.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 IN_JAX = "an array for JAX, which computes in 32 bits,"
 
 Values: TypeAlias = dict[str, Any]
