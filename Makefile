@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which share compiled modules
 
-.PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak prometheus image pods kubernetes clean
+.PHONY: help setup train test test-frameworks test-gpu-compile lint format fuzz examples hosts headline soak prometheus image pods kubernetes clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,15 @@ test-frameworks: $(VENV)/.frameworks  ## test the adapters of all frameworks (Py
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters tests/data \
 	  tests/integration/test_tfrecord.py
 	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters -k keras
+
+# The compilers of CUDA 12 and 13, 150 MB; they need no GPU and no driver.
+$(VENV)/.nvrtc: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+	  'nvidia-cuda-nvrtc-cu12==12.9.86' 'nvidia-cuda-nvrtc==13.5.37'
+	@touch $@
+
+test-gpu-compile: $(VENV)/.nvrtc  ## compile every kernel for every GPU from Turing on, without one (Linux)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 -m '' tests/optim/test_gpu_compile.py
 
 lint: $(STAMP)  ## check style and types only
 	$(BIN)/ruff check .

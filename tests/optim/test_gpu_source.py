@@ -12,7 +12,7 @@ from tests.cupy_stand_in import installed
 from tests.gpu_source import COMPILER, kernel_of
 from tests.optim.runs import Run
 from tests.optim.test_kernels import LAYERED, UPDATES, Inverted, named, unfused
-from zmqtrain.optim import SGD, Flat, Mean, Momentum, Update
+from zmqtrain.optim import SGD, Flat, LayerRule, Mean, Momentum, Update
 from zmqtrain.optim.kernels import Operands, Scalars, gpu
 from zmqtrain.optim.kernels.base import warn
 from zmqtrain.optim.kernels.reference import FormulaKernel
@@ -57,7 +57,7 @@ def given(update: Update, run: Run, step: int) -> tuple[Operands, Scalars]:
     average, l2 = "average" if update.moving_average else None, np.float32(update.l2)
     rule: Any = update.rule
     operands = Operands(rule, run.parameters, run.slots, average, l2 if update.l2 else None)
-    factor = np.float32(0.01) if update in LAYERED else None
+    factor = np.float32(0.01) if isinstance(rule, LayerRule) else None
     share = update.share(step + 1)
     return operands, Scalars(step, rule.hyperparameters(step), np.float32(0.5), share, factor)
 

@@ -42,6 +42,15 @@ from zmqtrain.optim.kernels.base import warn
 from zmqtrain.optim.kernels.loop import target_machine
 from zmqtrain.optim.redo import Redo
 
+
+class Bounded(SGD):
+    """A rule of a third party, with operations that none of ours has."""
+
+    formula = staticmethod(
+        lambda w, g, rate: (w - np.minimum(np.maximum(rate * g, -rate), rate + -w),)
+    )
+
+
 # One row with a moving average for each rule: the kernel compiles once more for it.
 UPDATES = [
     Update(SGD(0.1)),
@@ -71,6 +80,7 @@ UPDATES = [
     Update(AdamW(0.1, weight_decay=0.5), l2=0.1, moving_average=0.9),
     Update(Lion(0.1)),
     Update(Lion(0.1, 0.5, 0.3, weight_decay=0.5), l2=0.1, moving_average=0.9),
+    Update(Bounded(0.1), l2=0.1, moving_average=0.9),
 ]
 
 LAYERED = [

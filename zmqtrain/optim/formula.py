@@ -165,7 +165,7 @@ def approach(average: Any, target: Any, share: Any) -> Any:
 
 
 def total(terms: Sequence[Any], weights: Sequence[Any], factor: Any, limit: Any) -> Any:
-    """Return factor times the sum of terms times weights, in this order, from -limit to limit."""
+    """Return the weighted sum of the terms in order, times factor, clipped to [-limit, limit]."""
     found, *others = (term * weight for term, weight in zip(terms, weights, strict=True))
     for term in others:
         found = found + term

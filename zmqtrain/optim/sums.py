@@ -19,7 +19,7 @@ def add_up(
     factor: float = 1,
     limit: float = inf,
 ) -> None:
-    """Set ``out`` to a :func:`zmqtrain.optim.formula.total` of the terms, without warnings.
+    """Set ``out`` to the :func:`zmqtrain.optim.formula.total` of the terms, without warnings.
 
     ``terms``: at least one, all of shape (n,) like ``out``, which may be the first of them.
     """

@@ -19,7 +19,7 @@ __all__ = ["Kernel", "Operands", "Scalars", "bind"]
 def bind(operands: Operands, *, compiled: bool) -> Kernel:
     """Return the kernel for this memory: compiled if wanted and possible, else in NumPy.
 
-    On a GPU it is compiled in any case, for CuPy's own kernels take subnormal numbers for 0.
+    On a GPU every formula is compiled, since CuPy's own kernels treat subnormal numbers as 0.
     """
     if not has_formula(operands.rule):
         return RuleKernel(operands)

@@ -18,14 +18,14 @@ THREADS = 256
 """Threads in a block."""
 
 MOST_BLOCKS = 1 << 16
-"""If these have fewer threads than there are elements, a thread does several."""
+"""With more elements than threads in this number of blocks, a thread updates several elements."""
 
 MOST_TERMS = 64
-"""Gradients that one kernel adds up; its parameters have room for some 300."""
+"""Gradients that one kernel adds up at most; CUDA limits a kernel's parameters to 4 KiB."""
 
 
 class GpuKernel:
-    """A formula, compiled at its first update: this one's numbers say which are switches."""
+    """A formula, compiled at the first update, whose numbers show which of them are switches."""
 
     def __init__(self, operands: Operands) -> None:
         self._operands = operands
@@ -57,7 +57,7 @@ def _fused(operands: Operands, scalars: Scalars) -> Kernel | None:
 def add_up(
     terms: Sequence[Flat], weights: Sequence[float], factor: float, limit: float, out: Flat
 ) -> None:
-    """Set ``out`` to a :func:`zmqtrain.optim.formula.total`; its first term may be ``out``."""
+    """Set ``out`` to :func:`zmqtrain.optim.formula.total`; ``out`` may be the first term."""
     while len(terms) > MOST_TERMS:
         add_up(terms[:MOST_TERMS], weights[:MOST_TERMS], 1, inf, out)
         terms, weights = [out, *terms[MOST_TERMS:]], [1, *weights[MOST_TERMS:]]
@@ -96,7 +96,7 @@ def _run(
 def compiled(source: str, device: int) -> Any:
     """Return the kernel, loaded on the current ``device``; compiling it takes some 100 ms.
 
-    CuPy's own classes of kernels add -ftz=true behind all options, so NVRTC would take that.
+    CuPy's own classes of kernels append -ftz=true, which NVRTC would apply instead of ours.
     """
     from cupy.cuda.compiler import compile_using_nvrtc
     from cupy.cuda.function import Module

@@ -16,7 +16,7 @@ from zmqtrain.optim.kernels.trace import Operation, Trace, trace, trace_of_sum
 NAME = "zmqtrain_update"
 
 OPTIONS = ("-ftz=false", "-fmad=false", "-prec-div=true", "-prec-sqrt=true")
-"""NVRTC's options for arithmetic as in NumPy; of two that disagree, it takes the last."""
+"""Options of NVRTC for NumPy's arithmetic. NVRTC applies the last of two contradicting options."""
 
 _IN_C = {
     np.add: "{} + {}",
@@ -45,10 +45,12 @@ extern "C" __global__ void {name}({parameters}) {{
 
 
 def source_for(operands: Operands, scalars: Scalars) -> str:
-    """Return the kernel of an update of these arrays by such numbers.
+    """Return the kernel of an update of these arrays.
+
+    ``scalars``: of any update; only their number counts, and the values of switches.
 
     Raises:
-        NotImplementedError: the formula uses what has no counterpart here.
+        NotImplementedError: the formula calls a function of NumPy that has no counterpart here.
     """
     are_there = [array is not None for array in operands.arrays]
     switches = [number if isinstance(number, bool) else None for number in scalars.numbers]
@@ -58,12 +60,12 @@ def source_for(operands: Operands, scalars: Scalars) -> str:
 
 @cache
 def source_for_sum(terms: int) -> str:
-    """Return the kernel of a :func:`zmqtrain.optim.formula.total` of so many gradients."""
+    """Return the kernel of :func:`zmqtrain.optim.formula.total` for this number of gradients."""
     return source_of(trace_of_sum(terms))
 
 
 def source_of(noted: Trace) -> str:
-    """Return a kernel in CUDA's C++, which does a trace for each of ``size`` elements.
+    """Return a kernel in CUDA's C++ that executes a trace for each of ``size`` elements.
 
     Its parameters are int64 ``size``, the addresses of the gradients, the numbers, and the
     addresses of the arrays, in the order of the trace. A gradient may be one of the arrays.
@@ -74,7 +76,10 @@ def source_of(noted: Trace) -> str:
         *(f"const float {name}" for name in noted.numbers),
         *(f"float *{name}_" for name in noted.arrays),
     ]
-    lines = [f"const float {name} = {name}_[i];" for name in (*noted.gradients, *noted.arrays)]
+    used = {each for operation in noted.operations for each in operation.operands}
+    used |= set(noted.results)
+    elements = [name for name in (*noted.gradients, *noted.arrays) if name in used]
+    lines = [f"const float {name} = {name}_[i];" for name in elements]
     lines += [f"const float {each.name} = {_in_c(each)};" for each in noted.operations]
     results = zip(noted.arrays, noted.results, strict=True)
     lines += [f"{array}_[i] = {result};" for array, result in results]

@@ -32,7 +32,7 @@ class Trace:
     """An update of one element.
 
     ``arrays``: names of the elements that it reads and writes; ``results``: of their new values;
-    ``numbers``: of what it reads for all elements; ``gradients``: of the elements that it only
+    ``numbers``: of the numbers that all elements share; ``gradients``: of the elements that it only
     reads.
     """
 
@@ -76,7 +76,7 @@ def trace(
 
 
 def trace_of_sum(terms: int) -> Trace:
-    """Return the trace of a :func:`total` of so many gradients, which goes to one array."""
+    """Return the trace that sets one array to the :func:`total` of this number of gradients."""
     noted: list[Operation] = []
     gradients, weights = ([f"{kind}{n}" for n in range(terms)] for kind in "gw")
     numbers = *weights, "factor", "limit"
