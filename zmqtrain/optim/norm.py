@@ -36,7 +36,8 @@ def square_of(gradient: Any, limit: float) -> int:
     """Return the sum of squares of a gradient of shape (n,), in units for a limit of its norm.
 
     It does not depend on the order of the elements, and is the sum of those of its parts. An
-    infinite element counts as the largest finite one. On a GPU the sum is one of float64, rounded.
+    infinite element counts as the largest finite one. On a GPU the sum is one of float64, rounded,
+    in which subnormal elements count as 0.
     """
     unit = _unit(limit)
     if not isinstance(gradient, np.ndarray):

@@ -1,7 +1,7 @@
 """Kernels of updates: in NumPy, compiled by LLVM for the CPU, or on a GPU.
 
 All three run the formula of the rule (formula.py) and give the same bits. A rule with its own
-``update`` method runs unchanged.
+``update`` method runs unchanged; on a GPU by CuPy's kernels, which treat subnormal numbers as 0.
 """
 
 from __future__ import annotations
