@@ -23,7 +23,7 @@ from bench.output import report
 from bench.workload import items_of
 from zmqtrain.compute.device import load_cupy
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import Update, new_slots
+from zmqtrain.optim import Mean, Update, new_slots
 from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
@@ -70,15 +70,15 @@ def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
 
 def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
     steps: dict[str, Callable[[], object]] = {
-        "compiled": _our_step(Update(RULES[rule]), *arrays_of(size)),
+        "compiled": our_step(Update(RULES[rule]), *arrays_of(size)),
         "crash-safe": _crash_safe_step(Update(RULES[rule]), size),
-        "numpy": _our_step(Update(RULES[rule], fused=False), *arrays_of(size)),
+        "numpy": our_step(Update(RULES[rule], fused=False), *arrays_of(size)),
     }
     with contextlib.suppress(ConfigError):
         cupy = load_cupy("--device")
         on_gpu, gradient = map(cupy.asarray, arrays_of(size))
         wait = cupy.cuda.get_current_stream().synchronize
-        steps["cupy"] = _our_step(Update(RULES[rule]), on_gpu, gradient, wait)
+        steps["cupy"] = our_step(Update(RULES[rule]), on_gpu, gradient, wait)
     with contextlib.suppress(ImportError):
         for way in TORCH[rule][2] if rule in TORCH else ():
             steps[f"torch {way}"] = torch_step(rule, way, size)
@@ -88,7 +88,7 @@ def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
 def times(rule: str, megabytes: float, cores: int, steps: int) -> list[float]:
     """Return when updates began, of which each core makes its share; the last is the end."""
     share = -(-items_of(megabytes) // cores)
-    shares = [_our_step(Update(RULES[rule]), *arrays_of(share)) for _ in range(cores)]
+    shares = [our_step(Update(RULES[rule]), *arrays_of(share)) for _ in range(cores)]
     began_at = []
     with ThreadPoolExecutor(cores) as threads:
         for _ in range(steps + 1):
@@ -98,14 +98,15 @@ def times(rule: str, megabytes: float, cores: int, steps: int) -> list[float]:
     return began_at
 
 
-def _our_step(
+def our_step(
     update: Update, parameters: Any, gradient: Any, wait: Callable[[], object] = lambda: None
 ) -> Callable[[], None]:
-    """Return an update of these arrays; ``wait`` returns when it is done."""
-    slots = new_slots(update, parameters)
+    """Return an update of these arrays, bound once as by a ps; ``wait`` returns when it is done."""
+    bound = update.bind(parameters, new_slots(update, parameters))
+    mean = Mean([gradient])
 
     def step() -> None:
-        update.update(parameters, gradient, slots, step=10)
+        bound.apply(mean, 10)
         wait()
 
     return step

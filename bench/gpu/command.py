@@ -97,7 +97,9 @@ def push_pull_commands(options: Options, seconds: float) -> Iterator[Command]:
 
 def training_commands(options: Options, seconds: float) -> Iterator[Command]:
     for model in MODELS:
-        for side in SIDES if options.device == "gpu" else SIDES[:-1]:
+        for side in SIDES:
+            if options.device == "cpu" and side.endswith("GPU"):
+                continue
             arguments = (model, side, str(options.steps), options.device)
             keys = {"model": model, "side": side}
             yield Command(keys, ("bench.gpu", "training", *arguments), MOST_S)

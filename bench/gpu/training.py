@@ -30,9 +30,9 @@ MODELS = {
     "gpt": ("examples.torch_gpt", "job"),
     "gpt:large": ("examples.torch_gpt", "large"),
 }
-SIDES = ("plain", "ddp", "alone", "ps on CPU", "ps on GPU")
-"""torch's own loop; the same with DistributedDataParallel, one process; our worker without a ps,
-and with one."""
+SIDES = ("plain", "ddp", "alone", "alone, updates on GPU", "ps", "ps on GPU")
+"""torch's own loop; the same with DistributedDataParallel, one process; our worker without a ps, in
+one process, and with one. The last of each two has parameters and slots on the GPU."""
 
 THREADS = {"cpu": 1, "gpu": 4}  # at most, of a worker, ps or loop, by where models are computed
 EVALUATED = 64  # examples, after the last step
@@ -116,9 +116,9 @@ def _torch_steps(model: str, side: str, steps: int, device: str) -> Sequence[tup
 def _our_steps(model: str, side: str, steps: int, device: str) -> Sequence[tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps"
-        fields = {"device": device, "ps_device": "gpu" if side == "ps on GPU" else "cpu"}
+        fields = {"device": device, "ps_device": "gpu" if side.endswith(" on GPU") else "cpu"}
         arguments: Any = {"model": model, "steps": steps, "path": str(path), **fields}
-        if side == "alone":
+        if side.startswith("alone"):
             zmqtrain.run(recording_job(**arguments), on_progress=lambda status: None)
         else:
             cluster = LocalCluster(workers=1, ps=1, threads=_threads(device), lane="shm")

@@ -10,9 +10,9 @@ import numpy as np
 
 from bench.gpu.cases import DEVICES, Case, arrays_on, medians_s, text_of
 from bench.jobs import RULES
-from bench.kernels import TORCH, arrays_of, torch_step
+from bench.kernels import TORCH, arrays_of, our_step, torch_step
 from bench.workload import items_of
-from zmqtrain.optim import Mean, Update, new_slots
+from zmqtrain.optim import Update
 
 MEASURED = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lion")
 IN_ROW = 10  # updates of one measurement, so that waiting for the device is a small part of it
@@ -36,9 +36,7 @@ def _update(rule: str, size: int, device: str, copied: float) -> dict[str, Any]:
     xp, wait = arrays_on(device)
     parameters, gradient = map(xp.asarray, arrays_of(size))
     update = Update(RULES[rule])
-    slots = new_slots(update, parameters)
-    bound = update.bind(parameters, slots)  # as a ps does, once
-    ours = partial(bound.apply, Mean([gradient]), 10)
+    ours = our_step(update, parameters, gradient)
     steps: dict[str, Callable[[], object]] = {"ours": ours}
     notes = []
     for way in TORCH[rule][2] if rule in TORCH else ():
@@ -50,7 +48,7 @@ def _update(rule: str, size: int, device: str, copied: float) -> dict[str, Any]:
             notes.append(f"torch {way}: {text_of(error)}")
     times = medians_s({name: partial(_in_row, step, wait) for name, step in steps.items()})
     seconds = {name: each / IN_ROW for name, each in times.items()}
-    moved = (3 + 2 * len(slots)) * parameters.nbytes / 1e9 / seconds["ours"]
+    moved = (3 + 2 * len(update.slots)) * parameters.nbytes / 1e9 / seconds["ours"]
     alone = medians_s({"": partial(_in_row, ours, wait, 1)})[""]
     row = {
         "ms": 1e3 * seconds["ours"],
@@ -58,7 +56,7 @@ def _update(rule: str, size: int, device: str, copied: float) -> dict[str, Any]:
         "gb_per_second": parameters.nbytes / 1e9 / seconds["ours"],
         "memory_gb_per_second": moved,
         "percent_of_copy": 100 * moved / copied,
-        **{f"torch_{way}_ms": 1e3 * seconds[way] for way in seconds.keys() - {"ours"}},
+        **{f"torch_{way}_ms": 1e3 * seconds[way] for way in seconds if way != "ours"},
     }
     return row | ({"note": "; ".join(notes)} if notes else {})
 
