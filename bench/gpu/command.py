@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ import click
 from bench.gpu.cases import text_of
 from bench.gpu.training import MODELS, SIDES
 from bench.options import json_option, list_of, size_type, sizes_type
-from bench.output import headline, markdown
+from bench.output import ROOT, headline, markdown
 from bench.processes import RunError, json_lines_of
 from zmqtrain.compute.device import load_cupy
 from zmqtrain.errors import ConfigError
@@ -58,8 +59,12 @@ class Command:
     def rows(self, seconds: float) -> Iterator[dict[str, Any]]:
         """Yield the rows, and one with the error if it fails or is not done in time."""
         command = [sys.executable, "-m", *self.arguments]
+        before = os.environ.get("PYTHONPATH")
+        # Tasks have no working directory in their path: they would import an installed zmqtrain.
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), before)))}
+        timeout_s = round(min(seconds, self.most_s), 1)
         try:
-            yield from json_lines_of(command, timeout_s=round(min(seconds, self.most_s), 1))
+            yield from json_lines_of(command, timeout_s=timeout_s, settings=path)
         except RunError as error:
             yield from error.rows
             text = str(error)

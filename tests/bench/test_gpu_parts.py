@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from bench.__main__ import main
 from bench.gpu import cases, command, copies, suite, training, updates
 from bench.gpu.command import Command, Options, page, rows_of
 from bench.kernels import TORCH
+from bench.output import ROOT
 from tests.cupy_stand_in import installed
 from zmqtrain.data import Digits
 from zmqtrain.optim import AdamW
@@ -78,6 +80,18 @@ def test_case_that_fails_has_a_row_with_its_error(capsys: pytest.CaptureFixture[
         {"rule": "a", "error": "ValueError: first line"},
         {"rule": "b", "ms": 1.0},
     ]
+
+
+@pytest.mark.integration
+def test_command_imports_from_this_tree_before_all_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Tasks, which it may start, have no working directory in their path."""
+    code = "import json, os; print(json.dumps({'path': os.environ['PYTHONPATH']}))"
+    (tmp_path / "of_path.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (row,) = Command({}, ("of_path",)).rows(seconds=60)
+    assert row["path"].split(os.pathsep) == [str(ROOT), str(tmp_path)]
 
 
 @pytest.mark.integration
