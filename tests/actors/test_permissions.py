@@ -20,8 +20,8 @@ from zmqtrain.wire.messages import Message
 
 RESERVED = {
     "worker": "Pull Push Chunk Evaluated Gather HandOver HandedOver RequestSave",
-    "chief": "Initialize Keep Save SaveEnded Close Extend SetRate Shutdown SwitchPolicy RequestSave"
-    " RequestStop Gather Evaluate",
+    "chief": "EndGeneration HandOver Initialize Keep Save SaveEnded Close Extend SetRate Shutdown"
+    " SwitchPolicy RequestSave RequestStop Gather Evaluate",
     "ps": "Arrived ShardReport ShardWritten RequestSave Gather Evaluate Evaluated",
     "client": "SwitchPolicy RequestSave RequestStop",
 }

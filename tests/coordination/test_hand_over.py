@@ -1,4 +1,4 @@
-"""What a group of workers that is over hands on: the last orders, and who writes what."""
+"""What those hand on that are left of a generation: the last orders, and who writes what."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.coordination.hand_over import OrderLog, lacking, left_of, newest
+from zmqtrain.coordination.hand_over import OrderLog, agreed, lacking, left_of, newest
 from zmqtrain.errors import CheckpointError
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Apply
@@ -110,3 +110,36 @@ def test_those_that_are_left_write_everything_once_unless_all_copies_of_a_part_a
         assert [each.shard for each in found.values()] == list(range(len(there)))
         offsets = {at: [cut.offset for cut in each.slices] for at, each in found.items()}
         assert offsets == {at: [cut.offset for cut in layouts[at].slices] for at in there}
+
+
+NAMES = [f"ps {shard}" for shard in range(4)]
+LAYOUTS = with_copies(place([Variable("w", (8,))], 4, "contiguous", 4), 2)
+
+
+@pytest.mark.parametrize("left", [(0, 1, 2, 3), (1, 2, 3), (0, 1, 2), (1, 3)])
+def test_those_that_are_left_agree_on_the_last_orders_and_who_writes_what(
+    left: tuple[int, ...],
+) -> None:
+    known = {shard: orders(1, 4 + shard) for shard in left}
+    last, content, parts = agreed(LAYOUTS, known, NAMES)
+    assert (last, content) == (known[left[-1]], last.saved)
+    assert parts == left_of(LAYOUTS, left)
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        ({}, "nobody that is left knows the last orders"),
+        ({1: replace(orders(1, 5), saved=None)}, "nobody that is left knows the last orders"),
+        ({2: orders(1, 5), 3: orders(1, 5)}, "lost with all of their copies, on ps 0, ps 1$"),
+        (  # ps 1 has not begun the last generation
+            {0: orders(1, 1, generation=2), 1: orders(1, 5), 3: orders(1, 1, generation=2)},
+            "lost with all of their copies, on ps 1, ps 2$",
+        ),
+    ],
+)
+def test_less_than_one_version_of_everything_is_not_taken(
+    known: dict[int, LastOrders], reason: str
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        agreed(LAYOUTS, known, NAMES)

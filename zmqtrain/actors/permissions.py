@@ -8,15 +8,15 @@ from zmqtrain.wire import messages
 from zmqtrain.wire.codec import Envelope, Sender
 
 _CLIENT = "client"  # the command line; its index is a process id
-_HAND_OVER = (messages.HandOver, messages.HandedOver)
 _OF_THE_CHIEF = (
-    *(messages.Initialize, messages.Keep, messages.Save, messages.SaveEnded, messages.Close),
-    *(messages.Extend, messages.SetRate, messages.Shutdown),
+    *(messages.EndGeneration, messages.Initialize, messages.Keep, messages.Save),
+    *(messages.SaveEnded, messages.Close, messages.Extend, messages.SetRate, messages.Shutdown),
 )
 _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
-        ("worker",): (messages.Pull, messages.Chunk, messages.Push, *_HAND_OVER),
+        ("worker",): (messages.Pull, messages.Chunk, messages.Push, messages.HandedOver),
+        ("worker", "chief"): (messages.HandOver,),
         ("worker", "ps"): (messages.Evaluated,),  # a ps passes it on
         ("chief", "ps"): (messages.Evaluate,),
         ("worker", "ps", "chief"): (messages.Gather,),

@@ -12,6 +12,7 @@ from typing import Any
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.copies import save_copies
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, PeerLostError, ZmqTrainError
@@ -76,9 +77,9 @@ class LinkedJob:
     async def begin(self, joined: Sequence[Admission], *, again: bool) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.
 
-        ``joined``: the welcomes of all ps. ``again``: some ps has lost its parameters. Before the
-        first checkpoint of a logdir the job begins once more; without a logdir it ends, as nothing
-        would ever be saved.
+        ``joined``: the welcomes of all ps. ``again``: some ps has lost its parameters. If the
+        others hold copies, the checkpoint is one of these. Before the first checkpoint of a logdir
+        the job begins once more; without a logdir it ends, as nothing would ever be saved.
         """
         self._segments = []
         for shard, one in enumerate(joined):
@@ -94,10 +95,12 @@ class LinkedJob:
             self._chief.generation = self.learned_until = generations[0]
             log.info("taking over in generation %d", self.generation)
             return
-        path, self.learned_until, generation = await self.saver.newest()
         begun = [one.link for one in joined if one.generation]
-        if lost and (again or any(await self._versions(begun))):  # else no update is lost
-            text = f"{' and '.join(lost)} restarted without parameters"
+        updated = bool(lost) and (again or any(await self._versions(begun)))
+        text = f"{' and '.join(lost)} restarted without parameters"
+        taken = updated and await save_copies(self._chief, text, joined)
+        path, self.learned_until, generation = await self.saver.newest()
+        if updated and not taken:  # else no update is lost
             if self._chief.job.logdir is None:
                 raise CheckpointError(
                     f"{text}, and there is no checkpoint to restore; give the job a logdir "

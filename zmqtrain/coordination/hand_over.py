@@ -1,6 +1,6 @@
-"""How the ps of a group that is over hand on their parameters, where parts have copies. Pure.
+"""How ps hand their parameters on if others are lost, where parts have copies. Pure.
 
-Every ps of the group has carried out the same orders, except for the last few. The remaining ps
+Every ps of a generation has carried out the same orders, except for the last few. The remaining ps
 become equal by the last orders that one of them knows, and together they hold all parts unless a
 part is lost with all of its copies.
 """
@@ -8,7 +8,7 @@ part is lost with all of its copies.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from zmqtrain.errors import CheckpointError
@@ -56,6 +56,27 @@ def newest(known: Iterable[LastOrders]) -> LastOrders | None:
     """Return the latest orders with a known outcome, None if there are none."""
     told = (last for last in known if last.saved is not None)
     return max(told, key=lambda last: (last.generation, last.end), default=None)
+
+
+def agreed(
+    layouts: Sequence[ShardLayout], known: Mapping[int, LastOrders], names: Sequence[str]
+) -> tuple[LastOrders, Saved, dict[int, ShardLayout]]:
+    """Return the last orders, the content of a checkpoint after them, and who writes what of it.
+
+    ``known``: to each shard that is left. ``names``: of the hosts of all shards.
+
+    Raises:
+        CheckpointError: what is left is not enough for a checkpoint.
+    """
+    last = newest(known.values())
+    if last is None or last.saved is None:
+        raise CheckpointError("nobody that is left knows the last orders")
+    left = [shard for shard, each in sorted(known.items()) if each.generation == last.generation]
+    parts = left_of(layouts, left)
+    if parts is None:
+        lost = ", ".join(name for shard, name in enumerate(names) if shard not in left)
+        raise CheckpointError(f"parts are lost with all of their copies, on {lost}")
+    return last, last.saved, parts
 
 
 def lacking(last: LastOrders, generation: int, done: int) -> list[Numbered]:

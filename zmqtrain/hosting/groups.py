@@ -104,7 +104,7 @@ class Gatherer(JobActor):
         self._has_news = asyncio.Event()
         self.handlers = dict.fromkeys(get_args(Message), self._answer) | {
             Gather: self.on_gather,
-            HandOver: self._succession.on_hand_over,
+            HandOver: self._on_hand_over,
             HandedOver: lambda request, message: self._succession.take(
                 request.sender.index, message
             ),
@@ -217,6 +217,12 @@ class Gatherer(JobActor):
                 self._has_news.set()
             if self._config.index not in message.hears:
                 self._answer(request, message)
+
+    def _on_hand_over(self, request: Request, message: HandOver) -> None:
+        if request.sender.role == Role.WORKER:
+            self._succession.on_hand_over(request, message)
+        else:  # a chief that does not know yet that its group is over
+            self._answer(request, message)
 
     def _all_go_on(self, sender: Sender) -> bool:
         """Note that the sender's part goes on, and return whether all parts do.

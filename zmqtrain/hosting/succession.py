@@ -19,18 +19,15 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.coordination.hand_over import left_of, newest
-from zmqtrain.errors import CheckpointError, ZmqTrainError
+from zmqtrain.coordination.hand_over import agreed
+from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
-from zmqtrain.server.orphaned_shard import OrphanedShard
+from zmqtrain.server.orphaned_shard import HandingOver, OrphanedShard
 from zmqtrain.server.peer_handlers import within
-from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.wire.messages import HandedOver, HandOver
 
 log = logging.getLogger(__name__)
-
-Reply = Callable[[HandedOver], None]
 
 
 class Succession:
@@ -44,13 +41,10 @@ class Succession:
         fingerprint: Mapping[str, str],
     ) -> None:
         """``actor``: has the links to the others. ``plan``: that of the lost group."""
-        self._actor, self._plan, self._remains = actor, plan, remains
-        self._hosts = plan.hosts
+        self._actor, self._plan, self._hosts = actor, plan, plan.hosts
         self._fingerprint = fingerprint
-        self._layouts = plan.layouts
         self._known: dict[int, LastOrders] = {}  # by worker
-        self._asked = ""  # the directory that this worker is to write into
-        self._answer: HandedOver | None = None  # once it has
+        self._own = HandingOver(plan, plan.shard_of(actor.task), remains, self._beside)
         self._writing = asyncio.Lock()
         self._directory = ""  # the one that this worker has others write into
         self._answers: dict[int, HandedOver] = {}  # theirs, by worker
@@ -58,7 +52,7 @@ class Succession:
 
     @property
     def last(self) -> LastOrders | None:
-        return self._remains.last if self._remains is not None else None
+        return self._own.last
 
     def note(self, worker: int, last: LastOrders | None) -> None:
         if last is not None:
@@ -71,20 +65,14 @@ class Succession:
             return
         self.note(actor.task.index, self.last)
         known = {worker: last for worker, last in self._known.items() if worker in workers}
-        last = newest(known.values())
+        left = {shard: known[host] for shard, host in enumerate(self._hosts) if host in known}
+        names = [str(Task(Role.WORKER, host)) for host in self._hosts]
         try:
-            if last is None or last.saved is None:
-                raise CheckpointError("none of the workers that are left knows the last orders")
-            left = {worker for worker, each in known.items() if each.generation == last.generation}
-            shards = [number for number, host in enumerate(self._hosts) if host in left]
-            layouts = left_of(self._layouts, shards)
-            if layouts is None:
-                names = ", ".join(f"worker {host}" for host in self._hosts if host not in left)
-                raise CheckpointError(f"parts are lost with all of their copies, on {names}")
-            write = partial(self._collect, tuple(shards), last, last.saved)
+            last, saved, layouts = agreed(self._plan.layouts, left, names)
+            write = partial(self._collect, tuple(layouts), last, saved)
             saver = Saver(actor.job, [*layouts.values()], self._fingerprint, actor.metrics, write)
-            await saver.save(last.saved.step, last.generation)
-            log.warning("the job goes on at step %d, without a step lost", last.saved.step)
+            await saver.save(saved.step, last.generation)
+            log.warning("the job goes on at step %d, without a step lost", saved.step)
         except CheckpointError as error:
             log.warning("the job goes on from the last checkpoint: %s", error)
 
@@ -100,7 +88,7 @@ class Succession:
             if time.monotonic() > until:
                 raise CheckpointError(f"worker {missing[0]} has not written its part in time")
             if actor.task.index in missing:
-                self._hand_over(message, partial(self.take, actor.task.index))
+                self._own.take(message, partial(self.take, actor.task.index))
             names = {str(Task(Role.WORKER, host)) for host in missing}
             for link in actor.links:
                 if link.peer in names:
@@ -121,34 +109,12 @@ class Succession:
             self._is_answered.set()
 
     def on_hand_over(self, request: Request, message: HandOver) -> None:
-        self._hand_over(message, request.send)
+        self._own.take(message, request.send)
 
-    def _hand_over(self, message: HandOver, reply: Reply) -> None:
-        """Write this worker's part once, and answer; a repeated request is answered again."""
-        if message.directory != self._asked:
-            self._asked, self._answer = message.directory, None
-            self._actor.spawn(self._write(message, reply))
-        elif self._answer is not None:
-            reply(self._answer)
+    def _beside(self, work: Callable[[], HandedOver], then: Callable[[HandedOver], None]) -> None:
+        async def write() -> None:
+            async with self._writing:
+                answer = await asyncio.to_thread(work)
+            then(answer)
 
-    async def _write(self, message: HandOver, reply: Reply) -> None:
-        file, reason = None, ""
-        async with self._writing:
-            try:
-                file = await asyncio.to_thread(self._written, message)
-            except ZmqTrainError as error:
-                reason = str(error)
-        answer = HandedOver(message.directory, file, reason)
-        if message.directory == self._asked:
-            self._answer = answer
-        reply(answer)
-
-    def _written(self, message: HandOver) -> ShardFile:
-        worker, layouts = self._actor.task.index, left_of(self._layouts, message.shards)
-        own = self._hosts.index(worker) if worker in self._hosts else -1
-        if self._remains is None or layouts is None or own not in layouts:
-            raise CheckpointError("nothing is left of its part")
-        # The name alone is the peer's: the rest of the path is that of this worker's logdir.
-        root = checkpoints_directory(Path(self._actor.job.logdir or ""))
-        directory = root / Path(message.directory).name
-        return self._remains.write(directory, layouts[own], message.last)
+        self._actor.spawn(write())

@@ -89,8 +89,8 @@ class Plan:
 
     @property
     def hands_over(self) -> bool:
-        """Whether tasks hold copies of one another's parts for the next group of workers."""
-        return self.group > 0 and self.copies > 1
+        """Whether the tasks save the copies of a part that is lost with its holder's memory."""
+        return self.copies > 1 and self.job.logdir is not None
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -86,6 +86,7 @@ class Executor:
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, actor.crash)
         self._halts = False
+        self._is_over = False  # the generation: no order counts any more
         self._policy = ""  # the last one in the log
         self._keep: Keep | None = None  # the last request
         self._kept: Flat | None = None  # once the shard has reached its version
@@ -109,8 +110,19 @@ class Executor:
         self.work.run()
 
     def forget_orders(self) -> None:
-        """Drop the unfinished orders: their generation is over."""
+        """Drop the unfinished orders: their generation is over, and another one begins."""
         self.work.forget()
+        self._is_over = False
+
+    def end_generation(self) -> None:
+        """Drop the unfinished orders, and all further ones until another generation begins."""
+        self.work.forget()
+        self._is_over = True
+
+    def beside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Work in the thread, after all that was queued before; no order is forgotten instead."""
+        self.work.put(work, then, rare=True, lasting=True)
+        self.work.run()
 
     def keep(self, keep: Keep | None) -> None:
         """Copy the shard's own part at this version, in place of the previous copy."""
@@ -129,6 +141,8 @@ class Executor:
 
         The segment keeps the number of the last one done. 0: this shard ordered it by itself.
         """
+        if self._is_over:
+            return
         shard, put, keep_changed = self._state.shard, self.work.put, self._state.keep_changed
         for number, order in orders:
             match order:

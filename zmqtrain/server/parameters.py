@@ -1,4 +1,4 @@
-"""The parameters of a ps: a generation begins with them, and tasks read them."""
+"""The parameters of a ps: a generation begins with them and ends, and tasks read them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from weakref import WeakValueDictionary
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.optim import AVERAGE
 from zmqtrain.server.decider import Decider
+from zmqtrain.server.orphaned_shard import HandingOver, OrphanedShard
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import checkpoint
 from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_layout import GENERATION
-from zmqtrain.wire.messages import Initialize, Keep, Parameters, Read
+from zmqtrain.wire.messages import EndGeneration, HandOver, Initialize, Keep, Parameters, Read
 
 log = logging.getLogger(__name__)
 
 
 class ParameterAccess:
-    """Begins generations and answers reads, each between two orders."""
+    """Begins and ends generations and answers reads, each between two orders."""
 
     def __init__(
         self, actor: JobActor, state: ShardState, peers: PeerTable, decider: Decider
@@ -36,12 +38,42 @@ class ParameterAccess:
         self._decider = decider
         self._executor = decider.executor
         self._metrics = actor.metrics
-        self._job = actor.job
+        self._job, self._plan = actor.job, actor.plan
+        self._handing_over: HandingOver | None = None
+        self.remains: OrphanedShard | None = None
+        """The shard, once the chief has ended its generation, until it begins the next one."""
         self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # under way
 
     def on_initialize(self, request: Request, message: Initialize) -> None:
         self._peers.member(request)
         self._at_rest(partial(self._initialize, request, message))
+
+    def on_end_generation(self, request: Request, message: EndGeneration) -> None:
+        self._peers.member(request)
+        self._at_rest(partial(self._end, request, message))
+
+    def _end(self, request: Request, message: EndGeneration) -> None:
+        """Carry out nothing more, and tell what another ps may lack."""
+        state = self._state
+        if message.generation != state.generation:
+            request.refuse(CheckpointError(f"{state.task} is in generation {state.generation}"))
+            return
+        if self.remains is None:
+            self._executor.end_generation()
+            self.remains = self._decider.orphan()
+        if self.remains is None:
+            request.refuse(CheckpointError(f"{state.task} holds no copies"))
+            return
+        if self._handing_over is None:
+            shard, run = state.shard.layout.shard, self._executor.beside
+            self._handing_over = HandingOver(self._plan, shard, self.remains, run)
+        request.reply(self.remains.last)
+
+    def on_hand_over(self, request: Request, message: HandOver) -> None:
+        self._peers.member(request)
+        if request.sender.role != Role.CHIEF or self._handing_over is None:
+            raise RefusedError(f"{self._state.task} hands over only to a chief that has asked it")
+        self._handing_over.take(message, request.reply)
 
     def on_read(self, request: Request, message: Read) -> None:
         self._check(request, message)
@@ -110,6 +142,7 @@ class ParameterAccess:
                 "second chief from saving there; choose a --logdir whose file locks reach all hosts"
             )
             log.warning(text, self._job.logdir)
+        self.remains = self._handing_over = None
         words = state.shard.segment.words
         words[GENERATION] = 0  # until all is in place, it cannot be recovered
         self._end_generation()

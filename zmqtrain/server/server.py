@@ -68,6 +68,7 @@ class ParameterServer(JobActor):
         self._peer_handlers: PeerHandlers
         self._decider: Decider
         self._receiver: Receiver
+        self._parameters: ParameterAccess
 
     # Its life
 
@@ -203,7 +204,7 @@ class ParameterServer(JobActor):
         self._executor.close()
         state, is_group_over = self.state, self.plan.group and isinstance(error, PeerLostError)
         if is_group_over and state.initialised:
-            self.orphan = self._decider.orphan()
+            self.orphan = self._parameters.remains or self._decider.orphan()
         if self.orphan is None:
             goes_on = may_go_on(error, is_over=self._shutdown is not None) and not is_group_over
             keep = goes_on and state.initialised and state.shard.safe
@@ -223,7 +224,7 @@ class ParameterServer(JobActor):
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         receiver = self._receiver = Receiver(self, state, peers, buffers, executor, holds_lease)
-        parameters = ParameterAccess(self, state, peers, decider)
+        parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,
             messages.Gather: self.on_gather,
@@ -233,6 +234,8 @@ class ParameterServer(JobActor):
             messages.Pull: self._on_request,
             messages.Chunk: receiver.on_chunk,
             messages.Push: self._on_request,
+            messages.EndGeneration: parameters.on_end_generation,
+            messages.HandOver: parameters.on_hand_over,
             messages.Initialize: parameters.on_initialize,
             messages.Read: parameters.on_read,
             messages.Keep: parameters.on_keep,

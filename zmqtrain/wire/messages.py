@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Status, Wait
 
-PROTOCOL_VERSION = 25
+PROTOCOL_VERSION = 26
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -386,10 +386,21 @@ class Gather:
 
 
 @dataclass(slots=True)
-class HandOver:
-    """Worker to workers of a group that is over: carry out the missing ones of the last orders.
+class EndGeneration:
+    """Chief to ps, after another one has lost its memory: carry out no more orders in it.
 
-    Then write your part, if only these ``shards`` are left, into the directory of a checkpoint.
+    Answered with the last orders that the ps knows.
+    """
+
+    generation: int
+
+
+@dataclass(slots=True)
+class HandOver:
+    """Carry out the missing ones of the last orders of a generation that is over.
+
+    Then write your part, if only these ``shards`` are left, into the directory of a checkpoint. To
+    every ps from the chief, or to workers of a group that is over from one of them.
     """
 
     directory: str
@@ -399,7 +410,7 @@ class HandOver:
 
 @dataclass(slots=True)
 class HandedOver:
-    """The file that the worker has written into this directory; None: none, for this reason."""
+    """The file that was written into this directory; None: none was, for this reason."""
 
     directory: str
     file: ShardFile | None
@@ -452,8 +463,9 @@ class GetStatus:
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
-    | Initialize | Pull | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Keep
-    | Parameters | Evaluate | Evaluated | Heartbeat | HeartbeatReply | Arrived | ShardReport
-    | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Save | ShardWritten
-    | Saved | Close | Extend | SetRate | Shutdown | GetStatus | Status
+    | EndGeneration | LastOrders | Initialize | Pull | Push | PullReply | PushReply | Chunk
+    | ChunksReceived | Read | Keep | Parameters | Evaluate | Evaluated | Heartbeat
+    | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
+    | SaveEnded | Save | ShardWritten | Saved | Close | Extend | SetRate | Shutdown | GetStatus
+    | Status
 )  # fmt: skip
