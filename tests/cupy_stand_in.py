@@ -1,88 +1,281 @@
-"""CuPy over NumPy: as much of it as towers use, with any number of devices.
+"""CuPy over NumPy and a model of CUDA (cuda_model.py), with any number of devices.
 
-NCCL's part is as strict as NCCL: a collective call belongs to a group, of all ranks and with the
-same sizes; sums are there when a stream was waited for; the order of a sum is nobody's business.
+It is as strict as CuPy: an array of the host is no operand of an array on a device, and is not
+made from one without being asked for. NumPy's functions take subnormal float32 numbers for 0 here,
+as CuPy's kernels do. NCCL's part is as strict as NCCL: a collective call belongs to a group, of all
+ranks and with the same sizes; the order of a sum is nobody's business.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds as bounds_of_strided
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tests import gpu_source
+from tests.cuda_model import POISON, Block, CUDARuntimeError, Model, Span, Stream
+from zmqtrain.optim.kernels.gpu import compiled
+
+_VIEWS = {"reshape", "view", "ravel", "transpose", "squeeze", "swapaxes", "diagonal"}
+_ANSWERS = {"shape", "dtype", "size", "nbytes", "ndim", "itemsize", "strides", "flags"}
+_TINY = np.finfo(np.float32).tiny
 
 
-class DeviceArray(np.ndarray):
-    """An array that lies on a device, as far as anybody can tell.
+class Allocation:
+    """Memory of a device, until no array needs it."""
 
-    CuPy's own kernels take subnormal float32 numbers for 0, and so do NumPy's functions here.
-    """
+    def __init__(self, host: Host, nbytes: int) -> None:
+        self.host, self.device = host, host.current.number
+        free = host.free.setdefault((self.device, nbytes), [])
+        # What is given back is given away again, while an operation may still use it.
+        self.block = free.pop() if free else Block(np.empty(max(nbytes, 1), np.uint8))
+        self.block.memory[...] = POISON
+        host.allocations.append(weakref.ref(self))
+        weakref.finalize(self, free.append, self.block).atexit = False
 
-    @property
-    def device(self) -> Any:
-        return sys.modules["cupy"].cuda.Device(0)
+    def holds(self, values: Any) -> bool:
+        start, stop = _bounds(self.block.memory)
+        low, high = _bounds(values)
+        return bool(start <= low and high <= stop)
+
+
+class DeviceArray(NDArrayOperatorsMixin):
+    """An array that lies on a device, as far as anybody can tell."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, values: Any, allocation: Allocation) -> None:
+        self.values, self.allocation = values, allocation
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ANSWERS:
+            return getattr(self.values, name)
+        if name.startswith("_") or not callable(getattr(np.ndarray, name, None)):
+            raise AttributeError(name)
+        if name in _VIEWS:
+            return lambda *args, **options: self._like(getattr(self.values, name)(*args, **options))
+        return lambda *args, **options: _run(
+            lambda values, *args, **options: getattr(values, name)(*args, **options),
+            (self, *args),
+            options,
+            writes=[self] if name in ("fill", "sort", "put") else [],
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, key: Any) -> Any:
+        plain = _plain(key)
+        found = self.values[plain]
+        if isinstance(found, np.ndarray) and np.may_share_memory(found, self.values):
+            return self._like(found)
+        return _run(lambda values, _: np.array(values[plain]), (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        plain = _plain(key)
+
+        def assign(values: Any, value: Any, _: Any) -> None:
+            values[plain] = value
+
+        _run(assign, (self, value, key), {}, writes=[DeviceArray(self.values, self.allocation)])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        outputs = options.pop("out", ())
-        plain = {name: _flushed(value) for name, value in options.items()}
-        found = _flushed(getattr(ufunc, method)(*map(_flushed, inputs), **plain))
-        if outputs:
-            np.copyto(outputs[0].view(np.ndarray), found, casting="same_kind")
-            return outputs[0]
-        return found.view(DeviceArray) if isinstance(found, np.ndarray) else found
+        return _run(_flushing(getattr(ufunc, method)), inputs, options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        return _run(function, args, options)
+
+    @property
+    def T(self) -> DeviceArray:
+        return self._like(self.values.T)
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self.ctypes.data)
+        return SimpleNamespace(ptr=self.values.ctypes.data)
 
-    def set(self, source: Any, stream: Any = None) -> None:
-        self[...] = source
+    @property
+    def device(self) -> Any:
+        return Device(self.allocation.host, self.allocation.device)
 
-    def get(self, stream: Any = None, out: Any = None, blocking: bool = True) -> Any:
+    def set(self, source: Any, stream: Stream | None = None) -> None:
+        if not isinstance(source, np.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        if (self.dtype, self.shape) != (source.dtype, source.shape):
+            raise ValueError(f"{source.dtype} {source.shape} for {self.dtype} {self.shape}")
+        host = self.allocation.host
+        on = stream or host.stream()
+        if source.size:
+            target, span = self._bytes(is_written=True)
+            host.model.to_device(_as_bytes(np.ascontiguousarray(source)), target, span, on)
+        if stream is None:
+            on.synchronize()
+
+    def get(self, stream: Stream | None = None, out: Any = None, blocking: bool = True) -> Any:
         out = np.empty(self.shape, self.dtype) if out is None else out
-        out[...] = self
+        if (self.dtype, self.shape) != (out.dtype, out.shape):
+            raise ValueError(f"{out.dtype} {out.shape} for {self.dtype} {self.shape}")
+        host = self.allocation.host
+        on = stream or host.stream()
+        source = self if self.flags.c_contiguous else self.copy()
+        if out.size:
+            values, span = source._bytes(is_written=False)
+            host.model.to_host(values, _as_bytes(out), span, on)
+        if blocking:
+            on.synchronize()
         return out
 
+    def item(self) -> Any:
+        return self.get().item()
 
-def _flushed(value: Any) -> Any:
-    """Return an array of NumPy's with 0 for what is subnormal; anything else as it is."""
-    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-        return value.view(np.ndarray) if isinstance(value, DeviceArray) else value
-    plain = np.array(value, subok=False)
-    plain[np.abs(plain) < np.finfo(np.float32).tiny] = 0
-    return plain
+    def tolist(self) -> Any:
+        return self.get().tolist()
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __repr__(self) -> str:
+        return repr(self.values)
+
+    def spans(self, *, is_written: bool) -> Span:
+        start, _ = _bounds(self.allocation.block.memory)
+        low, high = _bounds(self.values)
+        return Span(self.allocation.block, low - start, high - start, is_written)
+
+    def _bytes(self, *, is_written: bool) -> tuple[Any, Span]:
+        assert self.flags.c_contiguous, "Cannot set to non-contiguous array"
+        return _as_bytes(self.values), self.spans(is_written=is_written)
+
+    def _like(self, values: Any) -> DeviceArray:
+        return DeviceArray(values, self.allocation)
+
+
+def _bounds(values: Any) -> tuple[int, int]:
+    """Return where an array begins and ends; NumPy's own function is slow."""
+    if not values.flags.c_contiguous:
+        return bounds_of_strided(values)
+    start: int = values.__array_interface__["data"][0]
+    return start, start + values.nbytes
+
+
+def _as_bytes(values: Any) -> Any:
+    return values.reshape(-1).view(np.uint8)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as NumPy takes it, with NumPy's arrays for those of a device."""
+    if isinstance(value, DeviceArray):
+        return value.values
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain, value))
+    return value
+
+
+def _arrays_in(value: Any) -> Iterator[DeviceArray]:
+    if isinstance(value, DeviceArray):
+        yield value
+    for each in value if isinstance(value, tuple | list) else ():
+        yield from _arrays_in(each)
+
+
+def _check_operands(values: Sequence[Any]) -> None:
+    for value in values:
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+        if isinstance(value, tuple | list):
+            _check_operands(value)
+
+
+def _run(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: dict[str, Any],
+    writes: Sequence[DeviceArray] = (),
+) -> Any:
+    """Run a function on the current stream; its results are arrays on the device."""
+    _check_operands([*args, *options.values()])
+    out = options.get("out")
+    written = [*writes, *_arrays_in(out)]
+    if function is np.copyto:
+        written.append(args[0])
+    read = [*_arrays_in(list(args)), *_arrays_in(list(options.values()))]
+    (host,) = {array.allocation.host for array in (*read, *written)}
+    host.check_device([*read, *written])
+    results: list[Any] = []
+
+    def run() -> None:
+        with np.errstate(all="ignore"):
+            plain = {name: _plain(value) for name, value in options.items()}
+            results.append(function(*map(_plain, args), **plain))
+
+    spans = [array.spans(is_written=False) for array in read if array.size]
+    spans += [array.spans(is_written=True) for array in written if array.size]
+    host.stream().launch(run, spans, lazily=False)
+    (result,) = results
+    if out is not None:
+        return out[0] if isinstance(out, tuple) else out
+    return host.wrapped(result, [array.allocation for array in read])
+
+
+def _flushing(ufunc: Callable[..., Any]) -> Callable[..., Any]:
+    def flushed(value: Any) -> Any:
+        if getattr(value, "dtype", None) != np.float32:
+            return value
+        return np.where(np.abs(value) < _TINY, np.copysign(np.float32(0), value), value)
+
+    def call(*args: Any, out: Any = None, **options: Any) -> Any:
+        found = flushed(ufunc(*map(flushed, args), **options))
+        if out is None:
+            return found
+        np.copyto(out[0] if isinstance(out, tuple) else out, found, casting="same_kind")
+
+    return call
+
+
+class Module:
+    """Compiled code; its kernels run on the CPU."""
+
+    def load(self, code: bytes) -> None:
+        self._code = gpu_source.Module()
+        self._code.load(code)
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        kernel = self._code.get_function(name)
+
+        def launch(grid: Any, block: Any, arguments: Sequence[Any]) -> None:
+            arrays = [each for each in arguments if isinstance(each, DeviceArray)]
+            host = arrays[0].allocation.host
+            host.check_device(arrays)
+            run = partial(kernel, grid, block, [_plain(each) for each in arguments])
+            spans = [array.spans(is_written=True) for array in arrays]
+            host.stream().launch(run, spans, lazily=False)
+
+        return launch
 
 
 class NcclError(RuntimeError):
     """As NCCL raises it."""
-
-
-class Stream:
-    """Keeps what was launched until somebody waits for it."""
-
-    by_address: dict[int, Stream] = {}  # noqa: RUF012
-
-    def __init__(self, non_blocking: bool = False) -> None:
-        self.ptr = len(self.by_address) + 1
-        self.by_address[self.ptr] = self
-        self.launched: list[Callable[[], None]] = []
-
-    def record(self) -> Stream:
-        return self
-
-    def wait_event(self, event: Stream) -> None: ...
-
-    def synchronize(self) -> None:
-        while self.launched:
-            self.launched.pop(0)()
 
 
 class Communicator:
@@ -92,33 +285,39 @@ class Communicator:
     group: list[tuple[Any, ...]] | None = None
     failed = False
 
-    def __init__(self, ranks: int, rank: int) -> None:
-        self.ranks, self.rank = ranks, rank
+    def __init__(self, host: Host, devices: Sequence[int], rank: int) -> None:
+        self.host, self.devices, self.rank = host, devices, rank
+        self.is_aborted = False
         Communicator.open += 1
-
-    @staticmethod
-    def initAll(devices: list[int]) -> list[Communicator]:
-        if len(set(devices)) < len(devices):
-            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
-        return [Communicator(len(devices), rank) for rank in range(len(devices))]
 
     def reduce(
         self, source: int, target: int, size: int, dtype: int, op: int, root: int, stream: int
     ) -> None:
         assert Communicator.group is not None, "outside of a group it would wait for ever"
         assert (dtype, op, root) == (7, 0, 0)
-        Communicator.group.append((self, _floats(source, size), _floats(target, size), stream))
+        assert not self.is_aborted
+        on = Stream.by_address[stream]
+        assert on.device == self.devices[self.rank], "a stream of another device"
+        arrays = [self.host.floats_at(at, size) for at in (source, target)]
+        Communicator.group.append((self, *arrays, on))
+
+    def check_async_error(self) -> None:
+        if self.host.nccl_error:
+            raise NcclError(self.host.nccl_error)
 
     def destroy(self) -> None:
         assert not self.failed, "it may wait for ever"
         Communicator.open -= 1
 
     def abort(self) -> None:
+        self.is_aborted = True
         Communicator.open -= 1
 
 
-def _floats(address: int, size: int) -> Any:
-    return np.ctypeslib.as_array((ctypes.c_float * size).from_address(address))
+def _init_all(host: Host, devices: list[int]) -> list[Communicator]:
+    if len(set(devices)) < len(devices):
+        raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
+    return [Communicator(host, devices, rank) for rank in range(len(devices))]
 
 
 def _start() -> None:
@@ -129,66 +328,165 @@ def _start() -> None:
 def _end() -> None:
     calls, Communicator.group = Communicator.group, None
     assert calls
-    of_rank = [
-        [call for call in calls if call[0].rank == rank] for rank in range(calls[0][0].ranks)
-    ]
+    ranks = len(calls[0][0].devices)
+    of_rank = [[call for call in calls if call[0].rank == rank] for rank in range(ranks)]
     for together in zip(*of_rank, strict=True):
-        assert len({len(source) for _, source, _, _ in together}) == 1
+        assert len({source.size for _, source, _, _ in together}) == 1
         _, _, target, stream = together[0]
-        sources = [source for _, source, _, _ in together]
+        sources = [source.values for _, source, _, _ in together]
+        for communicator, source, _, own in together:
+            own.launch(lambda: None, [source.spans(is_written=False)], lazily=True)
+            if communicator.rank in communicator.host.missing_ranks:
+                for *_, waiting in together:
+                    waiting.hangs = True
 
-        def add(sources: Any = sources, target: Any = target) -> None:
+        def add(sources: Any = sources, target: Any = target.values) -> None:
             target[...] = sum(reversed(sources[:-1]), sources[-1])
 
-        Stream.by_address[stream].launched.append(add)
+        stream.launch(add, [target.spans(is_written=True)], lazily=True)
+
+
+class Host:
+    """What the arrays and functions of one stand-in share."""
+
+    def __init__(self, devices: int) -> None:
+        self.model = Model(devices)
+        self.current = _Current()
+        self.free: dict[tuple[int, int], list[Block]] = {}
+        self.allocations: list[weakref.ref[Allocation]] = []
+        self.missing_ranks: set[int] = set()
+        self.nccl_error = ""
+
+    def stream(self) -> Stream:
+        """Return the current stream of the calling thread."""
+        return self.model.defaults[self.current.number]
+
+    def new_stream(self, non_blocking: bool = False) -> Stream:
+        assert non_blocking, "one that blocks waits for the default stream, and that for it"
+        return Stream(self.model, self.current.number)
+
+    def check_device(self, arrays: Sequence[DeviceArray]) -> None:
+        for array in arrays:
+            if array.allocation.device != self.current.number:
+                raise ValueError("The device where the array resides is not the current device")
+
+    def new(self, values: Any) -> DeviceArray:
+        """Return an array on the current device with these values, written on its stream."""
+        values = np.asarray(values)
+        array = self.empty(values.shape, values.dtype)
+
+        def write(target: Any = array.values) -> None:
+            target[...] = values
+
+        self.stream().launch(write, [array.spans(is_written=True)], lazily=False)
+        return array
+
+    def empty(self, shape: Any, dtype: Any = float) -> DeviceArray:
+        dtype = np.dtype(dtype)
+        allocation = Allocation(self, int(np.prod(shape)) * dtype.itemsize)
+        used = allocation.block.memory[: int(np.prod(shape)) * dtype.itemsize]
+        return DeviceArray(used.view(dtype).reshape(shape), allocation)
+
+    def wrapped(self, result: Any, operands: Sequence[Allocation]) -> Any:
+        if isinstance(result, tuple | list):
+            return type(result)(self.wrapped(each, operands) for each in result)
+        if not isinstance(result, np.ndarray | np.generic):
+            return result
+        for allocation in operands if isinstance(result, np.ndarray) and result.size else ():
+            if allocation.holds(result):
+                return DeviceArray(result, allocation)
+        return self.new(result)
+
+    def floats_at(self, address: int, size: int) -> DeviceArray:
+        for reference in self.allocations:
+            allocation = reference()
+            if allocation is not None:
+                start, stop = _bounds(allocation.block.memory)
+                if start <= address < stop:
+                    used = allocation.block.memory[address - start :][: 4 * size]
+                    return DeviceArray(used.view(np.float32), allocation)
+        raise AssertionError("no memory of a device")
+
+
+class _Current(threading.local):
+    number = 0
+
+
+class Device:
+    """A device of a host, the current one by default."""
+
+    def __init__(self, host: Host, number: int | None = None) -> None:
+        self.id = host.current.number if number is None else number
+        assert self.id < host.model.devices
+        self._host = host
+        self._before: list[int] = []
+
+    def use(self) -> None:
+        self._host.current.number = self.id
+
+    def __enter__(self) -> Device:
+        self._before.append(self._host.current.number)
+        self.use()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._host.current.number = self._before.pop()
+
+    def synchronize(self) -> None:
+        for stream in list(Stream.by_address.values()):
+            if stream.model is self._host.model and stream.device == self.id:
+                stream.synchronize()
+
+
+class _CuPy(ModuleType):
+    """The functions of NumPy that nothing else is said of."""
+
+    host: Host
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(np, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+        return partial(self._call, _flushing(found) if isinstance(found, np.ufunc) else found)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if next(_arrays_in([*args, *options.values()]), None) is not None:
+            return _run(function, args, options)
+        return self.host.new(function(*args, **options))  # arange, full and the like
 
 
 def make(devices: int, *, nccl: bool = True) -> ModuleType:
-    """Return the module, on a host with so many devices."""
-    current = threading.local()
+    """Return the module, on a host with so many devices; its ``host`` is for tests."""
+    host = Host(devices)
+    model = host.model
 
-    class Device:
-        def __init__(self, number: int = 0) -> None:
-            assert number < devices
-            self.number = self.id = number
-
-        def use(self) -> None:
-            current.number = self.number
-
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *error: object) -> None: ...
-
-        def synchronize(self) -> None: ...
-
-    class CuPy(ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return getattr(np, name)
-
-    cupy: Any = CuPy("cupy")
+    cupy: Any = _CuPy("cupy")
+    cupy.host = host
     cupy.ndarray = DeviceArray
-    cupy.zeros = lambda *args: np.zeros(*args).view(DeviceArray)
-    cupy.empty = lambda *args: np.empty(*args).view(DeviceArray)
-    cupy.asarray = lambda array: np.array(array).view(DeviceArray)
+    cupy.is_available = lambda: devices > 0
+    cupy.empty = host.empty
+    cupy.asarray = lambda array: array if isinstance(array, DeviceArray) else host.new(array)
+    cupy.asnumpy = lambda array: array.get()
     cupy.cuda = SimpleNamespace(
-        Device=Device,
-        Stream=Stream,
-        get_current_stream=Stream,
-        alloc_pinned_memory=bytearray,
+        Device=partial(Device, host),
+        Stream=host.new_stream,
+        get_current_stream=host.stream,
+        alloc_pinned_memory=model.alloc_pinned,
         runtime=SimpleNamespace(
             getDeviceCount=lambda: devices,
-            CUDARuntimeError=RuntimeError,
-            hostRegister=lambda *args: None,
-            hostUnregister=lambda *args: None,
+            CUDARuntimeError=CUDARuntimeError,
+            hostRegister=model.memory.register,
+            hostUnregister=model.memory.unregister,
+            streamQuery=lambda address: Stream.by_address[address].query(),
         ),
         nccl=SimpleNamespace(
             available=nccl,
             NCCL_FLOAT32=7,
             NCCL_SUM=0,
             NcclError=NcclError,
-            NcclCommunicator=Communicator,
+            NcclCommunicator=SimpleNamespace(initAll=partial(_init_all, host)),
             groupStart=_start,
             groupEnd=_end,
         ),
@@ -198,9 +496,13 @@ def make(devices: int, *, nccl: bool = True) -> ModuleType:
 
 @contextmanager
 def installed(devices: int, *, nccl: bool = True) -> Iterator[Any]:
-    """Have everybody import the stand-in."""
+    """Have everybody import the stand-in; what it has found wrong is raised at the end."""
     cupy = make(devices, nccl=nccl)
-    modules = {"cupy": cupy, "cupy.cuda": cupy.cuda}
-    modules |= dict.fromkeys(("cupy.cuda.compiler", "cupy.cuda.function"), gpu_source)
+    code = SimpleNamespace(compile_using_nvrtc=gpu_source.compile_using_nvrtc, Module=Module)
+    modules = {"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.nccl": cupy.cuda.nccl}
+    modules |= {"cupy.cuda.compiler": code, "cupy.cuda.function": code}
+    compiled.cache_clear()
     with mock.patch.dict(sys.modules, modules):
         yield cupy
+    compiled.cache_clear()
+    cupy.host.model.close()

@@ -1,4 +1,4 @@
-"""What runs on a GPU gives what the CPU gives: rules, shards, models, transfers, whole runs.
+"""What runs on a GPU gives what the CPU gives: rules, shards, models, whole runs.
 
 Rules are compared bit for bit: a GPU's additions, products, quotients and roots are rounded as IEEE
 754 says, like the CPU's, and its kernels do them one by one. Sums over many elements are not: each
@@ -7,6 +7,7 @@ processor adds in its own order.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,6 @@ from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.models.backend import array_module
 from zmqtrain.optim import Adam, Flat, Ftrl, Mean, Update
 from zmqtrain.store.finite import all_finite
-
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="session")
-def cupy() -> Any:
-    module = pytest.importorskip("cupy")
-    if not module.is_available():
-        pytest.skip("no CUDA device")
-    return module
-
-
-@pytest.fixture(scope="session")
-def gpu(cupy: Any) -> Gpu:
-    return Gpu("--device")
 
 
 def normal(size: int, seed: int) -> Flat:
@@ -111,53 +97,6 @@ def test_look_for_non_finite_elements_on_the_gpu(cupy: Any) -> None:
     assert all_finite(flat)
     flat[77_777] = np.inf
     assert not all_finite(flat)
-
-
-# Transfers
-
-
-@pytest.mark.parametrize("size", [1, 1000, 3_000_001])
-@pytest.mark.parametrize("writable", [True, False], ids=["writable", "read-only"])
-def test_values_come_to_the_gpu_and_back_through_pinned_memory(
-    size: int, writable: bool, gpu: Gpu, cupy: Any
-) -> None:
-    source, target = normal(size, 1), np.zeros(size, np.float32)
-    source.flags.writeable = writable
-    there, back = gpu.twins([source, target])
-    assert there.shape == back.shape == (size,)
-    gpu.load([source], [there])
-    cupy.multiply(there, np.float32(2), out=back)
-    gpu.store([back], [target])
-    np.testing.assert_array_equal(target, source * np.float32(2))
-
-
-def test_copies_and_computations_wait_for_each_other(gpu: Gpu, cupy: Any) -> None:
-    """Each round reads what the last one wrote; a copy out of order gives another number."""
-    size = 1 << 22
-    flat = np.ones(size, np.float32)
-    (twin,) = gpu.twins([flat])
-    for _ in range(20):
-        gpu.load([flat], [twin])
-        for _ in range(50):
-            twin += np.float32(1)
-        gpu.store([twin], [flat])
-    assert (flat == 1 + 20 * 50).all()
-
-
-def test_memory_that_is_pinned_twice_is_copied_all_the_same(gpu: Gpu) -> None:
-    flat = normal(5000, 1)
-    (first,), (second,) = gpu.twins([flat]), gpu.twins([flat])
-    gpu.load([flat, flat], [first, second])
-    np.testing.assert_array_equal(second.get(), flat)
-
-
-def test_batch_comes_to_the_gpu_as_it_is(gpu: Gpu, cupy: Any) -> None:
-    features, labels = normal(12, 1).reshape(4, 3), np.arange(4)
-    on_device = gpu.batch((features, labels))
-    assert all(isinstance(array, cupy.ndarray) for array in on_device)
-    for there, here in zip(on_device, (features, labels), strict=True):
-        assert there.dtype == here.dtype
-        np.testing.assert_array_equal(there.get(), here)
 
 
 # Shards
@@ -245,7 +184,7 @@ def test_run_with_its_shards_on_the_gpu_gives_the_parameters_of_one_on_the_cpu(
 def test_run_with_workers_on_the_gpu_learns_what_one_on_the_cpu_learns(
     ps_device: str, gpu: Gpu
 ) -> None:
-    fields: dict[str, Any] = {"steps": 200, "clip_norm": 1.0}
+    fields: dict[str, Any] = {"steps": 60, "clip_norm": 1.0}
     on_cpu = zmqtrain.run(job(**fields), workers=2, ps=2)
     on_gpu = zmqtrain.run(job(**fields, device="gpu", ps_device=ps_device), workers=2, ps=2)
     assert on_gpu.accuracy == pytest.approx(on_cpu.accuracy, abs=0.03)
@@ -264,14 +203,14 @@ def test_tower_on_the_gpu_computes_what_a_worker_there_does(gpu: Gpu) -> None:
 
 
 def test_towers_on_gpu_and_cpu_learn_together(gpu: Gpu) -> None:
-    both, cpus = ({"devices": names, "steps": 200} for names in ("gpu:0,cpu:0", "cpu:0,cpu:1"))
+    both, cpus = ({"devices": names, "steps": 60} for names in ("gpu:0,cpu:0", "cpu:0,cpu:1"))
     expected = zmqtrain.run(job(**cpus)).accuracy
     assert zmqtrain.run(job(**both)).accuracy == pytest.approx(expected, abs=0.03)
 
 
 @pytest.mark.parametrize("devices", [2, 3])
 def test_sums_by_nccl_train_like_sums_on_the_host(devices: int, gpu: Gpu, cupy: Any) -> None:
-    nccl = pytest.importorskip("cupy.cuda.nccl")
+    nccl = importlib.import_module("cupy.cuda.nccl")
     if cupy.cuda.runtime.getDeviceCount() < devices or not nccl.available:
         pytest.skip("fewer GPUs, or no NCCL")
     names = ",".join(f"gpu:{number}" for number in range(devices))

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.cuda_model import ILLEGAL_ADDRESS
 from tests.cupy_stand_in import Communicator, NcclError, installed
+from zmqtrain.compute import nccl as module_of_nccl
 from zmqtrain.compute.nccl import Nccl
 from zmqtrain.errors import ConfigError
 
 
-@pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.gpu)])
-def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "stand-in":
-        with installed(3) as module:
-            yield module
-        return
-    module = pytest.importorskip("cupy")
-    nccl = pytest.importorskip("cupy.cuda.nccl")
-    if not (module.is_available() and nccl.available):
-        pytest.skip("no CUDA device, or no NCCL")
-    yield module
+def arrays_on(cupy: Any, devices: int) -> list[list[Any]]:
+    arrays = []
+    for number in range(devices):
+        with cupy.cuda.Device(number):
+            arrays.append([cupy.zeros(3, np.float32)])
+    return arrays
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_arrays_of_the_first_device_are_the_sums(devices: int, cupy: Any) -> None:
-    if devices > cupy.cuda.runtime.getDeviceCount():
-        pytest.skip("fewer GPUs")
+    nccl_of_cupy = importlib.import_module("cupy.cuda.nccl")
+    if devices > cupy.cuda.runtime.getDeviceCount() or not nccl_of_cupy.available:
+        pytest.skip("fewer GPUs, or no NCCL")
     random = np.random.default_rng(0)
     given = [[random.random(size, np.float32) for size in (1, 70_001)] for _ in range(devices)]
     nccl = Nccl(range(devices))
@@ -58,29 +56,51 @@ def test_missing_nccl_is_refused_with_the_remedy() -> None:
         Nccl([0, 1])
 
 
-@pytest.mark.parametrize("broken", ["groupEnd", "synchronize"])
+@pytest.mark.parametrize("is_late", [False, True])
 def test_failure_of_a_sum_names_the_gpus_and_frees_the_communicators(
-    broken: str, monkeypatch: pytest.MonkeyPatch
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Communicator.open
     with installed(2) as cupy:
         nccl = Nccl([0, 1])
-        error = {"groupEnd": NcclError, "synchronize": cupy.cuda.runtime.CUDARuntimeError}[broken]
-        at = cupy.cuda.nccl if broken == "groupEnd" else cupy.cuda.Stream
 
-        def fail(*stream: Any) -> None:
-            sound(*stream)
+        def fail() -> None:
+            end()
             Communicator.failed = True
-            raise error("no more")
+            cupy.host.model.late_error = ILLEGAL_ADDRESS
+            if not is_late:
+                raise NcclError("cudaError 700")
 
-        sound = getattr(at, broken)
+        end = cupy.cuda.nccl.groupEnd
         monkeypatch.setattr(Communicator, "failed", False)
-        monkeypatch.setattr(at, broken, fail)
-        told = r"--exchange nccl failed on gpu:0, gpu:1: no more; .*--exchange auto"
+        monkeypatch.setattr(cupy.cuda.nccl, "groupEnd", fail)
+        told = r"--exchange nccl failed on gpu:0, gpu:1: cudaError 700; .*--exchange auto"
         with pytest.raises(ConfigError, match=told):
-            nccl.reduce([[cupy.zeros(3, np.float32)] for _ in range(2)])
+            nccl.reduce(arrays_on(cupy, 2))
         nccl.close()
     assert Communicator.open == before
+
+
+def test_sum_that_a_gpu_does_not_take_part_in_fails_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module_of_nccl, "DEADLINE_S", 0.05)
+    before = Communicator.open
+    with installed(2) as cupy:
+        nccl, arrays = Nccl([0, 1]), arrays_on(cupy, 2)
+        cupy.host.missing_ranks = {1}
+        with pytest.raises(ConfigError, match=r"gpu:0, gpu:1: the sum is not there after 0\.05 s"):
+            nccl.reduce(arrays)
+        nccl.close()
+    assert Communicator.open == before
+
+
+def test_error_that_nccl_notes_beside_a_sum_ends_the_wait_for_it() -> None:
+    with installed(2) as cupy:
+        nccl, arrays = Nccl([0, 1]), arrays_on(cupy, 2)
+        cupy.host.missing_ranks, cupy.host.nccl_error = {0}, "NCCL_ERROR_REMOTE_ERROR"
+        with pytest.raises(ConfigError, match="NCCL_ERROR_REMOTE_ERROR"):
+            nccl.reduce(arrays)
 
 
 def test_close_frees_all_communicators() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,11 @@ from zmqtrain.compute.device import load_cupy
 from zmqtrain.errors import ConfigError
 
 OPTION = "--exchange nccl"
+
+DEADLINE_S = 60.0
+"""A sum that takes longer will never be there: a GPU, or NCCL on it, hangs."""
+
+_NOT_READY = 600  # cudaErrorNotReady
 
 # Kernels of two communicators on the same devices may wait for one another for ever.
 _one_at_a_time = threading.Lock()
@@ -33,8 +39,8 @@ class Nccl:
                 "(python -m cupyx.tools.install_library --library nccl --cuda 12.x), or use "
                 "--exchange auto"
             )
-        self._nccl = nccl
-        self._errors = (nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
+        self._nccl, self._query = nccl, cupy.cuda.runtime.streamQuery
+        self._errors = (nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError, TimeoutError)
         self._named = ", ".join(f"gpu:{number}" for number in numbers)
         self._devices = [cupy.cuda.Device(number) for number in numbers]
         try:
@@ -55,7 +61,8 @@ class Nccl:
         ``arrays``: contiguous float32 arrays, of the same shapes on each device.
 
         Raises:
-            ConfigError: NCCL or a GPU fails; then no other sum is possible.
+            ConfigError: NCCL or a GPU fails, or does not end in time; then no other sum is
+                possible.
         """
         with _one_at_a_time:
             for device in self._devices:
@@ -84,8 +91,19 @@ class Nccl:
                     )
         finally:
             nccl.groupEnd()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the sums; a stream's own method would wait for ever for a GPU that hangs."""
+        until = time.monotonic() + DEADLINE_S
         for stream in self._streams:
-            stream.synchronize()
+            while self._query(stream.ptr) == _NOT_READY:
+                for communicator in self._communicators:
+                    communicator.check_async_error()
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the sum is not there after {DEADLINE_S:g} s")
+                time.sleep(20e-6)
+            stream.synchronize()  # raises what has failed
 
     def close(self) -> None:
         for communicator in self._communicators:
