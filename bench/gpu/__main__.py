@@ -1,38 +1,28 @@
-"""Measures one part of `bench gpu`, or one row of it, in a process of its own.
+"""Measures a part of `bench gpu`, or a row of it: `python -m bench.gpu PART ...` prints JSON lines.
 
-`python -m bench.gpu PART ...` prints a JSON object for each row.
+A case that fails has a row with its error, and the others follow.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
-from pathlib import Path
+import traceback
+from collections.abc import Iterable
+from importlib import import_module
 
-from bench.gpu import copies, suite, training, updates
-from bench.gpu.cases import Case, print_rows
-
-
-def suite_cases(seconds: str, log: str) -> Iterable[Case]:
-    return [({}, partial(suite.run, float(seconds), Path(log)))]
+from bench.gpu.cases import Case, text_of
 
 
-def updates_cases(device: str, megabytes: str) -> Iterable[Case]:
-    return updates.cases(device, float(megabytes))
+def print_rows(cases: Iterable[Case]) -> None:
+    for keys, measure in cases:
+        try:
+            row = {**keys, **measure()}
+        except Exception as error:
+            traceback.print_exc()
+            row = {**keys, "error": text_of(error)}
+        print(json.dumps(row), flush=True)
 
-
-def training_cases(model: str, side: str, steps: str, device: str) -> Iterable[Case]:
-    measure = partial(training.measure, model, side, int(steps), device)
-    return [({"model": model, "side": side}, measure)]
-
-
-PARTS: dict[str, Callable[..., Iterable[Case]]] = {
-    "suite": suite_cases,
-    "copies": copies.cases,
-    "updates": updates_cases,
-    "training": training_cases,
-}
 
 if __name__ == "__main__":
-    print_rows(PARTS[sys.argv[1]](*sys.argv[2:]))
+    print_rows(import_module(f"bench.gpu.{sys.argv[1]}").cases(*sys.argv[2:]))

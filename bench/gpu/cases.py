@@ -1,12 +1,10 @@
-"""What the parts of `bench gpu` have in common: rows that fail alone, and medians on a device."""
+"""What the parts of `bench gpu` have in common: cases, and medians on a device."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,19 +17,7 @@ Case = tuple[Mapping[str, Any], Callable[[], Mapping[str, Any]]]
 WARM_UP = 3  # rounds not counted: kernels are compiled, clocks rise
 LEAST, MOST = 5, 200  # rounds that are counted
 SECONDS = 0.5  # that the counted rounds take, unless they are the least
-DEVICES = {"cpu": "cpu", "gpu": "cuda"}
-"""torch's name of each device."""
-
-
-def print_rows(cases: Iterable[Case]) -> None:
-    """Print a row of each case as JSON; that of a case which fails has the error."""
-    for keys, measure in cases:
-        try:
-            row = {**keys, **measure()}
-        except Exception as error:
-            traceback.print_exc()
-            row = {**keys, "error": text_of(error)}
-        print(json.dumps(row), flush=True)
+TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 
 
 def text_of(error: Exception) -> str:

@@ -6,16 +6,17 @@ import json
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,9 @@ SHARES = {"suite": 100, "copies": 25, "updates": 50, "push-pull": 110, "training
 
 LEAST_S = 5.0  # without so much time a command is not begun
 MOST_S = 60.0  # for a command that measures one row
-ABSENT = "not installed"
-QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is measured, on what; ``sizes`` are in megabytes, of the parameters."""
-
-    device: str
-    sizes: tuple[float, ...]
-    steps: int
-    folder: Path
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,7 @@ class Command:
     arguments: tuple[str, ...]
     most_s: float = math.inf
 
-    def rows(self, seconds: float) -> Iterator[dict[str, Any]]:
+    def rows(self, seconds: float) -> Iterator[Row]:
         """Yield the rows, and one with the error if it fails or is not done in time."""
         command = [sys.executable, "-m", *self.arguments]
         before = os.environ.get("PYTHONPATH")
@@ -67,172 +59,121 @@ class Command:
             yield from json_lines_of(command, timeout_s=timeout_s, settings=path)
         except RunError as error:
             yield from error.rows
-            text = str(error)
-            click.echo(text, err=True)
-            first, _, rest = text.partition("\n")
-            yield {**self.keys, "error": ": ".join([first, *rest.splitlines()[-1:]])}
+            click.echo(str(error), err=True)
+            first, *rest = str(error).splitlines()
+            yield {**self.keys, "error": ": ".join([first, *rest[-1:]])}
 
 
-def suite_commands(options: Options, seconds: float) -> Iterator[Command]:
-    log = options.folder / "suite.log"
-    yield Command({}, ("bench.gpu", "suite", str(seconds - LEAST_S), str(log)))
+def commands(
+    part: str, device: str, sizes: tuple[float, ...], steps: int, seconds: float, folder: Path
+) -> Iterator[Command]:
+    """Yield those of a part that has so many seconds; ``folder`` is for the log of the tests."""
+    if part == "suite":
+        log = str(folder / "suite.log")
+        yield Command({}, ("bench.gpu", part, str(seconds - LEAST_S), log))
+    elif part == "copies" and device == "gpu":
+        yield Command({}, ("bench.gpu", part))
+    elif part == "updates":
+        yield Command({}, ("bench.gpu", part, device, str(max(sizes))))
+    elif part == "push-pull":
+        places = dict.fromkeys(("cpu", device))
+        for size, worker, ps in product(sizes, places, places):
+            keys = {"megabytes": size, "device": worker, "ps_device": ps}
+            flags = ("--device", worker, "--ps-device", ps, "--json")
+            flags_of_size = ("--lane", "shm", "--megabytes", str(size))
+            yield Command(keys, ("bench", part, *flags_of_size, *flags), MOST_S)
+    elif part == "training":
+        for model, side in product(MODELS, SIDES):
+            if device == "gpu" or not side.endswith("GPU"):
+                arguments = ("bench.gpu", part, model, side, str(steps), device)
+                yield Command({"model": model, "side": side}, arguments, MOST_S)
 
 
-def copies_commands(options: Options, seconds: float) -> Iterator[Command]:
-    if options.device == "gpu":
-        yield Command({}, ("bench.gpu", "copies"))
-
-
-def updates_commands(options: Options, seconds: float) -> Iterator[Command]:
-    size = max(options.sizes)
-    yield Command({}, ("bench.gpu", "updates", options.device, str(size)))
-
-
-def push_pull_commands(options: Options, seconds: float) -> Iterator[Command]:
-    """Yield those of workers and ps on the CPU or the device, one of each."""
-    places = dict.fromkeys(("cpu", options.device))
-    for size in options.sizes:
-        for worker in places:
-            for ps in places:
-                keys = {"megabytes": size, "device": worker, "ps_device": ps}
-                flags = ["--lane", "shm", "--megabytes", str(size), "--json"]
-                flags += ["--device", worker, "--ps-device", ps]
-                yield Command(keys, ("bench", "push-pull", *flags), MOST_S)
-
-
-def training_commands(options: Options, seconds: float) -> Iterator[Command]:
-    for model in MODELS:
-        for side in SIDES:
-            if options.device == "cpu" and side.endswith("GPU"):
-                continue
-            arguments = (model, side, str(options.steps), options.device)
-            keys = {"model": model, "side": side}
-            yield Command(keys, ("bench.gpu", "training", *arguments), MOST_S)
-
-
-COMMANDS: dict[str, Callable[[Options, float], Iterator[Command]]] = {
-    "suite": suite_commands,
-    "copies": copies_commands,
-    "updates": updates_commands,
-    "push-pull": push_pull_commands,
-    "training": training_commands,
-}
-
-
-def rows_of(part: str, options: Options, until: float) -> Iterator[dict[str, Any]]:
+def rows_of(part: str, until: float, **options: Any) -> Iterator[Row]:
     """Yield the rows of a part that can be measured until then, and which cannot."""
-    compared, named = Comparison(), {"bench": "gpu", "part": part}
+    named, plain = {"bench": "gpu", "part": part}, dict[str, Row]()
     if part == "training" and find_spec("torch") is None:
-        yield named | {"skipped": f"torch is {ABSENT}"}
+        yield named | {"skipped": "torch is not installed"}
         return
-    for command in COMMANDS[part](options, until - time.monotonic()):
+    for command in commands(part, seconds=until - time.monotonic(), **options):
         left = until - time.monotonic()
         if left < LEAST_S:
             yield {**named, **command.keys, "skipped": "no time was left"}
             continue
         for row in command.rows(left):
-            row.pop("bench", None)
-            if part == "push-pull" and "median_ms" in row:
+            if "losses" in row:
+                row = compared(row, plain.setdefault(row["model"], row))
+            elif part == "push-pull" and "median_ms" in row:
                 row["gb_per_second"] = 2 * row["megabytes"] / row["median_ms"]
-            yield {**named, **compared.with_plain(row)}
+            yield row | named
 
 
-class Comparison:
-    """Compares the sides of a training run with torch's plain loop, which is the first."""
-
-    def __init__(self) -> None:
-        self._plain: dict[str, Mapping[str, Any]] = {}  # by model
-
-    def with_plain(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row with a comparison in the place of its losses, if it has any."""
-        if "losses" not in row:
-            return row
-        losses = row["losses"]
-        plain = self._plain.setdefault(row["model"], row)
-        pairs = zip(losses, plain["losses"], strict=True)
-        differences = [abs(loss - other) for loss, other in pairs]
-        told = {name: value for name, value in row.items() if name != "losses"}
-        return told | {
-            "of": plain["side"],
-            "ratio": row["steps_per_second"] / plain["steps_per_second"],
-            "first_loss": losses[0],
-            "last_loss": losses[-1],
-            "max_difference_of_first_10": max(differences[:10]),
-            "max_loss_difference": max(differences),
-        }
+def compared(row: Row, plain: Row) -> Row:
+    """Return the row of a training run, with its losses compared with those of torch's loop."""
+    pairs = zip(row["losses"], plain["losses"], strict=True)
+    differences = [abs(loss - other) for loss, other in pairs]
+    return {name: value for name, value in row.items() if name != "losses"} | {
+        "compared_with": plain["side"],
+        "ratio": row["steps_per_second"] / plain["steps_per_second"],
+        "first_loss": row["losses"][0],
+        "last_loss": row["losses"][-1],
+        "max_difference_of_first_10": max(differences[:10]),
+        "max_difference": max(differences),
+    }
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> Row:
     """Return what every figure depends on.
 
     Raises:
         ConfigError: the device is gpu, and CuPy is not installed or finds none.
     """
-    packages = {name: _version(name) for name in ("torch", "jax", "numpy")}
-    row = {"bench": "gpu", "part": "machine", "host": headline(), **packages}
+    row: Row = {"bench": "gpu", "part": "machine", "host": headline()}
     row["python"] = platform.python_version()
+    for name in ("torch", "jax", "numpy"):
+        row[name] = "not installed"
+        with suppress(PackageNotFoundError):
+            row[name] = version(name)
     if device == "cpu":
         return row
     cupy = load_cupy("bench gpu")
-    try:
-        return row | _of_gpu(cupy)
-    except Exception as error:  # the parts are measured all the same
-        return row | {"error": text_of(error)}
-
-
-def _of_gpu(cupy: Any) -> dict[str, Any]:
     runtime = cupy.cuda.runtime
-    properties = runtime.getDeviceProperties(0)
-    return {
-        "gpu": properties["name"].decode(),
-        "gpus": runtime.getDeviceCount(),
-        "gpu_memory_gb": round(properties["totalGlobalMem"] / 1e9, 1),
-        "driver": _driver(),
-        "driver_cuda": runtime.driverGetVersion(),
-        "runtime_cuda": runtime.runtimeGetVersion(),
-        "cupy": cupy.__version__,
-        "nccl": _nccl(),
-    }
+    try:
+        properties = runtime.getDeviceProperties(0)
+        row |= {"gpu": properties["name"].decode(), "gpus": runtime.getDeviceCount()}
+        row |= {"gpu_memory_gb": round(properties["totalGlobalMem"] / 1e9, 1)}
+        row |= {"cupy": cupy.__version__, "cuda": runtime.runtimeGetVersion()}
+        nccl = import_module("cupy.cuda.nccl")
+        row["nccl"] = nccl.get_version() if nccl.available else "not installed"
+        done = subprocess.run(DRIVER, capture_output=True, text=True, check=True, timeout=20)
+        row["driver"] = done.stdout.strip()
+    except Exception as error:  # the parts are measured all the same
+        row["error"] = text_of(error)
+    return row
 
 
-def _version(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return ABSENT
-
-
-def _nccl() -> Any:
-    with suppress(ImportError):
-        from cupy.cuda import nccl
-
-        return nccl.get_version() if nccl.available else ABSENT
-    return ABSENT
-
-
-def _driver() -> str:
-    if shutil.which(QUERY[0]) is None:
-        return "unknown: there is no nvidia-smi"
-    done = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=20)
-    return done.stdout.strip() or done.stderr.strip()
-
-
-def measure(parts: tuple[str, ...], options: Options, minutes: float) -> Iterator[dict[str, Any]]:
+def measure(parts: tuple[str, ...], minutes: float, **options: Any) -> Iterator[Row]:
     """Yield the rows of the machine and of the parts, within so many minutes."""
     end = time.monotonic() + 60 * minutes
-    yield machine(options.device)
+    yield machine(options["device"])
     for number, part in enumerate(parts):
-        began_at = time.monotonic()
+        now = time.monotonic()
         share = SHARES[part] / sum(SHARES[later] for later in parts[number:])
-        yield from rows_of(part, options, began_at + share * (end - began_at))
+        yield from rows_of(part, now + share * (end - now), **options)
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """Return the tables in Markdown, one for each part."""
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        shown = {name: value for name, value in row.items() if name not in ("bench", "part")}
-        tables.setdefault(row["part"], []).append(shown)
-    return "\n\n".join(f"### {part}\n\n{markdown(table)}" for part, table in tables.items()) + "\n"
+def page(rows: list[Row]) -> str:
+    """Return a table in Markdown for each part, then a list of what was not measured."""
+    texts = []
+    for part in dict.fromkeys(row["part"] for row in rows):
+        measured, rest = list[Row](), list[Row]()
+        for row in rows:
+            if row["part"] == part:
+                shown = {name: each for name, each in row.items() if name not in ("bench", "part")}
+                (rest if {"error", "skipped"} & row.keys() else measured).append(shown)
+        texts += [f"### {part}", *([markdown(measured)] if measured else [])]
+        texts += ["\n".join(f"- {markdown([row])}" for row in rest)] if rest else []
+    return "\n\n".join(texts) + "\n"
 
 
 @click.command("gpu")
@@ -258,15 +199,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     help="folder for gpu.jsonl, gpu.md and the log of the tests",
 )
 @json_option
-def gpu_command(
-    minutes: float,
-    parts: tuple[str, ...],
-    device: str,
-    sizes: tuple[float, ...],
-    steps: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
+def gpu_command(output: Path | None, as_json: bool, **options: Any) -> None:
     """Run the tests that need a GPU, and measure it: copies, updates, push-pull, training.
 
     A part that fails or takes too long does not stop the others. Ends with 1 if something failed,
@@ -278,17 +211,18 @@ def gpu_command(
       python -m bench gpu --parts copies,updates --output figures
       python -m bench gpu --device cpu --megabytes 0.1 --steps 10
     """
+    rows = list[Row]()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (output or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        options, rows = Options(device, sizes, steps, folder), list[dict[str, Any]]()
         try:
-            for row in measure(parts, options, minutes):
+            for row in measure(folder=folder, **options):
                 rows.append(row)
-                written = "".join(json.dumps(each) + "\n" for each in rows)
-                (folder / "gpu.jsonl").write_text(written)
+                lines = [json.dumps(each) + "\n" for each in rows]
+                (folder / "gpu.jsonl").write_text("".join(lines))
                 (folder / "gpu.md").write_text(page(rows))
-                click.echo(json.dumps(row) if as_json else markdown([row]), err=not as_json)
+                text = lines[-1].strip() if as_json else markdown([row])
+                click.echo(text, err=not as_json)
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
     if not as_json:

@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
@@ -15,7 +15,7 @@ from typing import Any
 
 import zmqtrain
 from bench.cluster import Plan, train
-from bench.gpu.cases import DEVICES
+from bench.gpu.cases import TORCH_DEVICES, Case
 from bench.jobs import description
 from bench.models import WARM_UP, Timer
 from bench.peers.shared import free_ports
@@ -37,46 +37,13 @@ one process, and with one. The last of each two has parameters and slots on the 
 THREADS = {"cpu": 1, "gpu": 4}  # at most, of a worker, ps or loop, by where models are computed
 EVALUATED = 64  # examples, after the last step
 
-
-def example(model: str) -> Job:
-    """Return the job of an example."""
-    module, name = MODELS[model]
-    job: Job = getattr(import_module(module), name)
-    return job
+Steps = Sequence[tuple[float, float]]
+"""When each step ended, in seconds, and its loss."""
 
 
-def recording_job(model: str, steps: int, path: str, **fields: Any) -> Job:
-    """Return a job whose worker appends the time and the loss of each step to a file."""
-    from zmqtrain.adapters.torch import TorchModel
-
-    class Recorded(TorchModel):
-        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
-            loss = super().loss_and_gradients(parameters, batch, out)
-            with Path(path).open("a") as file:
-                file.write(f"[{time.perf_counter()}, {loss}]\n")
-            return loss
-
-    job = example(model)
-    training, evaluation = job.load_data()
-    assert evaluation is not None
-    own = {
-        "model": Recorded(job.model.build, job.model.loss),
-        "data": Arrays(training, first_of(evaluation, EVALUATED)),
-        "steps": steps,
-    }
-    return Job(**{name: getattr(job, name) for name in job.model_fields_set} | own | fields)
-
-
-class Recorder(Timer):
-    """Keeps the time and the loss of each step of a loop."""
-
-    def __init__(self, batches: int) -> None:
-        super().__init__(batches)
-        self.steps: list[tuple[float, float]] = []
-
-    def count(self, loss: float = float("nan")) -> None:
-        super().count(loss)
-        self.steps.append((time.perf_counter(), loss))
+def cases(model: str, side: str, steps: str, device: str) -> Iterator[Case]:
+    """Yield the only one."""
+    yield {"model": model, "side": side}, partial(measure, model, side, int(steps), device)
 
 
 def measure(model: str, side: str, steps: int, device: str) -> dict[str, Any]:
@@ -91,15 +58,47 @@ def measure(model: str, side: str, steps: int, device: str) -> dict[str, Any]:
     return {"steps_per_second": 1 / median_s, "median_ms": 1e3 * median_s, "losses": losses}
 
 
-def _torch_steps(model: str, side: str, steps: int, device: str) -> Sequence[tuple[float, float]]:
+def recording_job(model: str, steps: int, path: str, **fields: Any) -> Job:
+    """Return a job whose worker appends the time and the loss of each step to a file."""
+    from zmqtrain.adapters.torch import TorchModel
+
+    class Recorded(TorchModel):
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            loss = super().loss_and_gradients(parameters, batch, out)
+            with Path(path).open("a") as file:
+                file.write(f"[{time.perf_counter()}, {loss}]\n")
+            return loss
+
+    job = _example(model)
+    training, evaluation = job.load_data()
+    assert evaluation is not None
+    fields["model"] = Recorded(job.model.build, job.model.loss)
+    fields["data"] = Arrays(training, first_of(evaluation, EVALUATED))
+    kept = {name: getattr(job, name) for name in job.model_fields_set}
+    return Job(**kept | fields | {"steps": steps})
+
+
+class Recorder(Timer):
+    """Keeps the time and the loss of each step of a loop."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(batches)
+        self.steps: list[tuple[float, float]] = []
+
+    def count(self, loss: float = float("nan")) -> None:
+        super().count(loss)
+        self.steps.append((time.perf_counter(), loss))
+
+
+def _torch_steps(model: str, side: str, steps: int, device: str) -> Steps:
     import torch
     from torch import distributed
 
     from bench.loops import torch_loop
 
     torch.set_num_threads(_threads(device))
-    recorder, job = Recorder(steps), example(model)
-    loop = partial(torch_loop, job, steps, recorder, device=DEVICES[device])
+    recorder = Recorder(steps)
+    loop = partial(torch_loop, _example(model), steps, recorder, device=TORCH_DEVICES[device])
     if side == "plain":
         loop()
         return recorder.steps
@@ -113,7 +112,7 @@ def _torch_steps(model: str, side: str, steps: int, device: str) -> Sequence[tup
     return recorder.steps
 
 
-def _our_steps(model: str, side: str, steps: int, device: str) -> Sequence[tuple[float, float]]:
+def _our_steps(model: str, side: str, steps: int, device: str) -> Steps:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps"
         fields = {"device": device, "ps_device": "gpu" if side.endswith(" on GPU") else "cpu"}
@@ -124,6 +123,12 @@ def _our_steps(model: str, side: str, steps: int, device: str) -> Sequence[tuple
             cluster = LocalCluster(workers=1, ps=1, threads=_threads(device), lane="shm")
             train(Plan(cluster, job=description(recording_job, **arguments)))
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _example(model: str) -> Job:
+    module, name = MODELS[model]
+    job: Job = getattr(import_module(module), name)
+    return job
 
 
 def _threads(device: str) -> int:

@@ -1,4 +1,4 @@
-"""How fast an update is on a device."""
+"""How fast an update is on a device, beside torch's optimizer if it has the rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.cases import DEVICES, Case, arrays_on, medians_s, text_of
+from bench.gpu.cases import TORCH_DEVICES, Case, arrays_on, medians_s, text_of
 from bench.jobs import RULES
 from bench.kernels import TORCH, arrays_of, our_step, torch_step
 from bench.workload import items_of
@@ -18,17 +18,16 @@ MEASURED = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "l
 IN_ROW = 10  # updates of one measurement, so that waiting for the device is a small part of it
 
 
-def cases(device: str, megabytes: float) -> Iterator[Case]:
-    """Yield that of each rule, beside torch's optimizer of the rule if there is one."""
+def cases(device: str, megabytes: str) -> Iterator[Case]:
+    """Yield that of a copy within the device, and of each rule."""
     xp, wait = arrays_on(device)
-    size = items_of(megabytes)
+    size = items_of(float(megabytes))
     source, target = xp.zeros(size, np.float32), xp.ones(size, np.float32)
     copy_s = medians_s({"": partial(_in_row, partial(xp.copyto, target, source), wait)})[""]
     copied = 2 * target.nbytes / 1e9 / (copy_s / IN_ROW)
-    keys = {"megabytes": megabytes}
-    yield {**keys, "rule": "a copy"}, lambda: {"memory_gb_per_second": copied}
+    yield {"rule": "a copy"}, lambda: {"memory_gb_per_second": copied}
     for rule in MEASURED:
-        yield {**keys, "rule": rule}, partial(_update, rule, size, device, copied)
+        yield {"rule": rule}, partial(_update, rule, size, device, copied)
 
 
 def _update(rule: str, size: int, device: str, copied: float) -> dict[str, Any]:
@@ -38,27 +37,26 @@ def _update(rule: str, size: int, device: str, copied: float) -> dict[str, Any]:
     update = Update(RULES[rule])
     ours = our_step(update, parameters, gradient)
     steps: dict[str, Callable[[], object]] = {"ours": ours}
-    notes = []
+    notes = {}
     for way in TORCH[rule][2] if rule in TORCH else ():
         try:
-            step = torch_step(rule, way, size, DEVICES[device])
+            step = torch_step(rule, way, size, TORCH_DEVICES[device])
             step()
             steps[way] = step
         except (ImportError, RuntimeError) as error:  # not installed, or not for this device
-            notes.append(f"torch {way}: {text_of(error)}")
+            notes[f"torch_{way}"] = text_of(error)
     times = medians_s({name: partial(_in_row, step, wait) for name, step in steps.items()})
     seconds = {name: each / IN_ROW for name, each in times.items()}
     moved = (3 + 2 * len(update.slots)) * parameters.nbytes / 1e9 / seconds["ours"]
-    alone = medians_s({"": partial(_in_row, ours, wait, 1)})[""]
-    row = {
+    return {
         "ms": 1e3 * seconds["ours"],
-        "alone_ms": 1e3 * alone,
+        "alone_ms": 1e3 * medians_s({"": partial(_in_row, ours, wait, 1)})[""],
         "gb_per_second": parameters.nbytes / 1e9 / seconds["ours"],
         "memory_gb_per_second": moved,
         "percent_of_copy": 100 * moved / copied,
         **{f"torch_{way}_ms": 1e3 * seconds[way] for way in seconds if way != "ours"},
+        **notes,
     }
-    return row | ({"note": "; ".join(notes)} if notes else {})
 
 
 def _in_row(step: Callable[[], object], wait: Callable[[], object], times: int = IN_ROW) -> None:

@@ -18,12 +18,15 @@ from click.testing import CliRunner
 import zmqtrain
 from bench.__main__ import main
 from bench.gpu import cases, command, copies, suite, training, updates
-from bench.gpu.command import Command, Options, page, rows_of
+from bench.gpu.__main__ import print_rows
+from bench.gpu.command import Command, compared, page, rows_of
 from bench.kernels import TORCH
 from bench.output import ROOT
 from tests.cupy_stand_in import installed
 from zmqtrain.data import Digits
 from zmqtrain.optim import AdamW
+
+OPTIONS: dict[str, Any] = {"device": "gpu", "sizes": (1.0,), "steps": 10}
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
-    cases.print_rows(*arguments)
+    print_rows(*arguments)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -62,13 +65,13 @@ def test_updates_of_every_rule_are_compared_with_a_copy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(updates, "torch_step", mock.Mock(side_effect=ImportError("no torch")))
-    copy, *rows = printed(capsys, updates.cases("cpu", 0.01))
+    copy, *rows = printed(capsys, updates.cases("cpu", "0.01"))
     assert [row["rule"] for row in rows] == list(updates.MEASURED)
     for row in rows:
         share = row["memory_gb_per_second"] / copy["memory_gb_per_second"]
         assert row["percent_of_copy"] == pytest.approx(100 * share)
         assert row["ms"] > 0 and row["alone_ms"] > 0
-        assert ("ImportError: no torch" in row.get("note", "")) == (row["rule"] in TORCH)
+        assert ("ImportError: no torch" in row.get("torch_foreach", "")) == (row["rule"] in TORCH)
 
 
 def test_case_that_fails_has_a_row_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +114,7 @@ def test_command_that_is_late_or_fails_gives_the_rows_that_it_had_printed(
 
 
 def test_part_without_time_says_what_it_skips(tmp_path: Path) -> None:
-    options = Options("gpu", (1.0,), steps=10, folder=tmp_path)
-    rows = [*rows_of("push-pull", options, until=time.monotonic())]
+    rows = [*rows_of("push-pull", time.monotonic(), **OPTIONS, folder=tmp_path)]
     assert [(row["device"], row["ps_device"]) for row in rows] == [
         ("cpu", "cpu"),
         ("cpu", "gpu"),
@@ -124,7 +126,7 @@ def test_part_without_time_says_what_it_skips(tmp_path: Path) -> None:
 
 def test_training_is_skipped_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    (row,) = rows_of("training", Options("gpu", (1.0,), 10, tmp_path), time.monotonic() + 60)
+    (row,) = rows_of("training", time.monotonic() + 60, **OPTIONS, folder=tmp_path)
     assert row["skipped"] == "torch is not installed"
 
 
@@ -141,7 +143,7 @@ def test_part_that_fails_is_reported_and_the_next_one_runs(
     monkeypatch.setattr(
         command,
         "rows_of",
-        lambda part, options, until: [
+        lambda part, until, **options: [
             {"bench": "gpu", "part": part, **({"error": "x"} if part == "copies" else {"ms": 2.0})}
         ],
     )
@@ -151,7 +153,19 @@ def test_part_that_fails_is_reported_and_the_next_one_runs(
     rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert [row["part"] for row in rows] == ["machine", "copies", "updates"]
     assert (tmp_path / "gpu.md").read_text() == page(rows)
-    assert "### copies\n\nerror x\n\n### updates\n\nms 2\n" in done.stdout
+    assert "### copies\n\n- error x\n\n### updates\n\nms 2\n" in done.stdout
+
+
+def test_page_has_a_table_of_what_is_measured_and_a_list_of_the_rest() -> None:
+    rows: list[dict[str, Any]] = [
+        {"bench": "gpu", "part": "updates", "size": 1, "rule": "sgd", "ms": 0.12345},
+        {"bench": "gpu", "part": "updates", "size": 1, "rule": "adam", "ms": 2.0},
+        {"bench": "gpu", "part": "updates", "rule": "lion", "skipped": "no time was left"},
+    ]
+    assert page(rows) == (
+        "### updates\n\nsize 1\n\n| rule | ms |\n| --- | --- |\n| sgd | 0.1235 |\n| adam | 2 |\n\n"
+        "- rule lion, skipped no time was left\n"
+    )
 
 
 def test_report_of_the_tests_is_counted() -> None:
@@ -190,12 +204,12 @@ def test_training_of_ours_has_the_losses_of_the_plain_loop(
 
 
 def test_sides_are_compared_with_the_plain_loop() -> None:
-    compared = command.Comparison()
     sides = [
         {"model": "cnn", "side": "plain", "steps_per_second": 10.0, "losses": [3.0, 2.0]},
         {"model": "cnn", "side": "alone", "steps_per_second": 5.0, "losses": [3.0, 2.5]},
     ]
-    plain, alone = map(compared.with_plain, sides)
-    assert (plain["ratio"], plain["max_loss_difference"]) == (1.0, 0.0)
-    assert (alone["of"], alone["ratio"], alone["max_loss_difference"]) == ("plain", 0.5, 0.5)
+    plain, alone = (compared(side, sides[0]) for side in sides)
+    assert (plain["ratio"], plain["max_difference"]) == (1.0, 0.0)
+    assert (alone["ratio"], alone["max_difference"]) == (0.5, 0.5)
+    assert alone["compared_with"] == "plain"
     assert "losses" not in alone
