@@ -13,10 +13,9 @@ import copy
 import logging
 import random
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -340,14 +339,19 @@ def load_weights(
         variable.assign(given[name])
 
 
+def _torch_generators_kept() -> AbstractContextManager[None]:
+    from zmqtrain.adapters.torch_memory import generators_kept
+
+    return generators_kept()
+
+
 @contextmanager
 def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
     """Seed all generators, number layers from 0, and take this dtype policy; undo it afterwards."""
     names = ["object_name_uids", "global_random_seed", "global_seed_generator", "dtype_policy"]
     kept = {name: global_state.get_global_attribute(name) for name in names}
     states = random.getstate(), np.random.get_state()
-    # On torch, keras.src.backend has imported it.
-    with sys.modules["torch"].random.fork_rng() if BACKEND == "torch" else nullcontext():
+    with _torch_generators_kept() if BACKEND == "torch" else nullcontext():
         try:
             global_state.set_global_attribute("object_name_uids", defaultdict(int))
             keras.config.set_dtype_policy(policy)

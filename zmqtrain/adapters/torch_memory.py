@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import zlib
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
 
@@ -39,6 +40,17 @@ def use_own_threads() -> None:
 def seed_torch(seed: int, batch: int) -> None:
     """Seed torch's own generator for a batch."""
     torch.manual_seed(zlib.crc32(f"{seed} {batch}".encode()))
+
+
+def generators_kept() -> AbstractContextManager[None]:
+    """Give torch's generators their states back after the block.
+
+    Of the GPUs only the current one counts, if this process uses any: to ask others for their state
+    would take memory on each.
+    """
+    used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    kept: AbstractContextManager[None] = torch.random.fork_rng(devices=used)
+    return kept
 
 
 class BoundVariables:

@@ -11,7 +11,12 @@ from weakref import WeakSet
 
 import torch
 
-from zmqtrain.adapters.torch_memory import SAME_SHAPE, BoundVariables, tensor_over
+from zmqtrain.adapters.torch_memory import (
+    SAME_SHAPE,
+    BoundVariables,
+    generators_kept,
+    tensor_over,
+)
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
@@ -55,7 +60,7 @@ class BuiltModule:
         """
         if self._seed == seed:
             return self._module
-        with torch.random.fork_rng():
+        with generators_kept():
             torch.manual_seed(seed)
             module = self._build()
         if not isinstance(module, torch.nn.Module):

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from zmqtrain.adapters.torch_memory import generators_kept
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.trees import copied, leaves, mapped
@@ -128,7 +129,7 @@ def comparing(module: Any) -> Iterator[None]:
     """Set torch's own modules to eval mode, in which they draw no random numbers; restore modes
     and generators afterwards."""
     modes = [(m, m.training) for m in module.modules() if type(m).__module__.startswith("torch.nn")]
-    with torch.random.fork_rng():
+    with generators_kept():
         try:
             for one, _ in modes:
                 one.training = False
