@@ -8,6 +8,7 @@ processor adds in its own order.
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ import pytest
 import zmqtrain
 from tests.optim.runs import Run
 from tests.optim.test_kernels import LAYERED, UPDATES, named
+from tests.plans import planned
 from tests.store.test_arithmetic import make_shard, run
 from zmqtrain import Job
+from zmqtrain.compute.arrays import zeros
 from zmqtrain.compute.device import Gpu
+from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.models.backend import array_module
 from zmqtrain.optim import Adam, Flat, Ftrl, Mean, Update
 from zmqtrain.store.finite import all_finite
+from zmqtrain.training.exchange import Membership
+from zmqtrain.training.model_runner import ModelRunner
 
 
 def normal(size: int, seed: int) -> Flat:
@@ -126,6 +132,15 @@ def test_shard_on_the_gpu_holds_the_bits_of_one_in_place(update: Update, gpu: Gp
         np.testing.assert_array_equal(slot, in_place.slots[name])
 
 
+def test_large_shard_on_the_gpu_has_what_its_memory_held_at_each_change(gpu: Gpu) -> None:
+    """Its memory is pinned; a worker, or a restored checkpoint, writes to it after a change."""
+    shards = [make_shard(Update(Adam(0.1)), device, size=20_000) for device in (gpu, None)]
+    for shard in shards:
+        shard.initialize(np.full(shard.layout.size, 2, np.float32))
+        run(shard, [("accumulate", [0]), ("accumulate", [0]), ("reduce", [0, 1]), ("apply", [0])])
+    np.testing.assert_array_equal(*(shard.parameters for shard in shards))
+
+
 # Models
 
 
@@ -156,13 +171,37 @@ def test_step_and_metrics_on_the_gpu_agree_with_the_cpu(model: Any, cupy: Any) -
     )
 
 
+class Diverged(MLP):
+    """Its loss is NaN, and nothing waits for a device to compute it."""
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        for name, gradient in out.items():
+            gradient[...] = parameters[name]
+        return math.nan
+
+
+def test_parameters_may_change_after_a_step_that_was_not_finite(gpu: Gpu) -> None:
+    of = job(model=Diverged(64, 400, 10))
+    (layout,) = planned(of).layouts
+    parameters, gradient = zeros(layout.size), zeros(layout.size)
+    runner = ModelRunner(of, gpu, ThreadTeam(1), lambda names: None)
+    runner.bind(Membership([layout], [parameters], [gradient], ()))
+    for value in range(1, 6):  # in step 4, no check of the parameters waits for them
+        parameters[:] = value
+        runner.load_parameters()
+        batch = runner.place((np.zeros((2, 64), np.float32), np.zeros(2, np.int64)))
+        assert not runner.compute(batch, 0, 2).finite
+        parameters[:] = -1
+        assert (runner.gradients[0][:100].get() == value).all()
+
+
 # Whole runs
 
 
 def job(**fields: Any) -> Job:
     fields = {"moving_average": 0.9, "policy": "sync-replicas", "steps": 30} | fields
+    fields.setdefault("model", MLP(features=64, hidden=8, classes=10))
     return Job(
-        model=MLP(features=64, hidden=8, classes=10),
         data=Digits(),
         optimizer=Adam(0.01),
         batch_size=20,

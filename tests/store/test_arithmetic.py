@@ -44,21 +44,21 @@ class Apart:
         return arrays
 
 
-def make_shard(update: Update, device: Any = None) -> Shard:
-    (layout,) = place([Variable("w", (SIZE,))], 1, partition_nbytes=4 * SIZE)
+def make_shard(update: Update, device: Any = None, size: int = SIZE) -> Shard:
+    (layout,) = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)
     shard = Shard(layout, update, device=device)
-    shard.initialize(normal(99))
+    shard.initialize(normal(99, size))
     return shard
 
 
-def normal(seed: int) -> Flat:
-    return np.random.default_rng(seed).standard_normal(SIZE, np.float32)
+def normal(seed: int, size: int = SIZE) -> Flat:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)
 
 
 def run(shard: Shard, changes: Sequence[tuple[str, Sequence[int]]]) -> None:
     for number, (change, workers) in enumerate(changes):
         for worker in workers:
-            shard.segment.gradient(worker)[:] = normal(10 * number + worker)
+            shard.segment.gradient(worker)[:] = normal(10 * number + worker, shard.layout.size)
             shard.segment.note_absent(worker, [0] * ((number + worker) % 3 == 2))
             shard.stage(worker, worker)
         if change == "reduce":
