@@ -159,7 +159,7 @@ def test_directory_of_the_data_can_be_overridden(name: str) -> None:
         ({"clip_norm_each": 1}, {"overlap": True}, "clip_norm_each needs the whole gradient"),
         ({"clip_norm": 1}, {"clip_value": 2}, "the job has clip_norm and clip_value; expected one"),
         ({"clip_norm": 1}, {"clip_norm_each": 2}, "the job has clip_norm and clip_norm_each"),
-        ({"device": "gpu"}, {"overlap": True}, "device gpu needs the whole gradient"),
+        ({"devices": "gpu:0"}, {"overlap": True}, "devices needs the whole gradient"),
     ],
 )
 def test_wrong_override_is_a_config_error(

@@ -227,7 +227,7 @@ class Job(BaseModel):
     overlap: bool = Field(
         False,
         description="with tcp, send finished gradients while the model computes the others; "
-        "not with device gpu, devices, clip_norm_each, or clip_norm unless the policy averages "
+        "not with devices, clip_norm_each, or clip_norm unless the policy averages "
         "gradients, which need the whole gradient",
     )
 

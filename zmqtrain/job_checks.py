@@ -127,7 +127,6 @@ _CLIPS = "clip_norm", "clip_norm_each", "clip_value"
 _NEED_WHOLE: dict[str, Callable[[Any, Options], Any]] = {
     "clip_norm": _with_clip_norm,
     "clip_norm_each": partial(_with, "clip_norm_each"),
-    "device gpu": lambda value, job: value and job.get("device") == "gpu",
     "devices": partial(_with, "devices"),
 }
 _CONFLICTS = (

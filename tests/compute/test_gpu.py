@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.plans import planned
 from tests.store.test_arithmetic import make_shard, run
 from zmqtrain import Job
 from zmqtrain.compute.arrays import zeros
-from zmqtrain.compute.device import Gpu
+from zmqtrain.compute.device import Cpu, Gpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
@@ -195,6 +196,54 @@ def test_parameters_may_change_after_a_step_that_was_not_finite(gpu: Gpu) -> Non
         assert (runner.gradients[0][:100].get() == value).all()
 
 
+class Noting(MLP):
+    """Notes what is in the host's memory when its computation is launched."""
+
+    host: Any = None
+    noted: Any = None
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        loss = super().loss_and_gradients(parameters, batch, out)
+        Noting.noted = Noting.host.copy()
+        return loss
+
+
+def test_gradients_leave_the_gpu_while_the_model_computes_and_are_reported_complete(
+    gpu: Gpu, cupy: Any
+) -> None:
+    of = job(model=Noting(64, (400, 30), 10), overlap=True)
+    (layout,) = planned(of).layouts
+    values = layout.flat_of(of.initial_values())
+    gradients = {device: zeros(layout.size) for device in (Cpu(), gpu)}
+    reported: list[str] = []
+    at_report = zeros(layout.size)
+
+    def report(names: Sequence[str]) -> None:
+        reported.extend(names)
+        for cut in layout.slices:
+            if cut.variable.name in names:
+                cut.run(at_report)[:] = cut.run(Noting.host)
+
+    runners = []
+    for device, gradient in gradients.items():
+        runners.append(ModelRunner(of, device, ThreadTeam(1), report))
+        runners[-1].bind(Membership([layout], [values], [gradient], ()))
+    random = np.random.default_rng(1)
+    for step in range(3):
+        batch = random.random((9, 64), np.float32), random.integers(0, 10, 9)
+        for runner, gradient in zip(runners, gradients.values(), strict=True):
+            Noting.host = gradient
+            runner.load_parameters()
+            assert runner.compute(runner.place(batch), step, 9).finite
+            np.testing.assert_array_equal(at_report, gradient)
+        np.testing.assert_allclose(*gradients.values(), 1e-3, 1e-5)
+        assert reported[: len(reported) // 2] == reported[len(reported) // 2 :]
+        assert reported[0].startswith("layer2")
+        if hasattr(cupy, "host"):  # the stand-in, whose copies are seen to be under way
+            assert np.isnan(Noting.noted[layout.owned_trained]).mean() > 0.9
+        reported.clear()
+
+
 # Whole runs
 
 
@@ -219,13 +268,16 @@ def test_run_with_its_shards_on_the_gpu_gives_the_parameters_of_one_on_the_cpu(
     assert on_gpu.accuracy == on_cpu.accuracy
 
 
-@pytest.mark.parametrize("ps_device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "own", [{}, {"ps_device": "gpu"}, {"overlap": True, "model": MLP(64, 400, 10)}], ids=str
+)
 def test_run_with_workers_on_the_gpu_learns_what_one_on_the_cpu_learns(
-    ps_device: str, gpu: Gpu
+    own: dict[str, Any], gpu: Gpu
 ) -> None:
-    fields: dict[str, Any] = {"steps": 60, "clip_norm": 1.0}
-    on_cpu = zmqtrain.run(job(**fields), workers=2, ps=2)
-    on_gpu = zmqtrain.run(job(**fields, device="gpu", ps_device=ps_device), workers=2, ps=2)
+    fields: dict[str, Any] = {"steps": 60} | ({} if "overlap" in own else {"clip_norm": 1.0})
+    model = own.get("model", MLP(64, 8, 10))
+    on_cpu = zmqtrain.run(job(**fields, model=model), workers=2, ps=2)
+    on_gpu = zmqtrain.run(job(**fields | own, device="gpu"), workers=2, ps=2)
     assert on_gpu.accuracy == pytest.approx(on_cpu.accuracy, abs=0.03)
 
 

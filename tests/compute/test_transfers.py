@@ -34,6 +34,9 @@ def check_both_ways(gpu: Gpu, cupy: Any, source: Flat, target: Flat) -> None:
         cupy.multiply(there, np.float32(factor), out=back)
         gpu.store([back], [target])
         np.testing.assert_array_equal(target, source * np.float32(factor))
+    wait = gpu.begin_store([there], [target])
+    wait()
+    np.testing.assert_array_equal(target, source)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, LARGE])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,9 @@ class Apart:
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         for twin, flat in zip(twins, flats, strict=True):
             flat[:] = twin
+
+    def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> Callable[[], None]:
+        return partial(self.store, twins, flats)
 
     def batch(self, arrays: Any) -> Any:
         return arrays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,9 @@ class Apart(Cpu):
     def store(self, twins: Sequence[Any], flats: Sequence[Any]) -> None:
         self.load(twins, flats)
 
+    def begin_store(self, twins: Sequence[Any], flats: Sequence[Any]) -> Any:
+        return partial(self.load, twins, flats)
+
 
 class Bench:
     """A model runner over two shards, one of which holds a part of ``a``."""
@@ -89,8 +93,7 @@ class Bench:
             optimizer=SGD(),
             batch_size=2,
             partition_nbytes=16,
-            overlap=True,
-            **fields,
+            **{"overlap": True} | fields,
         )
         layouts = planned(job, ps=2).layouts
         nothing = {"a": np.full((4, 2), np.nan), "b": np.full(3, np.nan)}
@@ -114,6 +117,19 @@ def test_complete_gradients_are_reported_once_they_are_in_the_memory() -> None:
     report = bench.runner.compute(BATCH, 0, 2)
     assert (report.loss, report.finite) == (0.5, True)
     assert bench.reported == [(["a", "b"], True)]
+
+
+def test_gradients_on_a_device_are_reported_once_they_are_in_the_memory() -> None:
+    bench = Bench(Reporting(), Apart())
+    bench.runner.compute(BATCH, 0, 2)
+    assert bench.reported == [(["a", "b"], True)]
+
+
+def test_gradient_on_a_device_that_is_not_reported_is_in_the_memory_in_the_end() -> None:
+    bench = Bench(Reporting(replaces=True), Apart())
+    bench.runner.compute(BATCH, 0, 2)
+    assert bench.reported == [(["b"], False)]
+    assert bench.is_complete
 
 
 def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
@@ -159,7 +175,7 @@ def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> 
 
 def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> None:
     model = Reporting()
-    bench, model.loss = Bench(model, Apart()), math.nan
+    bench, model.loss = Bench(model, Apart(), overlap=False), math.nan
     before = [gradient.copy() for gradient in bench.gradients]
     assert not bench.runner.compute(BATCH, 0, 2).finite
     for gradient, old in zip(bench.gradients, before, strict=True):

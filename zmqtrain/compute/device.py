@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,13 @@ class Device(Protocol):
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         """Copy the device's values to the host; the copies are complete on return."""
 
+    def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> Callable[[], None] | None:
+        """Begin to copy what the device's values are after all that was launched on it.
+
+        Return what waits for the copies; None: there are none to wait for. Until then the twins
+        must not change.
+        """
+
     def batch(self, arrays: Batch) -> Batch:
         """Return the batch on this device."""
 
@@ -48,6 +56,9 @@ class Cpu:
         """Nothing to wait for."""
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
+        """Nothing to copy: the twin is the array itself."""
+
+    def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         """Nothing to copy: the twin is the array itself."""
 
     def batch(self, arrays: Batch) -> Batch:
@@ -79,7 +90,7 @@ class Gpu:
         self._pinning = pinning_of(self._cupy)
         self._staged_loads = Staging(self._cupy, self._copies)
         self._staged_stores = Staging(self._cupy, self._copies)
-        self._loading: list[Flat] = []  # arrays that must exist until they are copied
+        self._in_flight: list[Flat] = []  # arrays that must exist until they are copied
         self._lock = threading.Lock()  # a checkpoint is written in another thread
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
@@ -92,7 +103,7 @@ class Gpu:
             self._copies.wait_event(self._compute().record())  # the model may still read the twins
             for flat, twin in zip(flats, twins, strict=True):
                 if self._pinning.is_pinned(flat):
-                    self._loading.append(flat)
+                    self._in_flight.append(flat)
                     twin.set(flat, stream=self._copies)
                 else:
                     self._staged_loads.load(flat, twin)
@@ -112,6 +123,17 @@ class Gpu:
                     self._staged_stores.store(twin, flat)
             self._settle()
 
+    def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> Callable[[], None]:
+        if not all(map(self._pinning.is_pinned, flats)):  # a wait for a buffer would stop the model
+            return partial(self.store, twins, flats)
+        with self._lock:
+            self._copies.wait_event(self._compute().record())
+            for twin, flat in zip(twins, flats, strict=True):
+                self._in_flight.append(flat)
+                twin.get(stream=self._copies, out=flat, blocking=False)
+            wait: Callable[[], None] = self._copies.record().synchronize
+            return wait
+
     def batch(self, arrays: Batch) -> Batch:
         return mapped(self._placed, arrays)
 
@@ -123,7 +145,7 @@ class Gpu:
     def _settle(self) -> None:
         self._staged_stores.settle()
         self._copies.synchronize()
-        self._loading.clear()
+        self._in_flight.clear()
 
     def _compute(self) -> Any:
         return self._cupy.cuda.get_current_stream()

@@ -43,6 +43,8 @@ class ModelRunner:
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
+        # Complete gradients, and what waits for their copies to the host.
+        self._early: list[tuple[list[str], Callable[[], None]]] = []
         self._is_empty = False  # nothing of the batch counts
         self._last_loss = 0.0  # of a batch that counts
 
@@ -63,6 +65,13 @@ class ModelRunner:
         }
         self._writes = WriteCheck(job.model, shown, self._frozen)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
+        # By variable, for each shard: what it has of the gradient on the device, and on the host.
+        self._runs: dict[str, list[tuple[Flat, Flat]]] = {}
+        both = zip(membership.layouts, self.gradients, membership.gradients, strict=True)
+        for layout, there, here in both:
+            for cut, start, stop in layout.runs:
+                run = there[start:stop], here[start:stop]
+                self._runs.setdefault(cut.variable.name, []).append(run)
         # A model may write its state, though it is constant.
         self._gradients.values |= {n: v.copy() for n, v in self._constants.items()}
         self._measured = StepSums(job.metrics, job.model, is_weighted=bool(job.class_weight))
@@ -105,6 +114,7 @@ class ModelRunner:
         self._is_empty = weight == EMPTY
         self._measured.begin(others)
         self._out.absent.clear()
+        self._early.clear()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
         parameters = self._writes.begin()
@@ -115,6 +125,9 @@ class ModelRunner:
             return f"The batch is {_shapes(given)}; parameters are {_shapes(trained)}"
 
         loss = checked_loss(self._model, parameters, batch, self._out, shapes)
+        for names, wait in self._early:  # before the device is waited for as a whole
+            wait()
+            self._on_written(names)
         self._writes.check(parameters)
         self._check_gradients()
         self._check_constants()
@@ -137,8 +150,17 @@ class ModelRunner:
         return StepReport(number, examples, loss, finite, sums, absences, weight)
 
     def store(self) -> None:
-        """Copy the gradient from the device into the exchange's memory."""
-        self._device.store(self.gradients, self._membership.gradients)
+        """Copy into the exchange's memory what of the gradient is not there yet."""
+        there = {name for names, _ in self._early for name in names}
+        if there:
+            self._device.store(*self._runs_of(self._runs.keys() - there))
+        else:
+            self._device.store(self.gradients, self._membership.gradients)
+
+    def _runs_of(self, names: Iterable[str]) -> tuple[list[Flat], list[Flat]]:
+        """Return what the shards have of these variables' gradients: on the device, on the host."""
+        runs = [run for name in names for run in self._runs.get(name, ())]
+        return [there for there, _ in runs], [here for _, here in runs]
 
     def _written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
         """Report which gradients are complete; called by the model, in its thread."""
@@ -149,7 +171,11 @@ class ModelRunner:
         complete = [name for name in names if name in own and values.get(name) is own[name]]
         if complete:
             self._gradients.scatter(*complete)
-            self._on_written(complete)
+            wait = self._device.begin_store(*self._runs_of(complete))
+            if wait is None:
+                self._on_written(complete)
+            else:
+                self._early.append((complete, wait))
 
     def _check_gradients(self) -> None:
         """Check the gradients, and copy those that replace their buffers into the buffers.
