@@ -8,12 +8,13 @@ ranks and with the same sizes; the order of a sum is nobody's business.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -39,14 +40,14 @@ class Allocation:
         free = host.free.setdefault((self.device, nbytes), [])
         # What is given back is given away again, while an operation may still use it.
         self.block = free.pop() if free else Block(np.empty(max(nbytes, 1), np.uint8))
+        self.start, self.stop = _bounds(self.block.memory)
         self.block.memory[...] = POISON
-        host.allocations.append(weakref.ref(self))
+        host.allocations.add(self)
         weakref.finalize(self, free.append, self.block).atexit = False
 
     def holds(self, values: Any) -> bool:
-        start, stop = _bounds(self.block.memory)
         low, high = _bounds(values)
-        return bool(start <= low and high <= stop)
+        return bool(self.start <= low and high <= self.stop)
 
 
 class DeviceArray(NDArrayOperatorsMixin):
@@ -159,9 +160,12 @@ class DeviceArray(NDArrayOperatorsMixin):
         return repr(self.values)
 
     def spans(self, *, is_written: bool) -> Span:
-        start, _ = _bounds(self.allocation.block.memory)
-        low, high = _bounds(self.values)
-        return Span(self.allocation.block, low - start, high - start, is_written)
+        allocation, (low, high) = self.allocation, self._where
+        return Span(allocation.block, low - allocation.start, high - allocation.start, is_written)
+
+    @cached_property
+    def _where(self) -> tuple[int, int]:
+        return _bounds(self.values)
 
     def _bytes(self, *, is_written: bool) -> tuple[Any, Span]:
         assert self.flags.c_contiguous, "Cannot set to non-contiguous array"
@@ -353,7 +357,7 @@ class Host:
         self.model = Model(devices)
         self.current = _Current()
         self.free: dict[tuple[int, int], list[Block]] = {}
-        self.allocations: list[weakref.ref[Allocation]] = []
+        self.allocations: weakref.WeakSet[Allocation] = weakref.WeakSet()
         self.missing_ranks: set[int] = set()
         self.nccl_error = ""
 
@@ -383,8 +387,9 @@ class Host:
 
     def empty(self, shape: Any, dtype: Any = float) -> DeviceArray:
         dtype = np.dtype(dtype)
-        allocation = Allocation(self, int(np.prod(shape)) * dtype.itemsize)
-        used = allocation.block.memory[: int(np.prod(shape)) * dtype.itemsize]
+        nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * dtype.itemsize
+        allocation = Allocation(self, nbytes)
+        used = allocation.block.memory[:nbytes]
         return DeviceArray(used.view(dtype).reshape(shape), allocation)
 
     def wrapped(self, result: Any, operands: Sequence[Allocation]) -> Any:
@@ -398,13 +403,10 @@ class Host:
         return self.new(result)
 
     def floats_at(self, address: int, size: int) -> DeviceArray:
-        for reference in self.allocations:
-            allocation = reference()
-            if allocation is not None:
-                start, stop = _bounds(allocation.block.memory)
-                if start <= address < stop:
-                    used = allocation.block.memory[address - start :][: 4 * size]
-                    return DeviceArray(used.view(np.float32), allocation)
+        for allocation in list(self.allocations):
+            if allocation.start <= address < allocation.stop:
+                used = allocation.block.memory[address - allocation.start :][: 4 * size]
+                return DeviceArray(used.view(np.float32), allocation)
         raise AssertionError("no memory of a device")
 
 

@@ -274,7 +274,7 @@ def test_run_with_its_shards_on_the_gpu_gives_the_parameters_of_one_on_the_cpu(
 def test_run_with_workers_on_the_gpu_learns_what_one_on_the_cpu_learns(
     own: dict[str, Any], gpu: Gpu
 ) -> None:
-    fields: dict[str, Any] = {"steps": 60} | ({} if "overlap" in own else {"clip_norm": 1.0})
+    fields: dict[str, Any] = {"steps": 40} | ({} if "overlap" in own else {"clip_norm": 1.0})
     model = own.get("model", MLP(64, 8, 10))
     on_cpu = zmqtrain.run(job(**fields, model=model), workers=2, ps=2)
     on_gpu = zmqtrain.run(job(**fields | own, device="gpu"), workers=2, ps=2)
@@ -294,7 +294,7 @@ def test_tower_on_the_gpu_computes_what_a_worker_there_does(gpu: Gpu) -> None:
 
 
 def test_towers_on_gpu_and_cpu_learn_together(gpu: Gpu) -> None:
-    both, cpus = ({"devices": names, "steps": 60} for names in ("gpu:0,cpu:0", "cpu:0,cpu:1"))
+    both, cpus = ({"devices": names, "steps": 40} for names in ("gpu:0,cpu:0", "cpu:0,cpu:1"))
     expected = zmqtrain.run(job(**cpus)).accuracy
     assert zmqtrain.run(job(**both)).accuracy == pytest.approx(expected, abs=0.03)
 
