@@ -31,6 +31,7 @@ from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 from zmqtrain.metrics import Accuracy  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
+from zmqtrain.optim.clipping import global_norm  # noqa: E402
 
 net = Torch().net
 
@@ -90,6 +91,19 @@ def test_gradient_that_autograd_has_replaced_is_copied() -> None:
     for _ in range(2):
         assert plain() == replaced()
         same(replaced.gradients(), plain.gradients())
+
+
+def test_gradients_of_a_loop_of_ones_own_are_not_sent_while_it_may_change_them() -> None:
+    step, written = Step(), []  # type: ignore[var-annotated]
+    step.out = Buffers(step.out, lambda values, names: written.extend(names))
+    model = step.model
+    features, labels = model.begin(step.values, BATCH, step.out)
+    loss = F.cross_entropy(model.module(features), labels)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.module.parameters(), 1e-3)
+    model.finish(loss)
+    assert written == []
+    assert global_norm(step.gradients()) == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_job_with_overlap_gets_each_gradient_once_it_is_complete() -> None:

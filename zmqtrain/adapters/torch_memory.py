@@ -75,6 +75,7 @@ class BoundVariables:
         self._marks: list[Any] = []  # of the parameters, as they were left
         self._cleared: list[tuple[int, int]] = []  # marks of the gradients
         self._is_in_step = False
+        self._is_in_place = True  # whether a gradient stays as backward() has made it
         self._optimizer = ""  # of the user's own, which has changed the parameters
         _BOUND.add(self)
 
@@ -112,7 +113,7 @@ class BoundVariables:
         if isinstance(self._out, Buffers) and self._out.on_written is not None:
 
             def on_accumulated(parameter: Any) -> None:
-                if self.is_last_part and self._out is not None:
+                if self.is_last_part and self._is_in_place and self._out is not None:
                     if parameter.grad is not view:
                         self._take_in(name, parameter, view)
                     written(self._out, name)
@@ -139,7 +140,7 @@ class BoundVariables:
             ConfigError: an optimizer of the user's own has made a step since the last one.
         """
         self._check_optimizer()
-        self._is_in_step = True
+        self._is_in_step, self._is_in_place = True, in_place
         torch._foreach_zero_([view for _, _, view in self._trained])
         self._cleared = self._gradient_marks()
         for _, parameter, _ in () if in_place else self._trained:
