@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds as bounds_of_strided
@@ -501,10 +500,21 @@ def installed(devices: int, *, nccl: bool = True) -> Iterator[Any]:
     """Have everybody import the stand-in; what it has found wrong is raised at the end."""
     cupy = make(devices, nccl=nccl)
     code = SimpleNamespace(compile_using_nvrtc=gpu_source.compile_using_nvrtc, Module=Module)
-    modules = {"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.nccl": cupy.cuda.nccl}
+    modules: dict[str, Any] = {
+        "cupy": cupy,
+        "cupy.cuda": cupy.cuda,
+        "cupy.cuda.nccl": cupy.cuda.nccl,
+    }
     modules |= {"cupy.cuda.compiler": code, "cupy.cuda.function": code}
+    before = {name: sys.modules.get(name) for name in modules}
     compiled.cache_clear()
-    with mock.patch.dict(sys.modules, modules):
+    sys.modules.update(modules)
+    try:
         yield cupy
-    compiled.cache_clear()
+    finally:  # other modules that were imported meanwhile stay
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+        compiled.cache_clear()
     cupy.host.model.close()

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -205,3 +206,14 @@ def test_child_of_a_fork_ends_no_registration_of_its_parent(
     monkeypatch.setattr(os, "getpid", lambda: 0)
     del flat
     assert len(runtime.ranges) == 1
+
+
+def test_registration_that_cuda_does_not_end_is_logged(
+    pinning: Pinning, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    flat = zeros(SIZE)
+    assert pinning.pin(flat)
+    runtime.hostUnregister = Mock(side_effect=CudaError("the device is lost"))  # type: ignore[method-assign]
+    del flat
+    (message,) = caplog.messages
+    assert message.endswith("stay registered with CUDA: the device is lost")

@@ -115,22 +115,14 @@ class Gpu:
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         with self._lock:
-            self._copies.wait_event(self._compute().record())
-            for twin, flat in zip(twins, flats, strict=True):
-                if self._pinning.is_pinned(flat):
-                    twin.get(stream=self._copies, out=flat, blocking=False)
-                else:
-                    self._staged_stores.store(twin, flat)
+            self._begin_store(twins, flats)
             self._settle()
 
     def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> Callable[[], None]:
         if not all(map(self._pinning.is_pinned, flats)):  # a wait for a buffer would stop the model
             return partial(self.store, twins, flats)
         with self._lock:
-            self._copies.wait_event(self._compute().record())
-            for twin, flat in zip(twins, flats, strict=True):
-                self._in_flight.append(flat)
-                twin.get(stream=self._copies, out=flat, blocking=False)
+            self._begin_store(twins, flats)
             wait: Callable[[], None] = self._copies.record().synchronize
             return wait
 
@@ -141,6 +133,15 @@ class Gpu:
         """Return an array on the device; the model moves what is none of NumPy's."""
         is_numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
         return self._cupy.asarray(leaf) if is_numeric else leaf
+
+    def _begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
+        self._copies.wait_event(self._compute().record())
+        for twin, flat in zip(twins, flats, strict=True):
+            if self._pinning.is_pinned(flat):
+                self._in_flight.append(flat)
+                twin.get(stream=self._copies, out=flat, blocking=False)
+            else:
+                self._staged_stores.store(twin, flat)
 
     def _settle(self) -> None:
         self._staged_stores.settle()

@@ -82,8 +82,14 @@ class Pinning:
         with self._lock:
             pages = self._registered.pop(key, _NOWHERE)
             if pages and os.getpid() == self._pid:  # a registration does not survive a fork
-                with device:
-                    self._cuda.runtime.hostUnregister(pages.start)
+                runtime = self._cuda.runtime
+                try:
+                    with device:
+                        runtime.hostUnregister(pages.start)
+                except runtime.CUDARuntimeError as error:  # after any other error of the device
+                    log.error(
+                        "%d B of host memory stay registered with CUDA: %s", len(pages), error
+                    )
 
 
 _PINNINGS: weakref.WeakKeyDictionary[ModuleType, Pinning] = weakref.WeakKeyDictionary()
