@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import sys
 import zlib
 from contextlib import AbstractContextManager
 from typing import Any
@@ -38,8 +39,15 @@ def use_own_threads() -> None:
 
 
 def seed_torch(seed: int, batch: int) -> None:
-    """Seed torch's own generator for a batch."""
-    torch.manual_seed(zlib.crc32(f"{seed} {batch}".encode()))
+    """Seed torch's own generators for a batch.
+
+    torch.manual_seed() notes a traceback for each kind of accelerator that is not used, which takes
+    longer than a small step.
+    """
+    number = zlib.crc32(f"{seed} {batch}".encode())
+    torch.default_generator.manual_seed(number)
+    if "cupy" in sys.modules or torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 def generators_kept() -> AbstractContextManager[None]:
