@@ -27,7 +27,9 @@ def cases(seconds: str, log: str) -> Iterator[Case]:
 
 
 def _run(seconds: float, log: Path) -> dict[str, Any]:
-    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
+    marked = [path for path in (ROOT / "tests").rglob("*.py") if "mark.gpu" in path.read_text()]
+    # A conftest marks parameters of fixtures, which the tests of its whole folder may use.
+    files = [path.parent if path.name == "conftest.py" else path for path in marked]
     with tempfile.TemporaryDirectory() as folder, log.open("w") as output:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", f"--junitxml={report}"]
