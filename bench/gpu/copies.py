@@ -32,6 +32,7 @@ def _between(cupy: Any, nbytes: int, memory: str, direction: str) -> dict[str, f
     source[:] = np.arange(source.size) % 1000
     there, back = cupy.zeros(source.size, np.float32), cupy.asarray(source)
     to_device, to_host = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    cupy.cuda.Device().synchronize()  # these streams do not wait for what the current one fills
 
     def step() -> None:
         if direction != "to host":
