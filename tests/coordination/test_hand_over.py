@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.coordination.hand_over import OrderLog, agreed, lacking, left_of, newest
+from simulation.model import counting_job
+from zmqtrain.config.cluster import Cluster
+from zmqtrain.coordination.hand_over import OrderLog, agreed, lacking, left_of
 from zmqtrain.errors import CheckpointError
+from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.layout import Variable
@@ -51,21 +54,6 @@ def test_log_begins_anew_after_a_restart_with_the_order_that_comes_next() -> Non
     log = OrderLog(workers=2)
     log.take(3, 41, orders(41, 2).orders, saved())
     assert log.last == orders(41, 2, generation=3)
-
-
-@pytest.mark.parametrize(
-    ("known", "found"),
-    [
-        ([], None),
-        ([replace(orders(1, 5), saved=None)], None),
-        ([orders(1, 5), replace(orders(9, 9), saved=None), orders(4, 3), orders(5, 1)], 2),
-        ([orders(90, 9), orders(1, 1, generation=2)], 1),
-    ],
-)
-def test_last_orders_are_those_of_the_last_generation_that_reach_furthest(
-    known: list[LastOrders], found: int | None
-) -> None:
-    assert newest(known) is (None if found is None else known[found])
 
 
 @pytest.mark.parametrize(("done", "first"), [(3, 4), (4, 5), (8, None)])
@@ -112,18 +100,27 @@ def test_those_that_are_left_write_everything_once_unless_all_copies_of_a_part_a
         assert offsets == {at: [cut.offset for cut in layouts[at].slices] for at in there}
 
 
-NAMES = [f"ps {shard}" for shard in range(4)]
-LAYOUTS = with_copies(place([Variable("w", (8,))], 4, "contiguous", 4), 2)
+CLUSTER = Cluster((), 4, worker_addresses=("a:1", "b:1", "c:1", "d:1"))
+PLAN = plan_for(counting_job(4, frozenset(), copies=2), CLUSTER)
 
 
-@pytest.mark.parametrize("left", [(0, 1, 2, 3), (1, 2, 3), (0, 1, 2), (1, 3)])
-def test_those_that_are_left_agree_on_the_last_orders_and_who_writes_what(
-    left: tuple[int, ...],
+@pytest.mark.parametrize(
+    ("known", "found"),
+    [
+        ({at: orders(1, 4 + at) for at in range(4)}, 3),
+        ({0: orders(4, 3), 1: orders(1, 5), 2: orders(5, 1)}, 0),
+        ({0: orders(1, 5), 2: replace(orders(9, 9), saved=None)}, 0),
+        ({0: orders(90, 9), 1: orders(1, 1, generation=2), 3: orders(1, 2, generation=2)}, 3),
+    ],
+)
+def test_those_that_are_left_agree_on_the_last_orders_of_the_last_generation(
+    known: dict[int, LastOrders], found: int
 ) -> None:
-    known = {shard: orders(1, 4 + shard) for shard in left}
-    last, content, parts = agreed(LAYOUTS, known, NAMES)
-    assert (last, content) == (known[left[-1]], last.saved)
-    assert parts == left_of(LAYOUTS, left)
+    last, outcome, parts = agreed(PLAN, known)
+    assert last is known[found]
+    assert outcome is last.saved
+    left = [at for at, each in known.items() if each.generation == last.generation]
+    assert parts == left_of(PLAN.layouts, left)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +128,10 @@ def test_those_that_are_left_agree_on_the_last_orders_and_who_writes_what(
     [
         ({}, "nobody that is left knows the last orders"),
         ({1: replace(orders(1, 5), saved=None)}, "nobody that is left knows the last orders"),
-        ({2: orders(1, 5), 3: orders(1, 5)}, "lost with all of their copies, on ps 0, ps 1$"),
+        ({2: orders(1, 5), 3: orders(1, 5)}, "with all of their copies, on worker 0, worker 1$"),
         (  # ps 1 has not begun the last generation
             {0: orders(1, 1, generation=2), 1: orders(1, 5), 3: orders(1, 1, generation=2)},
-            "lost with all of their copies, on ps 1, ps 2$",
+            "with all of their copies, on worker 1, worker 2$",
         ),
     ],
 )
@@ -142,4 +139,4 @@ def test_less_than_one_version_of_everything_is_not_taken(
     known: dict[int, LastOrders], reason: str
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
-        agreed(LAYOUTS, known, NAMES)
+        agreed(PLAN, known)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from simulation.model import counting_job
-from tests.asking import Asked
+from tests.coordination.parts import fail
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.errors import CheckpointError
 from zmqtrain.hosting.succession import Succession
 from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved, ShardFile
+from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.wire.messages import HandedOver, HandOver
 
@@ -23,12 +24,12 @@ LAST = LastOrders(1, 1, (), Saved(0, "sync-replicas", LedgerState(0, (), 0)))
 FILE = ShardFile(0, "shard-00000.safetensors", 1, "0" * 64, 0)
 
 
-class Part:
-    """What is left of a ps: it keeps what it is asked to write, and where."""
-
-    last = LAST
+class Part(OrphanedShard):
+    """What is left of ps 1: it keeps what it is asked to write, and where."""
 
     def __init__(self, error: CheckpointError | None = None) -> None:
+        shard: Any = SimpleNamespace(layout=SimpleNamespace(shard=1))
+        super().__init__(shard, LAST, 0)
         self.written: list[tuple[Path, ShardLayout]] = []
         self._error = error
 
@@ -43,17 +44,15 @@ async def asked(logdir: Path, part: Any, *messages: HandOver) -> list[HandedOver
     """Return what worker 1, of three with two copies of each part, answers."""
     cluster = Cluster((), 3, worker_addresses=("a:1", "b:1", "c:1"))
     plan = plan_for(counting_job(3, frozenset(), logdir=str(logdir), copies=2), cluster)
-    running: list[asyncio.Task[None]] = []
-    actor: Any = SimpleNamespace(
-        task=Task(Role.WORKER, 1),
-        job=plan.job,
-        spawn=lambda coroutine: running.append(asyncio.ensure_future(coroutine)),
-    )
-    succession, request = Succession(actor, plan, part, {}), Asked()
+    actor: Any = SimpleNamespace(task=Task(Role.WORKER, 1), crash=fail)
+    succession, answers = Succession(actor, plan, part), asyncio.Queue[HandedOver]()
+    request: Any = SimpleNamespace(send=answers.put_nowait)
+    found = []
     for message in messages:
         succession.on_hand_over(request, message)
-        await asyncio.gather(*running)
-    return request.sent
+        found.append(await answers.get())
+    succession.close()
+    return found
 
 
 async def test_part_is_written_once_and_every_request_is_answered(tmp_path: Path) -> None:
@@ -101,5 +100,5 @@ async def test_refusal_to_hand_over_has_a_reason(
     tmp_path: Path, part: Part | None, shards: tuple[int, ...], reason: str
 ) -> None:
     assert await asked(tmp_path, part, HandOver("d", shards, LAST)) == [
-        HandedOver("d", None, reason)
+        HandedOver("d", None, f"worker 1: {reason}")
     ]

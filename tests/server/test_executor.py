@@ -237,6 +237,20 @@ async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_ou
     assert request.replies == []
 
 
+async def test_orders_of_a_generation_that_has_ended_are_not_carried_out(
+    executor: Executor, state: ShardState
+) -> None:
+    add_worker(state)
+    request = Asked()
+    add_push(state, 1, request)
+    executor.forget_orders(further=True)
+    executor.carry_out([(1, Apply(0)), (2, answer(1))])
+    assert (state.orders, state.version, request.replies) == (0, 0, [])
+    executor.forget_orders()  # the next one begins
+    executor.carry_out([(1, Apply(0)), (2, answer(1))])
+    assert (state.orders, state.version, len(request.replies)) == (2, 1, 1)
+
+
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("copies", [1, 2])
 async def test_version_that_is_asked_for_is_copied_before_the_next_update(

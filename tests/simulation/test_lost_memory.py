@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,18 +51,31 @@ def test_job_goes_on_where_it_was(policy: str, steps: int, worker: int, hosts: b
     assert not trace.of("group 2")
 
 
-def test_orders_that_only_the_leader_had_are_carried_out_by_all() -> None:
-    lost = drop(Orders, receiver="worker 1", where=orders(Reduce))
-    trace = trace_of(without(kill(2), replace(lost, until_s=1.2)))
-    assert goes_on_at(trace) >= 1
+@pytest.mark.parametrize(("worker", "late", "other"), [(2, 1, 2), (0, 2, 1)])
+def test_orders_that_do_not_come_to_one_ps_are_carried_out_there(
+    worker: int, late: int, other: int
+) -> None:
+    """The host is lost, maybe with the leader, when the others have made the first step."""
+    again = {"number": 2, "sender": "worker 0", "receiver": f"worker {other}"}
+    rules = (
+        kill(worker, kind=Orders, where=orders(Reduce), **again),
+        drop(Orders, *range(1, 8), receiver=f"worker {late}", where=orders(Reduce)),
+    )
+    assert goes_on_at(trace_of(without(*rules))) == 1
 
 
 def test_part_that_is_lost_with_its_copy_goes_back_to_the_beginning() -> None:
     trace = trace_of(without(kill(1), kill(2)))
     (line,) = trace.of("copies of others cannot replace them")
     assert "ps 1 and ps 2 restarted" in line
-    assert "parts are lost with all of their copies, on ps 1, ps 2" in line
+    assert "parts are lost with all of their copies, on worker 1, worker 2" in line
     assert len(trace.of("generation 2 begins at version 0")) == 3
+
+
+def test_job_whose_hosts_all_return_without_memory_begins_again() -> None:
+    trace = trace_of(without(kill(0), kill(1), kill(2)))
+    (line,) = trace.of("ps 0 and ps 1 and ps 2 restarted without parameters")
+    assert "restoring the beginning" in line
 
 
 def test_messages_may_be_lost_or_come_late_or_twice() -> None:

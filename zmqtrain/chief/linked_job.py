@@ -96,11 +96,12 @@ class LinkedJob:
             log.info("taking over in generation %d", self.generation)
             return
         begun = [one.link for one in joined if one.generation]
-        updated = bool(lost) and (again or any(await self._versions(begun)))
+        is_back = bool(lost) and (again or any(await self._versions(begun)))  # updates are lost
         text = f"{' and '.join(lost)} restarted without parameters"
-        taken = updated and await save_copies(self._chief, text, joined)
+        if is_back and begun and self._chief.plan.hands_over:
+            is_back = not await save_copies(self._chief, text, joined)
         path, self.learned_until, generation = await self.saver.newest()
-        if updated and not taken:  # else no update is lost
+        if is_back:
             if self._chief.job.logdir is None:
                 raise CheckpointError(
                     f"{text}, and there is no checkpoint to restore; give the job a logdir "

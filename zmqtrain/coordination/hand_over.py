@@ -8,10 +8,11 @@ part is lost with all of its copies.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from zmqtrain.errors import CheckpointError
+from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders, Saved
 from zmqtrain.protocol.orders import Numbered, Order
 from zmqtrain.store.layout import ShardLayout
@@ -52,29 +53,24 @@ class OrderLog:
             self.last = LastOrders(generation, first, tuple(self._orders), saved)
 
 
-def newest(known: Iterable[LastOrders]) -> LastOrders | None:
-    """Return the latest orders with a known outcome, None if there are none."""
-    told = (last for last in known if last.saved is not None)
-    return max(told, key=lambda last: (last.generation, last.end), default=None)
-
-
 def agreed(
-    layouts: Sequence[ShardLayout], known: Mapping[int, LastOrders], names: Sequence[str]
+    plan: Plan, known: Mapping[int, LastOrders]
 ) -> tuple[LastOrders, Saved, dict[int, ShardLayout]]:
-    """Return the last orders, the content of a checkpoint after them, and who writes what of it.
+    """Return the latest orders with a known outcome, this outcome, and who writes what of it.
 
-    ``known``: to each shard that is left. ``names``: of the hosts of all shards.
+    ``known``: the last orders of each shard that is left.
 
     Raises:
-        CheckpointError: what is left is not enough for a checkpoint.
+        CheckpointError: the outcome is not known, or parts of it are lost.
     """
-    last = newest(known.values())
+    told = [last for last in known.values() if last.saved is not None]
+    last = max(told, key=lambda last: (last.generation, last.end), default=None)
     if last is None or last.saved is None:
         raise CheckpointError("nobody that is left knows the last orders")
     left = [shard for shard, each in sorted(known.items()) if each.generation == last.generation]
-    parts = left_of(layouts, left)
+    parts = left_of(plan.layouts, left)
     if parts is None:
-        lost = ", ".join(name for shard, name in enumerate(names) if shard not in left)
+        lost = ", ".join(f"worker {host}" for at, host in enumerate(plan.hosts) if at not in left)
         raise CheckpointError(f"parts are lost with all of their copies, on {lost}")
     return last, last.saved, parts
 

@@ -96,7 +96,8 @@ class Gatherer(JobActor):
         self.found: Group | None = None
         remains = server.orphan if server is not None else None
         lost = plan.in_group(group.number, group.members)
-        self._succession = Succession(self, lost, remains, fingerprint or lost.fingerprint())
+        self.fingerprint = {**(fingerprint or lost.fingerprint())}
+        self._succession = Succession(self, lost, remains)
         self._saving: asyncio.Future[None] | None = None
         self._saved_with: tuple[int, ...] = ()  # the workers of the last attempt to save
         self._config, self._logdir = config, self.job.logdir or ""
@@ -104,7 +105,7 @@ class Gatherer(JobActor):
         self._has_news = asyncio.Event()
         self.handlers = dict.fromkeys(get_args(Message), self._answer) | {
             Gather: self.on_gather,
-            HandOver: self._on_hand_over,
+            HandOver: self._succession.on_hand_over,
             HandedOver: lambda request, message: self._succession.take(
                 request.sender.index, message
             ),
@@ -143,6 +144,7 @@ class Gatherer(JobActor):
         finally:
             if self._saving is not None:
                 self._saving.cancel()
+            self._succession.close()
         return self.stop_code
 
     def stop(self, exit_code: int) -> None:
@@ -217,12 +219,6 @@ class Gatherer(JobActor):
                 self._has_news.set()
             if self._config.index not in message.hears:
                 self._answer(request, message)
-
-    def _on_hand_over(self, request: Request, message: HandOver) -> None:
-        if request.sender.role == Role.WORKER:
-            self._succession.on_hand_over(request, message)
-        else:  # a chief that does not know yet that its group is over
-            self._answer(request, message)
 
     def _all_go_on(self, sender: Sender) -> bool:
         """Note that the sender's part goes on, and return whether all parts do.

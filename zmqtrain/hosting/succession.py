@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
-from zmqtrain.chief.saving import Saver
+from zmqtrain.chief.copies import save_left
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.coordination.hand_over import agreed
 from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import Plan
-from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
-from zmqtrain.server.orphaned_shard import HandingOver, OrphanedShard
+from zmqtrain.protocol.checkpoint import LastOrders
+from zmqtrain.server.orphaned_shard import OrphanedShard, Reply
 from zmqtrain.server.peer_handlers import within
+from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.wire.messages import HandedOver, HandOver
 
 log = logging.getLogger(__name__)
@@ -33,30 +31,23 @@ log = logging.getLogger(__name__)
 class Succession:
     """One worker's side of it. ``remains``: the shard that it hosted, None if nothing is left."""
 
-    def __init__(
-        self,
-        actor: JobActor,
-        plan: Plan,
-        remains: OrphanedShard | None,
-        fingerprint: Mapping[str, str],
-    ) -> None:
+    def __init__(self, actor: JobActor, plan: Plan, remains: OrphanedShard | None) -> None:
         """``actor``: has the links to the others. ``plan``: that of the lost group."""
-        self._actor, self._plan, self._hosts = actor, plan, plan.hosts
-        self._fingerprint = fingerprint
-        self._known: dict[int, LastOrders] = {}  # by worker
-        self._own = HandingOver(plan, plan.shard_of(actor.task), remains, self._beside)
-        self._writing = asyncio.Lock()
+        self._actor, self._plan, self._remains = actor, plan, remains
+        self._hosts = plan.hosts
+        self._known: dict[int, LastOrders] = {}  # by shard
+        self._work = WorkQueue(str(actor.task), on_error=actor.crash)
         self._directory = ""  # the one that this worker has others write into
         self._answers: dict[int, HandedOver] = {}  # theirs, by worker
         self._is_answered = asyncio.Event()
 
     @property
     def last(self) -> LastOrders | None:
-        return self._own.last
+        return self._remains.last if self._remains is not None else None
 
     def note(self, worker: int, last: LastOrders | None) -> None:
-        if last is not None:
-            self._known[worker] = last
+        if last is not None and worker in self._hosts:
+            self._known[self._hosts.index(worker)] = last
 
     async def save(self, workers: Collection[int]) -> None:
         """Save what these workers hold together; if they cannot, log the reason."""
@@ -64,44 +55,31 @@ class Succession:
         if self._plan.copies == 1:
             return
         self.note(actor.task.index, self.last)
-        known = {worker: last for worker, last in self._known.items() if worker in workers}
-        left = {shard: known[host] for shard, host in enumerate(self._hosts) if host in known}
-        names = [str(Task(Role.WORKER, host)) for host in self._hosts]
+        known = {at: last for at, last in self._known.items() if self._hosts[at] in workers}
         try:
-            last, saved, layouts = agreed(self._plan.layouts, left, names)
-            write = partial(self._collect, tuple(layouts), last, saved)
-            saver = Saver(actor.job, [*layouts.values()], self._fingerprint, actor.metrics, write)
-            await saver.save(saved.step, last.generation)
-            log.warning("the job goes on at step %d, without a step lost", saved.step)
+            step = await save_left(actor, self._plan, known, self._collect)
+            log.warning("the job goes on at step %d, without a step lost", step)
         except CheckpointError as error:
             log.warning("the job goes on from the last checkpoint: %s", error)
 
-    async def _collect(
-        self, shards: tuple[int, ...], last: LastOrders, saved: Saved, directory: Path
-    ) -> Saved:
+    async def _collect(self, message: HandOver) -> list[HandedOver]:
         """Have the hosts of these shards write themselves into a directory."""
-        actor, message = self._actor, HandOver(directory.name, shards, last)
-        hosts = [self._hosts[shard] for shard in shards]
-        self._directory, self._answers = directory.name, {}
+        actor = self._actor
+        hosts = [self._hosts[shard] for shard in message.shards]
+        self._directory, self._answers = message.directory, {}
         until = time.monotonic() + actor.timing.peer_timeout_s
         while missing := [host for host in hosts if host not in self._answers]:
             if time.monotonic() > until:
                 raise CheckpointError(f"worker {missing[0]} has not written its part in time")
             if actor.task.index in missing:
-                self._own.take(message, partial(self.take, actor.task.index))
+                self._hand_over(message, partial(self.take, actor.task.index))
             names = {str(Task(Role.WORKER, host)) for host in missing}
             for link in actor.links:
                 if link.peer in names:
                     link.send(message)
             self._is_answered.clear()
             await within(actor.timing.heartbeat_s, self._is_answered)
-        return replace(saved, files=tuple(map(self._file, hosts)))
-
-    def _file(self, host: int) -> ShardFile:
-        answer = self._answers[host]
-        if answer.file is None:
-            raise CheckpointError(f"worker {host}: {answer.reason}")
-        return answer.file
+        return [self._answers[host] for host in hosts]
 
     def take(self, worker: int, answer: HandedOver) -> None:
         if answer.directory == self._directory:
@@ -109,12 +87,14 @@ class Succession:
             self._is_answered.set()
 
     def on_hand_over(self, request: Request, message: HandOver) -> None:
-        self._own.take(message, request.send)
+        self._hand_over(message, request.send)
 
-    def _beside(self, work: Callable[[], HandedOver], then: Callable[[HandedOver], None]) -> None:
-        async def write() -> None:
-            async with self._writing:
-                answer = await asyncio.to_thread(work)
-            then(answer)
+    def _hand_over(self, message: HandOver, reply: Reply) -> None:
+        if self._remains is None:
+            reason = f"{self._actor.task}: nothing is left of its part"
+            reply(HandedOver(message.directory, None, reason))
+        else:
+            self._remains.hand_over(message, self._plan, self._work, reply)
 
-        self._actor.spawn(write())
+    def close(self) -> None:
+        self._work.close()

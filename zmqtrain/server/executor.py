@@ -86,7 +86,7 @@ class Executor:
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, actor.crash)
         self._halts = False
-        self._is_over = False  # the generation: no order counts any more
+        self._is_over = False  # further orders of this generation are dropped
         self._policy = ""  # the last one in the log
         self._keep: Keep | None = None  # the last request
         self._kept: Flat | None = None  # once the shard has reached its version
@@ -109,20 +109,10 @@ class Executor:
         self.work.put(None, lambda _: call(), lasting=True)
         self.work.run()
 
-    def forget_orders(self) -> None:
-        """Drop the unfinished orders: their generation is over, and another one begins."""
+    def forget_orders(self, *, further: bool = False) -> None:
+        """Drop the unfinished orders: their generation is over. ``further``: later ones, too."""
         self.work.forget()
-        self._is_over = False
-
-    def end_generation(self) -> None:
-        """Drop the unfinished orders, and all further ones until another generation begins."""
-        self.work.forget()
-        self._is_over = True
-
-    def beside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Work in the thread, after all that was queued before; no order is forgotten instead."""
-        self.work.put(work, then, rare=True, lasting=True)
-        self.work.run()
+        self._is_over = further
 
     def keep(self, keep: Keep | None) -> None:
         """Copy the shard's own part at this version, in place of the previous copy."""

@@ -1,4 +1,4 @@
-"""A shard whose generation is over because another one is lost, and how it is handed over."""
+"""A shard whose generation is over, since another one is lost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from zmqtrain.errors import CheckpointError, ZmqTrainError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
 from zmqtrain.protocol.orders import Accumulate, Apply, Numbered, Reduce
+from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
@@ -21,7 +22,7 @@ Reply = Callable[[HandedOver], None]
 
 
 class OrphanedShard:
-    """A shard whose orders have ended, until it is handed over.
+    """A shard that its ps does not change any more, until it is handed over.
 
     ``last``: the last orders that the ps knew.
     """
@@ -35,9 +36,36 @@ class OrphanedShard:
         """
         self.last = last
         self._shard, self._done, self._own = shard, done, tuple(own)
+        self._answers: dict[str, HandedOver | None] = {}  # by directory; None: not written yet
 
     def close(self) -> None:
         self._shard.segment.remove()
+
+    def hand_over(self, message: HandOver, plan: Plan, work: WorkQueue, reply: Reply) -> None:
+        """Write its part once, as ``work``, and answer; a repeated request is answered again."""
+        if message.directory not in self._answers:
+            self._answers[message.directory] = None
+            write = partial(self._written, message, plan)
+            work.put(write, partial(self._answer, reply), rare=True, lasting=True)
+            work.run()
+        elif (answer := self._answers[message.directory]) is not None:
+            reply(answer)
+
+    def _answer(self, reply: Reply, answer: Any) -> None:
+        self._answers[answer.directory] = answer
+        reply(answer)
+
+    def _written(self, message: HandOver, plan: Plan) -> HandedOver:
+        # The name alone is the peer's: the rest of the path is that of this task's logdir.
+        root = checkpoint.checkpoints_directory(Path(plan.job.logdir or ""))
+        directory = root / Path(message.directory).name
+        layouts, own = left_of(plan.layouts, message.shards), self._shard.layout.shard
+        try:
+            if layouts is None or own not in layouts:
+                raise CheckpointError("nothing is left of its part")
+            return HandedOver(message.directory, self.write(directory, layouts[own], message.last))
+        except ZmqTrainError as error:
+            return HandedOver(message.directory, None, f"worker {plan.hosts[own]}: {error}")
 
     def write(self, directory: Path, layout: ShardLayout, last: LastOrders) -> ShardFile:
         """Carry out the last orders, then write the layout's part of a checkpoint.
@@ -65,55 +93,3 @@ class OrphanedShard:
                 f"after order {last.end} this part is at version {self._shard.version}; expected "
                 f"version {step}"
             )
-
-
-class HandingOver:
-    """Writes a shard's part of a checkpoint once for each request, and answers repeated ones."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        shard: int | None,
-        remains: OrphanedShard | None,
-        run: Callable[[Callable[[], HandedOver], Callable[[Any], None]], None],
-    ) -> None:
-        """``shard``: its number in this plan; it and ``remains`` are None if nothing is left.
-
-        ``run`` calls two functions, beside the event loop and then on it, and in order.
-        """
-        self._plan, self._shard, self._remains, self._run = plan, shard, remains, run
-        self._asked = ""  # the directory to write into
-        self._answer: HandedOver | None = None  # once that is done
-
-    @property
-    def last(self) -> LastOrders | None:
-        """The last orders that are known to the shard."""
-        return self._remains.last if self._remains is not None else None
-
-    def take(self, message: HandOver, reply: Reply) -> None:
-        """Write the part, and answer; a repeated request is answered again."""
-        if message.directory != self._asked:
-            self._asked, self._answer = message.directory, None
-            self._run(partial(self._written, message), partial(self._done, reply))
-        elif self._answer is not None:
-            reply(self._answer)
-
-    def _done(self, reply: Reply, answer: HandedOver) -> None:
-        if answer.directory == self._asked:
-            self._answer = answer
-        reply(answer)
-
-    def _written(self, message: HandOver) -> HandedOver:
-        try:
-            return HandedOver(message.directory, self._write(message))
-        except ZmqTrainError as error:
-            return HandedOver(message.directory, None, str(error))
-
-    def _write(self, message: HandOver) -> ShardFile:
-        layouts, own = left_of(self._plan.layouts, message.shards), self._shard
-        if self._remains is None or own is None or layouts is None or own not in layouts:
-            raise CheckpointError("nothing is left of its part")
-        # The name alone is the peer's: the rest of the path is that of this task's logdir.
-        root = checkpoint.checkpoints_directory(Path(self._plan.job.logdir or ""))
-        directory = root / Path(message.directory).name
-        return self._remains.write(directory, layouts[own], message.last)

@@ -11,12 +11,11 @@ from weakref import WeakValueDictionary
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.optim import AVERAGE
 from zmqtrain.server.decider import Decider
-from zmqtrain.server.orphaned_shard import HandingOver, OrphanedShard
+from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import checkpoint
 from zmqtrain.store.logdir import is_claim_seen
@@ -39,9 +38,7 @@ class ParameterAccess:
         self._executor = decider.executor
         self._metrics = actor.metrics
         self._job, self._plan = actor.job, actor.plan
-        self._handing_over: HandingOver | None = None
-        self.remains: OrphanedShard | None = None
-        """The shard, once the chief has ended its generation, until it begins the next one."""
+        self.remains: OrphanedShard | None = None  # between two generations
         self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # under way
 
     def on_initialize(self, request: Request, message: Initialize) -> None:
@@ -53,27 +50,19 @@ class ParameterAccess:
         self._at_rest(partial(self._end, request, message))
 
     def _end(self, request: Request, message: EndGeneration) -> None:
-        """Carry out nothing more, and tell what another ps may lack."""
-        state = self._state
-        if message.generation != state.generation:
-            request.refuse(CheckpointError(f"{state.task} is in generation {state.generation}"))
-            return
+        if self._state.initialised and message.generation == self._state.generation:
+            self.remains = self.remains or self._decider.orphan()
+            self._executor.forget_orders(further=True)
         if self.remains is None:
-            self._executor.end_generation()
-            self.remains = self._decider.orphan()
-        if self.remains is None:
-            request.refuse(CheckpointError(f"{state.task} holds no copies"))
-            return
-        if self._handing_over is None:
-            shard, run = state.shard.layout.shard, self._executor.beside
-            self._handing_over = HandingOver(self._plan, shard, self.remains, run)
-        request.reply(self.remains.last)
+            request.refuse(CheckpointError(f"{self._state.task} has nothing to hand over"))
+        else:
+            request.reply(self.remains.last)
 
     def on_hand_over(self, request: Request, message: HandOver) -> None:
         self._peers.member(request)
-        if request.sender.role != Role.CHIEF or self._handing_over is None:
-            raise RefusedError(f"{self._state.task} hands over only to a chief that has asked it")
-        self._handing_over.take(message, request.reply)
+        if self.remains is None:
+            raise CheckpointError(f"{self._state.task} has not ended its generation")
+        self.remains.hand_over(message, self._plan, self._executor.work, request.reply)
 
     def on_read(self, request: Request, message: Read) -> None:
         self._check(request, message)
@@ -142,7 +131,7 @@ class ParameterAccess:
                 "second chief from saving there; choose a --logdir whose file locks reach all hosts"
             )
             log.warning(text, self._job.logdir)
-        self.remains = self._handing_over = None
+        self.remains = None
         words = state.shard.segment.words
         words[GENERATION] = 0  # until all is in place, it cannot be recovered
         self._end_generation()

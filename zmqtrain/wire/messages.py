@@ -387,10 +387,7 @@ class Gather:
 
 @dataclass(slots=True)
 class EndGeneration:
-    """Chief to ps, after another one has lost its memory: carry out no more orders in it.
-
-    Answered with the last orders that the ps knows.
-    """
+    """Chief to ps: carry out no more orders of it. Answered with the last ones that it knows."""
 
     generation: int
 
@@ -463,9 +460,8 @@ class GetStatus:
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
-    | EndGeneration | LastOrders | Initialize | Pull | Push | PullReply | PushReply | Chunk
-    | ChunksReceived | Read | Keep | Parameters | Evaluate | Evaluated | Heartbeat
-    | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
-    | SaveEnded | Save | ShardWritten | Saved | Close | Extend | SetRate | Shutdown | GetStatus
-    | Status
+    | EndGeneration | LastOrders | Initialize | Pull | Push | PullReply | PushReply | Chunk | Read
+    | ChunksReceived | Keep | Parameters | Evaluate | Evaluated | Heartbeat | HeartbeatReply | Save
+    | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Close
+    | ShardWritten | Saved | Extend | SetRate | Shutdown | GetStatus | Status
 )  # fmt: skip
