@@ -384,6 +384,7 @@ def _config_of(schedule: Schedule, directory: Path) -> TaskConfig:
         ps=("ipc://simulated/0",),
         lane=schedule.lane,
         segment_dir=str(directory),
+        crash_safe=not schedule.forgets,
         on_term="leave" if schedule.leaves else "end",
         **schedule.timing.model_dump(),
     )

@@ -161,10 +161,14 @@ class _Learned:
             yield from self._differs_from_reference()
 
     def _one_host_is_lost(self) -> bool:
-        """Return whether that is the only fault, and its part has copies."""
+        """Return whether that happens once, and its part has copies.
+
+        A group also does without hosts that are cut off.
+        """
         schedule = self._schedule
         kills = [rule for rule in schedule.rules if rule.fault is not None]
-        return schedule.copies > 1 and len(schedule.faults) == 1 and not kills
+        lost = [each for each in schedule.faults if schedule.hosts or each.kind == "kill"]
+        return schedule.copies > 1 and len(lost) == 1 and not kills
 
     def _told_twice(self) -> Iterator[str]:
         """Yield batches that a generation counted again after another one.

@@ -50,6 +50,7 @@ class Schedule:
     ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
     measure parts, too. ``back_s``: until a task that ended with an error is started again.
     ``clips``: whether the norm of means is limited, by so much that their bits stay the same.
+    ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
     """
 
     seed: int
@@ -81,6 +82,7 @@ class Schedule:
     slow_chief: bool = False
     back_s: float = RESTART_S
     clips: bool = False
+    forgets: bool = False
 
     @property
     def examples(self) -> int:
@@ -146,6 +148,7 @@ class Schedule:
             f"{self.epochs} epochs" if self.epochs else "",
             "the chief is slow" if self.slow_chief else "",
             "clips" if self.clips else "",
+            "hosts lose their memory" if self.forgets else "",
             "consistent reads" if self.consistent_reads else "",
             "in chunks" if self.in_chunks else "",
             f"saves every {self.save_secs:g} s" if self.keeps else "no logdir",
@@ -244,11 +247,13 @@ def _on_hosts(drawn: Schedule) -> Schedule:
     copies = others.choice((1, 1, 2, 2, 3))
     if copies > 1 and _coin(others):
         save_secs = 99.0  # what is not handed on is lost
+    forgets = copies > 1 and _coin(others)
     if copies > 1 and drawn.policy == "hogwild":  # by which the copies would differ
         drawn = replace(drawn, policy="hogwild:whole")
     return replace(
         drawn, hosts=True, small=_coin(random), keeps=True, lane="tcp", timing=timing,
         save_secs=save_secs, steps=2 * drawn.steps, faults=tuple(faults), copies=copies,
+        forgets=forgets,
     )  # fmt: skip
 
 
