@@ -29,6 +29,7 @@ from zmqtrain.optim import (
     Piecewise,
     Polynomial,
     RMSProp,
+    RowwiseAdagrad,
     Warmup,
     new_slots,
 )
@@ -79,6 +80,7 @@ IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
     (AdamW(), {"beta1": (1.0,), "epsilon": (0.0,), "weight_decay": (-0.1,)}),
     (Lion(), {"beta2": (1.0,), "weight_decay": (-0.1,)}),
     (LAMB(), {"beta2": (1.0,), "epsilon": (0.0,)}),
+    (RowwiseAdagrad(0.1), {"initial_accumulator": (-1.0,), "epsilon": (0.0,)}),
     (Adafactor(), {"decay_exponent": (0.1,), "epsilon1": (0.0,), "clip": (0.0,)}),
     (Exponential(0.1, 10, 0.5), {"decay_steps": (0.99, 0), "decay_rate": (1.5, 0.0)}),
     (Exponential(0.1, 10, 0.5), {"staircase": (0.5,), "initial": (nan,)}),

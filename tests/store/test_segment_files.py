@@ -9,9 +9,12 @@ import pytest
 
 from tests.rights import no_root
 from zmqtrain.errors import SegmentError
+from zmqtrain.models.tables import TableVariable, Uniform
 from zmqtrain.store.segment import Segment, reach
-from zmqtrain.store.segment_files import file_name, remove_dead, segment_files
+from zmqtrain.store.segment_files import file_name, remove_dead, segment_files, tables_directory
 from zmqtrain.store.segment_layout import SegmentLayout
+from zmqtrain.store.table_layout import TableLayout
+from zmqtrain.store.table_memory import TableMemory
 
 NAME = file_name("ps 0", "127.0.0.1:2222")
 
@@ -24,6 +27,18 @@ def test_segment_of_a_dead_ps_is_removed_and_that_of_a_live_one_is_not(tmp_path:
     segment.close()
     assert remove_dead(path)
     assert not path.exists()
+
+
+def test_tables_of_a_segment_count_with_it_and_go_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "segments" / NAME
+    segment = Segment.create(SegmentLayout(8, []), path)
+    variable = TableVariable("t", 0, 4, None, Uniform())
+    TableMemory.create([TableLayout(variable)], tables_directory(path)).close()
+    segment.close()
+    (found,) = segment_files(path.parent)
+    assert found.nbytes > 512 * path.stat().st_blocks
+    assert remove_dead(path)
+    assert not [*path.parent.iterdir()]
 
 
 def test_segment_of_a_dead_ps_stays_as_long_as_a_worker_may_wait_for_its_next_life(

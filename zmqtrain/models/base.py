@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.models.tables import Table
 
 Array: TypeAlias = Any
 """A NumPy or CuPy array: a model is written once for both."""
@@ -192,6 +193,22 @@ class BaseModel(ABC):
         """Return variables that never change: they are in ``parameters``, but in no message."""
         return {}
 
+    def make_tables(self, patterns: Sequence[Any]) -> None:
+        """Let variables whose names fit one of a job's patterns be tables, if the model can.
+
+        Called before any method that names variables. A pattern is a text or a tuple of texts.
+        """
+        return
+
+    def tables(self, seed: int) -> dict[str, Table]:
+        """Return the tables by name: variables of rows, of which a batch reads and trains some.
+
+        Each has a ``dim``, and may have ``rows`` and ``initial``. ``loss_and_gradients`` finds a
+        reader in ``parameters``, whose ``take(ids)`` returns rows, and in ``out`` a gradient with
+        ``add(ids, rows)``; see :mod:`zmqtrain.models.rows`. Rows that it does not add have none.
+        """
+        return {}
+
     def empty(self, method: str) -> dict[str, Array] | None:
         """Return the arrays of the method "parameters" or "state" with any values, for tasks that
         need their shapes alone; None: the values are cheap."""
@@ -214,6 +231,11 @@ class BaseModel(ABC):
 
     def hold(self, parameters: Parameters, out: Gradients | None) -> None:
         """Have :attr:`module` hold these parameters; ``out``: None after the last step."""
+        return
+
+    def keep_tables(self, readers: Mapping[str, Any]) -> None:
+        """Have :attr:`module` hold the rows that these readers of tables read, after the last
+        step."""
         return
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> Any:

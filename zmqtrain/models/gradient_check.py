@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Model, Parameters
 from zmqtrain.models.checks import checked_loss
+from zmqtrain.models.rows import RowGradient, TableReader
 from zmqtrain.models.trees import are_rows
 from zmqtrain.units import shortened
 
@@ -47,27 +48,30 @@ def mistakes_of_a_step(
     batch: Batch,
     state: Mapping[str, Any] = MappingProxyType({}),
     frozen: Mapping[str, Any] = MappingProxyType({}),
+    tables: Mapping[str, TableReader] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Yield a text for each mistake in the loss and the gradient of one batch.
 
-    ``parameters``: the trained variables; ``state`` and ``frozen``: the model's other ones.
+    ``parameters``: the trained variables; ``state`` and ``frozen``: the model's other ones;
+    ``tables``: those whose rows it reads, of which no gradient is checked.
 
     Raises:
         ConfigError: the model raises.
     """
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
-    loss = _Objective(model, batch, state, frozen).compute(parameters, out)
+    others = state, frozen, tables
+    loss = _Objective(model, batch, *others).compute(parameters, out)
     if not math.isfinite(loss):  # then the gradient means nothing
         yield f"the loss of the first batch is {loss}; expected a finite number"
         return
     wrong = list(_check_arrays(before, parameters, out))
-    if not wrong and not any(np.any(gradient) for gradient in out.values()):
+    if out and not wrong and not any(np.any(gradient) for gradient in out.values()):
         wrong.append("every gradient is 0, so nothing would be learned; expected the loss's slope")
     yield from wrong
     if not wrong:
         rows = tuple(array[:ROWS] for array in batch) if are_rows(batch) else batch
-        yield from _check_slopes(_Objective(model, rows, state, frozen), parameters)
+        yield from _check_slopes(_Objective(model, rows, *others), parameters)
 
 
 def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
@@ -106,13 +110,18 @@ class _Objective:
     batch: Batch
     state: Mapping[str, Any]
     frozen: Mapping[str, Any]
+    tables: Mapping[str, TableReader]
 
     def compute(self, parameters: Parameters, out: Gradients) -> float:
         """Write the gradients into ``out``; return the loss."""
         values = {**parameters, **self.state, **self.frozen}
         buffers = {**out, **{name: value.copy() for name, value in self.state.items()}}
+        for name, reader in self.tables.items():
+            reader.begin()
+            values[name], buffers[name] = reader, RowGradient(reader.variable)
         loss = checked_loss(self.model, values, self.batch, buffers)
-        out.update({name: buffers[name] for name in buffers.keys() - self.state.keys()})
+        rest = buffers.keys() - self.state.keys() - self.tables.keys()
+        out.update({name: buffers[name] for name in rest})
         return loss
 
     def loss(self, parameters: Parameters) -> float:

@@ -7,6 +7,7 @@ from zmqtrain.optim.formula import FormulaRule, LayerRule
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.moments import LAMB, Adam, AdamW
 from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
+from zmqtrain.optim.row_rules import RowwiseAdagrad
 from zmqtrain.optim.rules import SGD, Adafactor, Adagrad, Ftrl, Lion, Momentum, RMSProp
 from zmqtrain.optim.schedules import (
     Cosine,
@@ -35,6 +36,7 @@ __all__ = [
     "Lion",
     "LAMB",
     "Adafactor",
+    "RowwiseAdagrad",
     "Exponential",
     "NaturalExponential",
     "InverseTime",

@@ -14,11 +14,12 @@ class Slot:
     """State that a rule keeps for each parameter element, such as a momentum.
 
     ``initial`` is the initial value of every element; None means the parameter's own initial value
-    (for moving averages).
+    (for moving averages). ``by_row``: it has one element for each row of a table instead.
     """
 
     name: str
     initial: float | None
+    by_row: bool = False
 
 
 @runtime_checkable

@@ -29,9 +29,9 @@ from zmqtrain.protocol.checkpoint import Count, LedgerState, ShardFile, WorkerMa
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate, before 4 every
-slot was of all trained variables."""
+slot was of all trained variables, before 5 there were no tables."""
 MANIFEST_FILE = "manifest.json"
 MOST_NBYTES = 256 << 20
 """Largest manifest that is read."""
@@ -88,6 +88,19 @@ class TensorRecord(BaseModel):
         return self
 
 
+class TableRecord(BaseModel):
+    """A table: every file of a shard has those of its rows that the shard held.
+
+    ``rows``: their number, None if any int64 is an id. ``slots``: elements that each has for a row.
+    """
+
+    model_config = _CONFIG
+
+    dim: Count
+    rows: Count | None
+    slots: dict[str, Count]
+
+
 class Manifest(BaseModel):
     """A complete checkpoint. Every instance is consistent: whole variables in known files.
 
@@ -98,7 +111,7 @@ class Manifest(BaseModel):
 
     model_config = _CONFIG
 
-    format: Literal[1, 2, 3, 4] = FORMAT
+    format: Literal[1, 2, 3, 4, 5] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
     generation: Count = Field(validation_alias=AliasChoices("generation", "epoch"))
@@ -109,6 +122,7 @@ class Manifest(BaseModel):
     worker_marks: dict[str, WorkerMark]  # by worker: the last of its pushes that is contained
     files: tuple[ShardFile, ...]
     tensors: dict[str, dict[str, TensorRecord]]  # "parameters" or slot -> variable -> where
+    tables: dict[str, TableRecord] = Field(default_factory=dict)
 
     @property
     def version(self) -> int:

@@ -29,6 +29,7 @@ from zmqtrain.compute.arrays import Flat, read_only
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
 from zmqtrain.store import locks
+from zmqtrain.store.segment_files import remove_files
 from zmqtrain.store.segment_layout import (
     BOARD_LINE,
     CHANGE_NBYTES,
@@ -131,14 +132,14 @@ class Segment:
         if path.exists() and locks.owned_and_held(path)[0]:
             raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
         # Not written over: a worker of the dead ps may have it mapped.
-        path.unlink(missing_ok=True)
+        remove_files(path)
         with ExitStack() as failed:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             failed.callback(os.close, descriptor)
             failed.callback(path.unlink, missing_ok=True)
             lock = locks.own(path, descriptor)
             failed.callback(locks.release, lock)
-            _reserve(descriptor, 0, layout.gradients_at, path)
+            reserve(descriptor, 0, layout.gradients_at, path)
             segment = cls(layout, path, descriptor, lock=lock)
             failed.pop_all()
         return segment
@@ -215,7 +216,7 @@ class Segment:
         if found is None:
             at, layout = self.layout.gradient_at(number), self.layout
             if self._descriptor is not None and self.path is not None:
-                _reserve(self._descriptor, at, layout.gradient_stride, self.path)
+                reserve(self._descriptor, at, layout.gradient_stride, self.path)
             memory = _map(self._descriptor, layout.gradient_stride, at)
             figures = np.frombuffer(memory, np.float64, FIGURES, layout.figures_at)
             absent = _absent(memory, layout.absent_at, layout.variables)
@@ -239,9 +240,9 @@ class Segment:
         return locks.is_held(self._descriptor, self.layout.gradient_at(number))
 
     def remove(self) -> None:
-        """Remove the segment's file. A process that has it mapped keeps the memory."""
+        """Remove the segment's file, and its tables. Processes that map them keep the memory."""
         if self.path is not None and self._descriptor is not None:
-            self.path.unlink(missing_ok=True)
+            remove_files(self.path)
             self.close()
 
 
@@ -399,7 +400,7 @@ def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:
     return magic, version, slots, nonce, size
 
 
-def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
+def reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
     """Allocate the memory now: without room later, the kernel would kill the process."""
     try:
         os.posix_fallocate(descriptor, at, nbytes)

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -55,13 +56,32 @@ def segment_files(directory: Path) -> Iterator[SegmentFile]:
             found = path.lstat()
             if _is_segment(path, found):
                 owned, held = locks.owned_and_held(path)
-                yield SegmentFile(path, 512 * found.st_blocks, found.st_mtime, owned, held)
+                nbytes = 512 * (found.st_blocks + _blocks_of_tables(path))
+                yield SegmentFile(path, nbytes, found.st_mtime, owned, held)
         except FileNotFoundError:
             continue
 
 
+def tables_directory(path: Path) -> Path:
+    """Return the directory of the tables that belong to the segment at ``path``."""
+    return path.with_name(f"{path.name}.tables")
+
+
+def remove_files(path: Path) -> None:
+    """Remove the segment at ``path``, if there is one, and its tables."""
+    path.unlink(missing_ok=True)
+    shutil.rmtree(tables_directory(path), ignore_errors=True)
+
+
+def _blocks_of_tables(path: Path) -> int:
+    """Return how many blocks of 512 B the tables of a segment have."""
+    return sum(file.stat().st_blocks for file in tables_directory(path).glob("*"))
+
+
 def remove_dead(path: Path) -> bool:
-    """Remove the segment at ``path`` if its ps and their workers are dead; say whether it was.
+    """Remove the segment at ``path``, and its tables, if its ps and their workers are dead.
+
+    Returns whether it was removed.
 
     A file that this user may not remove, or cannot reach, stays.
 
@@ -76,7 +96,7 @@ def remove_dead(path: Path) -> bool:
         # Before the lock was ours, another ps may have put its own segment here.
         is_same = _is_segment(path, found) and os.path.samestat(found, path.lstat())
         if is_same and not locks.is_held(descriptor):
-            path.unlink()
+            remove_files(path)
             return True
     return False
 

@@ -21,6 +21,7 @@ from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
+from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.changes import (
     ACCUMULATE,
@@ -33,6 +34,7 @@ from zmqtrain.store.changes import (
 )
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
+from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
@@ -54,8 +56,8 @@ class Shard:
     has arrived. ``safe``: every change survives a killed process, as far as the segment does.
     ``threads``: so many share a large change; None: one for each core. ``device``: where updates
     are computed, if not in the segment; they cannot be safe then. ``batch_size``: examples of most
-    gradients; those of others weigh more or less in a mean. Calls that carry out an order take its
-    number (0: none).
+    gradients; those of others weigh more or less in a mean. ``tables``: changed with the rest.
+    Calls that carry out an order take its number (0: none).
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Shard:
         threads: int | None = 1,
         device: Device | None = None,
         batch_size: int = 1,
+        tables: Tables | None = None,
     ) -> None:
         self.layout = layout
         self._batch_size = batch_size
@@ -77,7 +80,10 @@ class Shard:
         self.dense = Dense(
             layout, self._rule_in_use(), self.segment, safe=safe, threads=threads, device=device
         )
-        self._holdings: tuple[Holding, ...] = (self.dense,)
+        self.tables = tables
+        self._holdings: tuple[Holding, ...] = (self.dense, *([tables] if tables else []))
+        if self.learning_rate is not None:
+            self._use_rate_for_tables()
         self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
 
@@ -112,6 +118,17 @@ class Shard:
         """Return a copy of some parameters, or of their moving averages."""
         return (self.segment.slots[AVERAGE] if average else self.parameters)[part].copy()
 
+    def table_status(self) -> dict[str, TableStatus]:
+        """Return what the shard holds of each table."""
+        tables = self.tables
+        if tables is None:
+            return {}
+        of_each = zip(tables.memory.layout.tables, tables.figures.values(), strict=True)
+        return {
+            layout.variable.name: TableStatus(layout.variable.rows, one.trained, one.nbytes)
+            for layout, one in of_each
+        }
+
     @property
     def slots(self) -> dict[str, Flat]:
         """The current slots of the update rule; the shard is idle."""
@@ -123,6 +140,8 @@ class Shard:
         """Begin with these parameters (float32, shape (layout.size,)), copied."""
         with self._beginning(version):
             self.dense.initialize(parameters, slots)
+            if self.tables is not None:
+                self.tables.initialize()
 
     def restore(self, path: Path, manifest: Manifest) -> None:
         """Begin with what a checkpoint has, whatever the placement that wrote it.
@@ -220,6 +239,7 @@ class Shard:
         """Use the learning rate that another process has set in the segment, if one has."""
         if self.learning_rate is not None:
             self.dense.use(self._rule_in_use())
+            self._use_rate_for_tables()
 
     def can_update(self, step: int) -> bool:
         """Say whether update ``step`` can be made by parts: the rule needs a learning rate."""
@@ -270,6 +290,10 @@ class Shard:
             words[ORDERS] = change.order
         self._note.finish()
         words[CLOCK] += words[CLOCK] % 2
+
+    def _use_rate_for_tables(self) -> None:
+        if self.tables is not None:
+            self.tables.use(self.rule.rule, self._rule_in_use().rule)
 
     def _rule_in_use(self) -> Update:
         """Return the update rule; only with a replaced learning rate, it looks that one up."""

@@ -20,13 +20,14 @@ class ModelVariables:
     """Asks a model for its variables, and checks its answers.
 
     ``initial``: values by name, in place of the model's own. ``is_strict``: these must be all of
-    the model's variables, and no others.
+    the model's variables, and no others. ``has_tables``: something is trained beside them.
     """
 
     model: Any
     seed: int
     initial: Mapping[str, Any]
     is_strict: bool
+    has_tables: bool = False
 
     def trained(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the variables that are trained; ``empty``: any values.
@@ -41,7 +42,7 @@ class ModelVariables:
                     f"parameter {name!r} of {self.model!r} is a {_kind_of(value)}; "
                     "expected a float32 NumPy array: convert it in the model's parameters()"
                 )
-        if not found:
+        if not found and not self.has_tables:
             raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
         if not empty:
             self._check_finite(found)

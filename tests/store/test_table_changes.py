@@ -1,0 +1,228 @@
+"""Changes of tables: equal to dense ones, and finished by the next life bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kills import dying_at
+from tests.store import with_tables
+from tests.store.with_tables import Job, close, push, remove, rows, table
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.tables import Given
+from zmqtrain.optim import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    Momentum,
+    RMSProp,
+    RowwiseAdagrad,
+    Rule,
+    Update,
+)
+from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
+from zmqtrain.store import changes, row_store, table_layout
+from zmqtrain.store import shard as shards
+from zmqtrain.store.holdings import tables
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
+from zmqtrain.store.shard import Shard
+
+ROWS, DIM = 40, 3
+
+EXACT = {
+    "sgd": Update(SGD(0.1)),
+    "adagrad": Update(Adagrad(0.1)),
+    "ftrl": Update(Ftrl(0.1, l1=0.01)),
+    "clipped by norm": Update(SGD(0.1), clip_norm=0.5),
+    "clipped by norm and value": Update(Adagrad(0.1), clip_norm=0.7, clip_value=0.3),
+    "clipped by value": Update(SGD(0.1), clip_value=0.2),
+}
+"""Rules that leave a row whose gradient is zero as it is. FTRL does, once its rows are zero."""
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[Order, list[tuple[list[int], float]]]]:
+    """Orders, and before each the ids and the weight of every worker's gradient."""
+    found = []
+    for _ in range(draw(st.integers(1, 8))):
+        workers = draw(st.integers(1, 3))
+        ids = st.lists(st.integers(0, ROWS - 1), max_size=15, unique=True)
+        weights = st.sampled_from([4.0, 4.0, 3.0, 1.0])
+        pushes = draw(st.lists(st.tuples(ids, weights), min_size=workers, max_size=workers))
+        chosen = [Apply(0), Accumulate(0), Reduce(tuple(range(workers)))]
+        found.append((draw(st.sampled_from(chosen)), pushes))
+    return found
+
+
+@pytest.mark.parametrize("update", EXACT.values(), ids=EXACT)
+@settings(max_examples=30)
+@given(steps=steps())
+def test_table_has_the_bits_of_the_same_variable_trained_densely(update: Update, steps) -> None:
+    zeros = Given(np.zeros((ROWS, DIM), np.float32))
+    variable = table("t", 0, DIM, rows=ROWS, initial=zeros)
+    every = np.arange(ROWS)
+    (layout,) = place([Variable("t", (ROWS, DIM))], 1, partition_nbytes=10**6)
+    dense = Shard(layout, update, batch_size=4)
+    dense.initialize(layout.flat_of({"t": variable.initial_rows(every)}))
+    sparse = Job([variable], [update], update).begin()
+    for number, (order, pushes) in enumerate(steps, start=1):
+        for worker, (ids, weight) in enumerate(pushes):
+            part = rows(variable, 10 * number + worker, ids)
+            gradient = np.zeros((ROWS, DIM), np.float32)
+            gradient[part.ids] = part.rows
+            dense.segment.gradient(worker)[:] = layout.flat_of({"t": gradient})
+            dense.stage(worker, worker, number, weight)
+            push(sparse, worker, [part] if ids else [], weight)
+        dense.carry_out(order)
+        sparse.carry_out(order)
+        assert sparse.tables is not None
+        of_dense = dense.parameters[: ROWS * DIM].tobytes()
+        assert sparse.tables.rows(0, every).tobytes() == of_dense, f"after {order}"
+
+
+LAZY: list[Rule] = [Adam(0.1), AdamW(0.1), Momentum(0.1), RMSProp(0.1), RowwiseAdagrad(0.1)]
+
+
+@pytest.mark.parametrize("rule", LAZY, ids=repr)
+def test_lazy_rules_change_touched_rows_alone_as_their_formula_says(rule: Rule) -> None:
+    variable = table("t", 0, DIM)
+    shard = Job([variable], [Update(rule)]).begin()
+    assert shard.tables is not None
+    ids = np.arange(-3, 20)
+    expected = {"w": variable.initial_rows(ids)}
+    dim_of = {slot.name: 1 if slot.by_row else DIM for slot in rule.slots}
+    expected |= {s.name: np.full((len(ids), dim_of[s.name]), s.initial) for s in rule.slots}
+    own: Rule = rule.of_rows(DIM) if isinstance(rule, RowwiseAdagrad) else rule
+    for step in range(6):
+        part = rows(variable, step, [-3, step, 7, 2 * step])
+        push(shard, 0, [part])
+        shard.carry_out(Apply(0))
+        at = np.searchsorted(ids, part.ids)
+        flats = {name: array[at].astype(np.float32).ravel() for name, array in expected.items()}
+        w = flats.pop("w")
+        own.update(w, part.rows.ravel(), flats, step)
+        for name, flat in (flats | {"w": w}).items():
+            expected[name][at] = flat.reshape(len(at), -1)
+    np.testing.assert_array_equal(shard.tables.rows(0, ids), expected["w"])
+
+
+@pytest.mark.parametrize(
+    ("update", "text"),
+    [
+        (Update(LAMB(0.1)), "the table 't' has LAMB.* needs norms of whole variables"),
+        (Update(SGD(0.1), moving_average=0.9), "the table 't' has moving_average 0.9"),
+    ],
+)
+def test_update_that_needs_more_than_rows_is_refused(update: Update, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Job([table("t")], [update]).begin()
+
+
+def test_rule_for_rows_is_refused_for_dense_variables() -> None:
+    (layout,) = place([Variable("w", (5,))], 1)
+    shard = Shard(layout, Update(RowwiseAdagrad(0.05)))
+    shard.initialize(np.zeros(layout.size, np.float32))
+    shard.stage(0, 0)
+    with pytest.raises(ConfigError, match="is a rule for rows of tables"):
+        shard.carry_out(Apply(0))
+
+
+STRIDE = int(os.environ.get("STRIDE", "29"))
+INTERRUPTED = [module.__file__ for module in (shards, changes, tables, row_store)]
+
+LIVES = Job(
+    [table("user", 0, 4), table("item", 1, 2, admit_after=1, forget_after=2, max_rows=10)],
+    [Update(Adam(0.1), fused=False), Update(RowwiseAdagrad(0.1))],
+)
+"""Rows of some blocks in one table; admission, and both ways to forget, in the other."""
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_layout, "BLOCK_SIZE", 24)
+
+
+def before_the_end(path: Path) -> Shard:
+    """Return a shard with a sum, of which the next update is the fourth."""
+    shard = LIVES.begin(path)
+    for number in range(3):
+        push(shard, 0, [rows(each, number % 2) for each in LIVES.tables], seed=number)
+        shard.carry_out(Apply(0))
+    push(shard, 1, [rows(each, 5) for each in LIVES.tables], 3, seed=4)
+    shard.carry_out(Accumulate(1), 6)
+    return shard
+
+
+def last_order(shard: Shard, order: Order) -> None:
+    for worker in range(2):
+        parts = [rows(each, 7 + worker) for each in LIVES.tables]
+        push(shard, worker, parts, 3 + worker, seed=8 + worker)
+    shard.carry_out(order, 7)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("order", [Accumulate(1), Reduce((1, 0))], ids=repr)
+def test_change_of_a_killed_process_is_finished_or_never_was(order: Order, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    reference = before_the_end(tmp_path / "reference")
+    before = LIVES.contents(reference)
+    last_order(reference, order)
+    after = LIVES.contents(reference)
+    remove(reference)
+    found = {before[:2]: 0, after[:2]: 0}
+    first = random.randrange(STRIDE)  # so that every line has its turn
+    for line in count(first, STRIDE):
+        shard = before_the_end(tmp_path / "ps")
+        died = dying_at(line, lambda shard=shard: last_order(shard, order), INTERRUPTED)
+        close(shard)
+        adopted = LIVES.adopt(tmp_path / "ps")
+        contents = LIVES.contents(adopted)
+        assert contents == (after if contents[:2] == after[:2] else before), f"line {line}"
+        if contents[:2] == before[:2]:
+            last_order(adopted, order)
+            assert LIVES.contents(adopted) == after, f"line {line}"
+        found[contents[:2]] += 1
+        remove(adopted)
+        if not died:
+            break
+    assert min(found.values()) > 1
+
+
+def test_killed_processes_leave_what_the_next_finishes_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL anywhere, in compiled code too, twice."""
+    seed = random.randrange(10**6)
+    choose = random.Random(seed)
+    tmp_path.chmod(0o700)
+    path = tmp_path / "ps"
+    close(with_tables.KILLED.begin(path))
+    reference = with_tables.KILLED.begin()
+    for _ in range(2):
+        command = [sys.executable, "-m", "tests.store.with_tables", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as updater:
+            assert updater.stdout is not None
+            assert updater.stdout.readline() == b"begun\n"
+            time.sleep(choose.random() * 0.1)  # any moment is a good one
+            updater.kill()
+        shard = with_tables.KILLED.adopt(path)
+        while reference.version < shard.version:
+            with_tables.update(reference)
+        if shard.accumulated:
+            with_tables.update(shard)
+            with_tables.update(reference)
+        ours, theirs = map(with_tables.KILLED.contents, (shard, reference))
+        assert ours == theirs, f"seed {seed}, version {shard.version}"
+        close(shard)

@@ -1,0 +1,132 @@
+"""Which rows a table has: admitted by their gradients' number, forgotten by the updates' number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.store.with_tables import Job, push, rows, table
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.tables import Table
+from zmqtrain.optim import SGD, Adagrad, Update
+from zmqtrain.protocol.orders import Accumulate, Apply, Rate, Reduce
+from zmqtrain.store.shard import Shard
+
+
+def train(shard: Shard, *ids: int, workers: int = 1) -> None:
+    """Make an update of these rows, by the mean of some workers' gradients."""
+    assert shard.tables is not None
+    variable = shard.tables.memory.layout.tables[0].variable
+    for worker in range(workers):
+        push(shard, worker, [rows(variable, 1, ids)] if ids else [])
+    shard.carry_out(Reduce(tuple(range(workers))))
+
+
+def trained(shard: Shard) -> list[int]:
+    """Return the ids that have rows of their own."""
+    assert shard.tables is not None
+    (found,) = shard.tables.trained()
+    assert shard.tables.figures["t"].trained == len(found.ids)
+    return [int(id_) for id_ in found.ids]
+
+
+def begin(**options: Any) -> Shard:
+    return Job([table("t", **options)], [Update(SGD(0.1))]).begin()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("admit_after", [0, 1, 3])
+def test_row_is_trained_once_enough_updates_had_a_gradient_of_it(
+    admit_after: int, workers: int
+) -> None:
+    shard = begin(admit_after=admit_after)
+    for number in range(6):
+        train(shard, 7, *([8] if number % 2 else []), workers=workers)
+        often = {7: number + 1, 8: (number + 1) // 2}
+        assert trained(shard) == [id_ for id_, count in often.items() if count > admit_after]
+
+
+def test_gradient_before_admission_changes_nothing() -> None:
+    shard = begin(admit_after=1)
+    assert shard.tables is not None
+    ids, variable = np.array([7]), table("t")
+    train(shard, 7)
+    np.testing.assert_array_equal(shard.tables.rows(0, ids), variable.initial_rows(ids))
+    train(shard, 7)
+    step = np.float32(0.1) * rows(variable, 1, [7]).rows
+    np.testing.assert_array_equal(shard.tables.rows(0, ids), variable.initial_rows(ids) - step)
+
+
+def test_row_that_no_update_trains_is_forgotten() -> None:
+    shard, ids = begin(forget_after=8), np.array([1, 2])
+    assert shard.tables is not None
+    train(shard, 1, 2)
+    for _ in range(8):
+        train(shard, 2)
+    assert trained(shard) == [1, 2]
+    train(shard, 2)  # of every second, whether rows are forgotten is decided: here, in the tenth
+    assert trained(shard) == [2]
+    initial = table("t").initial_rows(ids)
+    assert ((shard.tables.rows(0, ids) == initial).all(axis=1) == [True, False]).all()
+    before = shard.tables.figures["t"].nbytes
+    train(shard, 3)  # in the memory of the forgotten one
+    assert trained(shard) == [2, 3]
+    assert shard.tables.figures["t"].nbytes == before
+
+
+def test_candidate_that_no_update_counts_is_forgotten() -> None:
+    shard = begin(forget_after=4, admit_after=1)
+    train(shard, 1)
+    for _ in range(4):
+        train(shard)
+    train(shard, 1)
+    assert trained(shard) == []
+    train(shard, 1)
+    assert trained(shard) == [1]
+
+
+def test_rows_trained_last_are_kept() -> None:
+    shard = begin(max_rows=32)
+    train(shard, *range(30))
+    train(shard, 0, 1, 40, 41)
+    assert len(trained(shard)) == 32
+    train(shard, 50)  # one too many: it keeps 15 of 16, and of those trained at once the high ids
+    assert trained(shard) == [0, 1, *range(5, 30), 40, 41, 50]
+
+
+WRONG = {
+    "admit_after": [-1, 2.0, None, True, 1 << 16],
+    "forget_after": [0, -3, 1.5],
+    "max_rows": [0, "10"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, each in WRONG.items() for v in each])
+def test_impossible_limit_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"Table: {name} is .*; expected a whole number"):
+        Table(**{name: value})
+
+
+def test_replaced_rate_is_that_of_tables_with_the_job_s_rule() -> None:
+    tables = [table("t"), table("own", 1)]
+    job = Job(tables, [Update(SGD(0.1)), Update(Adagrad(0.1))], Update(SGD(0.1)))
+    shard = job.begin()
+    assert shard.tables is not None
+    shard.carry_out(Rate(0.0))
+    parts = [rows(each, 1) for each in tables]
+    push(shard, 0, parts)
+    shard.carry_out(Apply(0))
+    for each, part in zip(tables, parts, strict=True):
+        stays = shard.tables.rows(each.number, part.ids) == each.initial_rows(part.ids)
+        assert stays.all() == (each.name == "t")
+
+
+def test_push_without_rows_counts_as_an_update() -> None:
+    shard = begin()
+    train(shard)
+    push(shard, 0, [])
+    shard.carry_out(Accumulate(0))
+    train(shard)
+    assert (shard.version, trained(shard)) == (2, [])

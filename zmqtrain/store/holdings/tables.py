@@ -1,0 +1,376 @@
+"""The tables of a shard: rows that a change has gradients of, changed by their tables' rules.
+
+What a change does to a table: the gradients' rows are added up by id; rows that are trained for the
+first time get memory; then the rule runs over blocks of rows. A block is copied into the scratch,
+side by side with its slots, so a rule sees what it sees of dense variables; then READY is noted,
+the block is copied back, and DONE is noted. If the process is killed, the next one copies a block
+that is ready once more, and goes on behind it: with the same bits, for what decides (the gradients,
+the rows, the number of the update) is in memory that outlives the process.
+
+The sum of a step is the list of its contributions, one behind the other.
+
+Rows are admitted by their counts, and forgotten by the number of the update that trained them last,
+so a change that is made again, by another life or from a checkpoint, decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.tables import MOST_COUNTED, Ids, Rows, RowsOf, TableVariable
+from zmqtrain.optim import Flat, Mean, RowwiseAdagrad, Rule, Update
+from zmqtrain.optim.formula import Numbers
+from zmqtrain.optim.kernels.random import initial_rows
+from zmqtrain.optim.merge import Term, merged
+from zmqtrain.store.changes import UPDATE, Change, float_of, word_of
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.manifest import Manifest
+from zmqtrain.store.row_buffer import get, nbytes_of, put
+from zmqtrain.store.row_store import Places, RowStore
+from zmqtrain.store.table_checkpoint import read_table, tensors_of
+from zmqtrain.store.table_layout import (
+    BLOCK_ROWS,
+    DONE,
+    READY,
+    SUM_BEFORE,
+    SUM_END,
+    TableLayout,
+    position,
+    position_of,
+)
+from zmqtrain.store.table_memory import TableMemory
+
+_COUNTS = MOST_COUNTED - 1  # in a candidate's second word; above is the update that counted last
+_SUM_HEAD = 64  # bytes before a contribution to the sum: bytes up to the next one, and its weight
+
+
+@dataclass(frozen=True, slots=True)
+class TableFigures:
+    """What a ps tells of a table: its trained rows, and the bytes of its records and its index."""
+
+    trained: int
+    nbytes: int
+
+
+class Tables:
+    """All tables of a shard. It is a Holding.
+
+    ``updates``: of each table, with the shard's ``clip_norm``. ``shard``: its number among
+    ``shards``, on which the rows are.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[TableVariable],
+        updates: Sequence[Update],
+        memory: TableMemory,
+        *,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
+        """
+        Raises:
+            ConfigError: a table cannot have such an update.
+        """
+        self.memory, self.shard, self.shards = memory, shard, shards
+        self._words, self._arena, layout = memory.words, memory.arena, memory.layout
+        self._scratch_places = self._arena.ints(layout.scratch_at, BLOCK_ROWS)
+        scratch_at = layout.scratch_at + layout.places_nbytes
+        self._scratch = self._arena.floats(scratch_at, (layout.sum_at - scratch_at) // 4)
+        self._tables = [
+            _Table(layout.tables[number], update, memory, self._scratch)
+            for number, update in enumerate(updates)
+        ]
+        self._dims = [variable.dim for variable in variables]
+        self._of: tuple[Change, list[_Share]] | None = None
+
+    def use(self, before: Rule, now: Rule) -> None:
+        """Update tables whose rule is ``before``, the job's, by another one with its slots."""
+        for table in self._tables:
+            if table.update.rule == before:
+                table.bind(replace(table.update, rule=now))
+
+    def begin(self, change: Change) -> None:
+        words = self._words
+        if change.kind == UPDATE:
+            self._prepared(change)
+        else:
+            before = words[SUM_END] if change.with_sum else 0
+            given = self._given(change)
+            nbytes = sum(_SUM_HEAD + nbytes_of(parts) + 64 for parts, _ in given)
+            layout = self.memory.layout
+            self._arena.reserve(layout.sum_at + before, nbytes)
+            words[SUM_BEFORE] = before
+        words[READY] = words[DONE] = 0
+
+    def square(self, change: Change) -> int:
+        divisor = change.weight / change.unit
+        return sum(
+            share.table.bound.square(Mean([share.rows.reshape(-1)], divisor))
+            for share in self._shares(change)
+        )
+
+    def update(self, change: Change) -> None:
+        divisor = change.weight / change.unit
+        first, done = position_of(self._words[DONE])
+        for share in self._prepared(change):
+            if share.number >= first:
+                places, rows = share.table.admitted(share, change.step + 1)
+                mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
+                self._train(share, places, mean, change.step, done * (share.number == first))
+        self._words[READY] = self._words[DONE] = position(len(self._tables), 0)
+        for table in self._tables:
+            table.forget(change.step + 1, self.shards)
+        self._of = None
+
+    def add(self, change: Change) -> None:
+        words, sum_at = self._words, self.memory.layout.sum_at
+        at = words[SUM_BEFORE]
+        for parts, weight in self._given(change):
+            end = at + _SUM_HEAD + -(-nbytes_of(parts) // 64) * 64
+            put(self._arena.memory, sum_at + at + _SUM_HEAD, parts)
+            self._arena.ints(sum_at + at, 2)[:] = end, word_of(weight)
+            at = end
+        words[SUM_END] = at
+
+    def repair(self, change: Change) -> None:
+        (first, done), (number, ready) = map(position_of, (self._words[DONE], self._words[READY]))
+        if position(first, done) < position(number, ready) and number < len(self._tables):
+            count = ready - done if number == first else ready
+            self._tables[number].put(self._scratch_places[:count], change.step + 1)
+            self._words[DONE] = self._words[READY]
+
+    def initialize(self) -> None:
+        """Begin without trained rows."""
+        for store in chain(self.memory.stores, self.memory.candidates.values()):
+            store.clear()
+        self._words[SUM_END] = 0
+
+    def tensors(self, layout: ShardLayout) -> dict[str, NDArray[Any]]:
+        tensors: dict[str, NDArray[Any]] = {}
+        for table in self._tables:
+            tensors |= tensors_of(table.layout, table.store, table.candidates)
+        return tensors
+
+    def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
+        found = [
+            read_table(path, manifest, table.layout, (self.shard, self.shards))
+            for table in self._tables
+        ]
+
+        def take_over() -> None:
+            self.initialize()
+            for table, (rows, candidates) in zip(self._tables, found, strict=True):
+                table.store.take_over(*rows)
+                if table.candidates is not None and candidates is not None:
+                    table.candidates.take_over(*candidates)
+
+        return take_over
+
+    def load(self) -> None:
+        """Nothing is kept outside of the shard's memory."""
+
+    def rows(self, table: int, ids: Ids) -> Rows:
+        """Return the current rows with these ids, shape (n, dim)."""
+        return self.memory.read(table, ids)
+
+    def trained(self) -> Iterator[RowsOf]:
+        """Yield the trained rows of each table."""
+        for number, store in enumerate(self.memory.stores):
+            ids, _, (rows, *_) = store.held()
+            yield RowsOf(number, ids, rows)
+
+    @property
+    def figures(self) -> dict[str, TableFigures]:
+        """What is to be told of each table, by its name."""
+        return {
+            store.layout.name: TableFigures(len(store), store.nbytes)
+            for store in self.memory.stores
+        }
+
+    def _train(self, share: _Share, places: Places, mean: Mean, step: int, start: int) -> None:
+        """Update the rows in these places from number ``start`` on, block by block."""
+        table, words = share.table, self._words
+        length, dim = table.layout.block_rows, table.layout.variable.dim
+        for begin in range(start, len(places), length):
+            end = min(begin + length, len(places))
+            own = places[begin:end]
+            table.take(own)
+            part = mean.at(slice(begin * dim, end * dim))
+            table.bound.apply(part, step, numbers=share.numbers)
+            self._scratch_places[: len(own)] = own
+            words[READY] = position(share.number, end)
+            table.put(own, step + 1)
+            words[DONE] = position(share.number, end)
+
+    def _prepared(self, change: Change) -> list[_Share]:
+        """Return what the change does to each table that it has rows of, and make room for it."""
+        shares = self._shares(change)
+        new = [share for share in shares if share.places is None]
+        for share in new:
+            share.numbers = share.table.bound.numbers(change.step)
+        for share in new:
+            share.places = share.table.find(share.ids)
+        return shares
+
+    def _given(self, change: Change) -> list[tuple[list[RowsOf], float]]:
+        """Return the rows and the weight of each contribution."""
+        return [
+            (self.memory.buffer(given.buffer).read(), given.weight / change.unit)
+            for given in change.contributions
+        ]
+
+    def _shares(self, change: Change) -> list[_Share]:
+        """Return for each table the weighted sum of the rows of all that is averaged."""
+        if self._of is not None and self._of[0] is change:
+            return self._of[1]
+        given = [*self._summed(), *self._given(change)] if change.with_sum else self._given(change)
+        terms: dict[int, list[Term]] = {}
+        for parts, weight in given:
+            for part in parts:
+                terms.setdefault(part.table, []).append(Term(part.ids, part.rows, weight))
+        shares = [
+            _Share(number, self._tables[number], *merged(terms[number], len(given)))
+            for number in sorted(terms)
+        ]
+        self._of = change, shares
+        return shares
+
+    def _summed(self) -> list[tuple[list[RowsOf], float]]:
+        """Return the contributions to the sum of the step."""
+        found, at, sum_at = [], 0, self.memory.layout.sum_at
+        while at < self._words[SUM_END]:
+            end, weight = self._arena.ints(sum_at + at, 2).tolist()
+            parts = get(self._arena.memory, sum_at + at + _SUM_HEAD, self._dims)
+            found.append((parts, float_of(weight)))
+            at = end
+        return found
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a change does to one table: the sum of its rows, and where they are."""
+
+    number: int
+    table: _Table
+    ids: Ids
+    rows: Rows
+    numbers: list[Numbers] = field(default_factory=list)
+    places: Places | None = None  # once there is room for the new ones
+
+
+class _Table:
+    """One table, its rule, and where its blocks are in the scratch."""
+
+    def __init__(
+        self, layout: TableLayout, update: Update, memory: TableMemory, scratch: Flat
+    ) -> None:
+        variable = layout.variable
+        check_update(variable.name, update)
+        self.layout, self.variable = layout, variable
+        self.store: RowStore = memory.stores[variable.number]
+        self.candidates = memory.candidates.get(variable.number)
+        bounds = np.cumsum([0, *(layout.block_rows * width for width in layout.widths)]).tolist()
+        self._parts = [scratch[a:b] for a, b in pairwise(bounds)]
+        self._initial = [slot.initial or 0.0 for slot in layout.slots]
+        self.bind(update)
+
+    def bind(self, update: Update) -> None:
+        """Update by this rule from now on."""
+        self.update, first = update, self._parts[0]
+        slots = {s.name: part for s, part in zip(update.slots, self._parts[1:], strict=True)}
+        if isinstance(update.rule, RowwiseAdagrad):
+            update = replace(update, rule=update.rule.of_rows(self.variable.dim))
+        self.bound = update.bind(first, slots)
+
+    def find(self, ids: Ids) -> Places:
+        """Return where the rows are, -1 for new ones, which there is room for from now on."""
+        places = self.store.find(ids)
+        missing = int(np.count_nonzero(places < 0))
+        self.store.make_room(missing)
+        if self.candidates is not None:
+            self.candidates.make_room(missing)
+        return places
+
+    def admitted(self, share: _Share, version: int) -> tuple[Places, Rows]:
+        """Return the places of the rows that are trained, and their gradient."""
+        ids, rows = share.ids, share.rows
+        places = self.find(ids) if share.places is None else share.places
+        missing = np.flatnonzero(places < 0)
+        if len(missing) and self.candidates is not None:
+            missing = missing[self._count(self.candidates, ids[missing], version)]
+        if len(missing):
+            new, of = ids[missing], self.variable
+            slots = zip(self.layout.widths[1:], self._initial, strict=True)
+            parts = [np.full((len(new), width), value, np.float32) for width, value in slots]
+            initial = initial_rows(of.initial, of.key, new, of.dim)
+            places[missing] = self.store.insert(new, [initial, *parts])
+        if self.candidates is None:
+            return places, rows
+        trained = places >= 0
+        return (places, rows) if trained.all() else (places[trained], rows[trained])
+
+    def _count(self, candidates: RowStore, ids: Ids, version: int) -> NDArray[np.bool_]:
+        """Count a gradient of each of these ids, once in an update; return which are admitted."""
+        places = candidates.find(ids)
+        missing = np.flatnonzero(places < 0)
+        places[missing] = candidates.insert(ids[missing], [])
+        stamps = candidates.stamps(places)
+        counts = (stamps & _COUNTS) + (stamps // MOST_COUNTED != version)
+        candidates.stamp(places, version * MOST_COUNTED + np.minimum(counts, _COUNTS))
+        is_admitted: NDArray[np.bool_] = counts > self.variable.admit_after
+        return is_admitted
+
+    def forget(self, version: int, shards: int) -> None:
+        """Forget rows after an update, or finish that."""
+        variable, store = self.variable, self.store
+        if (after := variable.forget_after) is not None and version % max(after // 4, 1) == 0:
+            self._erase(store, store.live(), version - after)
+            if self.candidates is not None:
+                self._erase(self.candidates, self.candidates.live(), version - after)
+        most = None if variable.max_rows is None else -(-variable.max_rows // shards)
+        if most is not None and len(store) > most:
+            live = store.live()
+            oldest = np.lexsort((store.ids(live), store.stamps(live)))
+            store.erase(live[oldest[: len(live) - (most - most // 16)]])
+
+    def _erase(self, store: RowStore, live: Places, oldest: int) -> None:
+        unit = 1 if store is self.store else MOST_COUNTED
+        victims = live[store.stamps(live) // unit <= oldest]
+        if len(victims):
+            store.erase(victims)
+
+    def take(self, places: Places) -> None:
+        """Copy rows and slots into the scratch."""
+        self.store.gather(places, self._parts)
+
+    def put(self, places: Places, version: int) -> None:
+        """Copy rows and slots from the scratch."""
+        self.store.scatter(places, version, self._parts)
+
+
+def check_update(name: str, update: Update) -> None:
+    """Check that a table can be trained by an update.
+
+    Raises:
+        ConfigError: it needs whole variables, or keeps a moving average.
+    """
+    if update.is_layered:
+        raise ConfigError(
+            f"the table {name!r} has {update.rule!r}, which needs norms of whole variables; "
+            "expected a rule by row or by element, such as RowwiseAdagrad(0.05) or Adam(0.001): "
+            "correct optimizer of the table"
+        )
+    if update.moving_average is not None:
+        raise ConfigError(
+            f"the table {name!r} has moving_average {update.moving_average!r}; tables have none: "
+            "leave it out of the table's update"
+        )

@@ -1,0 +1,342 @@
+"""Rows by id, in memory that other processes read while one changes it.
+
+The rows lie in *records*, which never move; an *index* has their numbers (see row_code.py). The
+index grows without a stop: a larger one is begun beside it, and with every change some entries of
+the old one are entered in the new one, until the old one is given up. One word, STATE, says where
+both are:
+
+    bits 0-5    the capacity of the index is 2 to the power of this
+    bit 6       which of two regions of this capacity it is
+    bits 7-12   the same of the old index
+    bit 13
+    bit 14      whether there is an old one
+    bits 15-62  how often this word was changed
+
+A reader that does not find an id looks whether STATE is what it was, and else searches again. A
+record that is free again has -1 in place of the update that trained it last; it is used again only
+after SWEEPS has risen, so a reader that copied rows meanwhile copies them again.
+
+A process may be killed anywhere: :meth:`RowStore.repair` makes good what it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import SegmentError
+from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.optim.kernels.cpu import address_of
+from zmqtrain.store import words
+from zmqtrain.store.arena import PAGE, Arena
+from zmqtrain.store.row_code import ERASED, copy_code, index_code
+from zmqtrain.store.table_layout import (
+    BLOCK_ROWS,
+    COUNT,
+    FREE,
+    LOAD,
+    MOVED,
+    NEXT_COUNT,
+    NEXT_FREE,
+    PENDING,
+    STATE,
+    SWEEPS,
+    USED,
+    StoreLayout,
+)
+from zmqtrain.units import counted
+
+Places = NDArray[np.int64]
+"""Numbers of records, of shape (n,)."""
+
+_FIRST_BITS = 13  # its 64 KiB are whole pages everywhere
+_MOVED_AT_LEAST = 1 << 16  # words of the old index, with every change: less than a millisecond
+_PREPARED_FROM = LOAD - 0.1  # share of an index that is used when memory of the next is reserved
+_EXTENTS = 64 << 10, 8 << 20  # bytes of records reserved at once: at least, at most
+
+
+class _State(NamedTuple):
+    """What STATE says; an index is (bits, bank)."""
+
+    now: tuple[int, int]
+    old: tuple[int, int] | None
+    changes: int
+
+    @classmethod
+    def of(cls, word: int) -> _State:
+        old = (word >> 7 & 63, word >> 13 & 1) if word >> 14 & 1 else None
+        return cls((word & 63, word >> 6 & 1), old, word >> 15)
+
+    @property
+    def word(self) -> int:
+        old = 0 if self.old is None else self.old[0] << 7 | self.old[1] << 13 | 1 << 14
+        return self.now[0] | self.now[1] << 6 | old | self.changes << 15
+
+
+class RowStore:
+    """The rows of one table of a shard. One task changes it, any number read it."""
+
+    def __init__(self, arena: Arena, layout: StoreLayout) -> None:
+        self._arena, self.layout = arena, layout
+        self.words = memoryview(arena.memory)[layout.words_at : layout.words_at + 8 * 64].cast("q")
+        stride = layout.stride
+        heads = arena.ints(layout.records_at, layout.most * stride // 8)
+        self._heads = heads.reshape(-1, stride // 8)
+        self._pending = arena.ints(layout.pending_at, BLOCK_ROWS)
+        self._free = arena.ints(layout.free_at, layout.most)
+        self._index, self._copy = index_code(), copy_code(stride, layout.widths)
+        self._row_copy = copy_code(stride, layout.widths[:1])
+        self._records = arena.address + layout.records_at
+        self._reserved = 0  # bytes of records
+        self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
+        self._prepared = (0, 0), 0  # the next index, and how many bytes of it are reserved
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return self.words[COUNT] - self.words[FREE]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its records and its index."""
+        bits = self._state.now[0]
+        return self.words[COUNT] * self.layout.stride + (8 << bits)
+
+    def find(self, ids: Ids) -> Places:
+        """Return the number of each id's record, or -1."""
+        places = np.empty(len(ids), np.int64)
+        if not self.words[COUNT]:
+            places.fill(-1)
+            return places
+        ids = np.ascontiguousarray(ids)
+        n, found = len(ids), address_of(places)
+        while True:
+            word, where = self.words[STATE], self._where
+            if word != where[0]:
+                state = _State.of(word)
+                old = self._region(state.old) if state.old else (0, 0)
+                where = self._where = word, (*self._region(state.now), *old)
+            given = n, address_of(ids), *where[1], self._records, self.layout.stride
+            if not self._index.find(*given, found) or self.words[STATE] == word:
+                return places
+
+    def read(self, ids: Ids) -> tuple[Rows, Places]:
+        """Return the rows with these ids, and their places; without a place a row is arbitrary."""
+        rows = np.empty((len(ids), self.layout.widths[0]), np.float32)
+        while True:
+            sweeps = self.words[SWEEPS]
+            places = self.find(ids)
+            self._row_copy.gather(len(ids), address_of(places), self._records, address_of(rows))
+            if self.words[SWEEPS] == sweeps:
+                return rows, places
+
+    def live(self) -> Places:
+        """Return the places of all rows."""
+        return np.flatnonzero(self._heads[: self.words[COUNT], 1] >= 0)
+
+    def held(self) -> tuple[Ids, NDArray[np.int64], list[NDArray[np.float32]]]:
+        """Return a copy of all rows: sorted ids, second words, and (n, width) of each width."""
+        places = self.live()
+        places = places[np.argsort(self.ids(places))]
+        parts = [np.empty((len(places), width), np.float32) for width in self.layout.widths]
+        self.gather(places, parts)
+        return self.ids(places), self.stamps(places), parts
+
+    def take_over(
+        self, ids: Ids, stamps: NDArray[np.int64], parts: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """Insert rows as :meth:`held` has returned them."""
+        self.make_room(len(ids))
+        self.stamp(self.insert(ids, parts), stamps)
+
+    def ids(self, places: Places) -> Ids:
+        ids: Ids = self._heads[places, 0]
+        return ids
+
+    def stamps(self, places: Places) -> NDArray[np.int64]:
+        """Return the second word of records."""
+        stamps: NDArray[np.int64] = self._heads[places, 1]
+        return stamps
+
+    def stamp(self, places: Places, values: NDArray[np.int64]) -> None:
+        self._heads[places, 1] = values
+
+    def gather(self, places: Places, parts: Sequence[NDArray[np.float32]]) -> None:
+        """Copy records into one array for each width."""
+        given = address_of(places), self._records, *map(address_of, parts)
+        self._copy.gather(len(places), *given)
+
+    def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
+        """Copy arrays into records, and set the second word of each."""
+        given = address_of(places), self._records, stamp, *map(address_of, parts)
+        self._copy.scatter(len(places), *given)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        state, held = self._state, self.words[COUNT]
+        self.words[COUNT] = self.words[FREE] = self.words[PENDING] = self.words[USED] = 0
+        self.words[SWEEPS] += 1
+        for index in filter(None, (state.now, state.old)):
+            if index[0]:
+                self._arena.release(self._begin(index), 8 << index[0])
+        self._arena.release(self.layout.records_at, -(-held * self.layout.stride // PAGE) * PAGE)
+        self._reserved = 0
+        first = _FIRST_BITS, 0
+        self._arena.reserve(self._begin(first), 8 << _FIRST_BITS)
+        self._set(_State(first, None, state.changes + 1))
+
+    def make_room(self, new: int) -> None:
+        """Prepare that so many rows are inserted; it changes nothing that is read.
+
+        Raises:
+            SegmentError: there is no room.
+        """
+        if not new and self._state.old is None:
+            return
+        layout, held = self.layout, self.words[COUNT]
+        try:
+            if held + new > layout.most:
+                raise SegmentError(f"there is room for {layout.most}")
+            self._reserve(held + new)
+            self._grow(new)
+        except SegmentError as error:
+            raise SegmentError(
+                f"the table {layout.name!r} has {counted(held, 'row')} of {layout.stride} B and "
+                f"would have {new} more: {error}; or give the job more ps, or the table max_rows "
+                "or forget_after"
+            ) from error
+
+    def _reserve(self, rows: int) -> None:
+        """Allocate memory for so many records, and some more."""
+        needed = rows * self.layout.stride
+        if needed > self._reserved:
+            extent = min(max(needed // 8, _EXTENTS[0]), _EXTENTS[1])
+            stop = min(needed + extent, self.layout.most * self.layout.stride)
+            self._arena.reserve(self.layout.records_at + self._reserved, stop - self._reserved)
+            self._reserved = stop
+
+    def insert(self, ids: Ids, parts: Sequence[NDArray[np.float32]]) -> Places:
+        """Insert rows that are not there, and for which there is room; return their places.
+
+        ``parts``: for each width an array of shape (n, width).
+        """
+        places = np.empty(len(ids), np.int64)
+        for start in range(0, len(ids), BLOCK_ROWS):
+            own = slice(start, start + BLOCK_ROWS)
+            places[own] = self._insert(ids[own], [part[own] for part in parts])
+        return places
+
+    def _insert(self, ids: Ids, parts: Sequence[NDArray[np.float32]]) -> Places:
+        held, free = self.words[COUNT], self.words[FREE]
+        again = min(free, len(ids))
+        new = len(ids) - again
+        places = np.concatenate([self._free[free - again : free], np.arange(held, held + new)])
+        self.scatter(places, 0, parts)
+        self._heads[places, 0] = ids
+        self._pending[: len(ids)] = places
+        self.words[NEXT_COUNT], self.words[NEXT_FREE] = held + new, free - again
+        self.words[PENDING] = len(ids)
+        self._enter()
+        return places
+
+    def _enter(self) -> None:
+        """Enter the pending records into the index, or finish that."""
+        places = self._pending[: self.words[PENDING]]
+        self.words[COUNT], self.words[FREE] = self.words[NEXT_COUNT], self.words[NEXT_FREE]
+        ids, index = self.ids(places), self._state.now
+        self.words[USED] += self._put(ids, places, index)
+        self.words[PENDING] = 0
+
+    def erase(self, places: Places) -> None:
+        """Forget the rows in these places, or finish that; the places are free again."""
+        ids, state = self.ids(places), self._state
+        for index in filter(None, (state.now, state.old)):
+            self._put(ids, places, index, erase=True)
+        self._heads[places, 1] = -1
+        self._note_free()
+
+    def _note_free(self) -> None:
+        """List the records that are free."""
+        free = np.flatnonzero(self._heads[: self.words[COUNT], 1] < 0)
+        self._arena.reserve(self.layout.free_at, 8 * len(free))
+        self._free[: len(free)] = free
+        self.words[SWEEPS] += 1
+        self.words[FREE] = len(free)
+
+    def repair(self) -> None:
+        """Finish what a killed process left."""
+        state = self._state
+        if self.words[PENDING]:
+            self._enter()
+        self._heads[self._free[: self.words[FREE]], 1] = -1
+        self._note_free()
+        for index in product(range(_FIRST_BITS, state.now[0] + 2), (0, 1)):
+            if index not in (state.now, state.old):
+                self._arena.release(self._begin(index), 8 << index[0])
+        self._reserved = self.words[COUNT] * self.layout.stride
+        self._arena.reserve(self.layout.records_at, self._reserved)
+
+    def _grow(self, new: int) -> None:
+        """Make room in the index, and move entries of the old one."""
+        state, rows = self._state, len(self)
+        if max(self.words[USED], rows) + new > LOAD * (1 << state.now[0]):
+            self._move(1 << 62)
+            state = self._state
+            bits = max((2 * (rows + new)).bit_length(), state.now[0])
+            index = bits, 1 - state.now[1] if bits == state.now[0] else 0
+            self._prepare(index, 8 << bits)
+            self.words[USED] = self.words[MOVED] = 0
+            self._set(_State(index, state.now, state.changes + 1))
+        self._move(max(_MOVED_AT_LEAST, 4 * new))
+        (bits, _), _, _ = self._state
+        share = (self.words[USED] / (1 << bits) - _PREPARED_FROM) / (LOAD - _PREPARED_FROM - 0.02)
+        with suppress(SegmentError):  # it is not needed yet
+            self._prepare((bits + 1, 0), int(min(max(share, 0), 1) * (16 << bits)) // PAGE * PAGE)
+
+    def _move(self, most: int) -> None:
+        """Move entries of so many words of the old index."""
+        state = self._state
+        if state.old is None:
+            return
+        first, capacity = self.words[MOVED], 1 << state.old[0]
+        last = min(first + most, capacity)
+        old = self._arena.ints(self._begin(state.old) + 8 * first, last - first)
+        entries = old[(old != 0) & (old != ERASED)]
+        places = (entries & ERASED) - 1
+        self.words[USED] += self._put(self.ids(places), places, state.now)
+        self.words[MOVED] = last
+        if last == capacity:
+            self._set(_State(state.now, None, state.changes + 1))
+            self._arena.release(self._begin(state.old), 8 << state.old[0])
+
+    def _prepare(self, index: tuple[int, int], nbytes: int) -> None:
+        """Reserve the begin of the next index; it takes time, so it is done bit by bit."""
+        before = self._prepared[1] if self._prepared[0] == index else 0
+        if nbytes > before:
+            self._arena.reserve(self._begin(index) + before, nbytes - before)
+            self._prepared = index, nbytes
+
+    @property
+    def _state(self) -> _State:
+        return _State.of(self.words[STATE])
+
+    def _set(self, state: _State) -> None:
+        """Say where the index is, after all that was written to it."""
+        words.write(self._arena.address + self.layout.words_at + 8 * STATE, state.word)
+
+    def _put(self, ids: Ids, places: Places, index: tuple[int, int], *, erase: bool = False) -> int:
+        """Enter records into an index, or erase them; return how many entries are new."""
+        given = address_of(ids), address_of(places), *self._region(index)
+        return int(self._index.enter(len(ids), *given, erase))
+
+    def _begin(self, index: tuple[int, int]) -> int:
+        bits, bank = index
+        return self.layout.index_at + (8 * (2 + bank) << bits)
+
+    def _region(self, index: tuple[int, int]) -> tuple[int, int]:
+        """Return the address and the mask of an index."""
+        return self._arena.address + self._begin(index), (1 << index[0]) - 1

@@ -1,0 +1,162 @@
+"""Tables in a checkpoint: what a shard's file has of them, and how any shard reads its rows.
+
+A shard's file has, for each table, tensors named ``/PART/TABLE``, which no dense variable's can be:
+``ids`` (int64, sorted), ``rows`` (float32, shape (n, dim)), ``stamps`` (the update that trained
+each row last), and ``slot.NAME`` for each slot. A table that admits rows by their counts has the
+ids that are not admitted yet, ``candidates``, and their ``counts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from zmqtrain.errors import CheckpointError
+from zmqtrain.files import check_regular
+from zmqtrain.models.tables import Ids, shards_of
+from zmqtrain.store.manifest import Manifest, TableRecord
+from zmqtrain.store.row_store import RowStore
+from zmqtrain.store.table_layout import TableLayout
+
+_CHUNK = 1 << 16  # rows that are read at once
+
+
+class Held(NamedTuple):
+    """Rows as a store takes them over: ``parts`` are (n, width) for each width."""
+
+    ids: Ids
+    stamps: NDArray[np.int64]
+    parts: list[NDArray[np.float32]]
+
+
+def tensors_of(
+    layout: TableLayout, store: RowStore, candidates: RowStore | None
+) -> dict[str, NDArray[Any]]:
+    """Return what a shard has of a table, by names in its file."""
+    tensors: dict[str, NDArray[Any]] = {}
+    tensors["ids"], tensors["stamps"], parts = store.held()
+    tensors |= zip(_parts(layout), parts, strict=True)
+    if candidates is not None:
+        tensors["candidates"], tensors["counts"], _ = candidates.held()
+    return {f"/{part}/{layout.variable.name}": array for part, array in tensors.items()}
+
+
+def table_records(layouts: tuple[TableLayout, ...]) -> dict[str, TableRecord]:
+    """Return ``Manifest.tables``."""
+    return {
+        layout.variable.name: TableRecord(
+            dim=layout.variable.dim,
+            rows=layout.variable.rows,
+            slots={
+                slot.name: width
+                for slot, width in zip(layout.slots, layout.widths[1:], strict=True)
+            },
+        )
+        for layout in layouts
+    }
+
+
+def read_table(
+    path: Path, manifest: Manifest, layout: TableLayout, place: tuple[int, int]
+) -> tuple[Held, Held | None]:
+    """Read the rows of a shard, and its candidates, whatever shards wrote them.
+
+    ``place``: its number, and how many shards there are.
+
+    Raises:
+        CheckpointError: the checkpoint has no such table, or a file is damaged.
+    """
+    _check(path, manifest, layout)
+    parts = dict(zip(_parts(layout), layout.widths, strict=True))
+    ids, stamps, *arrays = _read(path, manifest, layout, {"ids": 0, "stamps": 0, **parts}, place)
+    rows = Held(ids, stamps, arrays)
+    if not layout.variable.admit_after:
+        return rows, None
+    ids, counts = _read(path, manifest, layout, {"candidates": 0, "counts": 0}, place)
+    return rows, Held(ids, counts, [])
+
+
+def _parts(layout: TableLayout) -> list[str]:
+    return ["rows", *(f"slot.{slot.name}" for slot in layout.slots)]
+
+
+def _read(
+    path: Path,
+    manifest: Manifest,
+    layout: TableLayout,
+    widths: Mapping[str, int],
+    place: tuple[int, int],
+) -> list[NDArray[Any]]:
+    """Read tensors of the rows of a shard. ``widths``: of float32 rows; 0: int64 of shape (n,)."""
+    found: list[list[NDArray[Any]]] = [[_empty(width)] for width in widths.values()]
+    for written in manifest.files:
+        file = path / written.file
+        try:
+            check_regular(file)
+            with safe_open(file, framework="np") as tensors:
+                for chunk in _chunks(tensors, layout.variable.name, widths, place):
+                    for arrays, array in zip(found, chunk, strict=True):
+                        arrays.append(array)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointError(
+                f"{file}: cannot be read: {error}; resume from another checkpoint"
+            ) from error
+    return [np.concatenate(arrays) for arrays in found]
+
+
+def _chunks(
+    tensors: Any, table: str, widths: Mapping[str, int], place: tuple[int, int]
+) -> Iterator[list[NDArray[Any]]]:
+    keys, (shard, shards) = [f"/{name}/{table}" for name in widths], place
+    if keys[0] not in tensors.keys():  # the file of frozen values, or counts that nobody kept
+        return
+    slices = [tensors.get_slice(key) for key in keys]
+    count = slices[0].get_shape()[0]
+    for key, each, width in zip(keys, slices, widths.values(), strict=True):
+        shape = [count, *_empty(width).shape[1:]]
+        if each.get_shape() != shape:
+            raise ValueError(f"{key!r} has shape {each.get_shape()}, expected {shape}")
+    for start in range(0, count, _CHUNK):
+        stop = min(start + _CHUNK, count)
+        ids, *others = (each[start:stop] for each in slices)
+        own = np.flatnonzero(shards_of(ids, shards) == shard)
+        if len(own):
+            yield [ids[own], *(each[own] for each in others)]
+
+
+def _empty(width: int) -> NDArray[Any]:
+    return np.empty((0, width), np.float32) if width else np.empty(0, np.int64)
+
+
+def _check(path: Path, manifest: Manifest, layout: TableLayout) -> None:
+    """Check that a checkpoint has a table as the job has it."""
+    variable = layout.variable
+    record = manifest.tables.get(variable.name)
+    if record is None:
+        raise CheckpointError(
+            f"{path}: it has no table {variable.name!r}, which the job has with rows of "
+            f"{variable.dim}; its tables: {', '.join(manifest.tables) or 'none'}; go back to the "
+            "model that wrote it, or train in a new logdir"
+        )
+    if record.dim != variable.dim:
+        raise CheckpointError(
+            f"{path}: the table {variable.name!r} has rows of {record.dim} in it and of "
+            f"{variable.dim} in the job; go back to the model that wrote it, or train in a new "
+            "logdir"
+        )
+    for slot, width in zip(layout.slots, layout.widths[1:], strict=True):
+        if record.slots.get(slot.name) != width:
+            raise CheckpointError(
+                f"{path}: the table {variable.name!r} has no optimizer slot {slot.name!r} with "
+                f"{width} elements a row; its slots: {_described(record.slots)}; it was written "
+                "with another optimizer; go back to that one, or begin anew in another logdir"
+            )
+
+
+def _described(slots: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} with {width}" for name, width in slots.items()) or "none"

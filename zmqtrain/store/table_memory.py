@@ -1,0 +1,178 @@
+"""The rows of one shard's tables, in files that other processes of the host map, or private.
+
+The files are in a directory beside the segment (see ``tables_directory`` in segment_files.py), and
+live as long as that.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from zmqtrain.errors import SegmentError
+from zmqtrain.files import open_file
+from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.optim.kernels.random import initial_rows
+from zmqtrain.store.arena import Arena, create_arena, private_arena, private_file, space_of
+from zmqtrain.store.row_buffer import RowBuffer
+from zmqtrain.store.row_store import RowStore
+from zmqtrain.store.segment import REMEDY
+from zmqtrain.store.table_layout import (
+    FIXED,
+    LAYOUT_VERSION,
+    MAGIC,
+    MemoryLayout,
+    TableLayout,
+)
+from zmqtrain.transport import own_directory
+
+_FILE = "rows"
+_INSIDE = "process:"  # and a token: the name of private memory
+
+_private: weakref.WeakValueDictionary[str, TableMemory] = weakref.WeakValueDictionary()
+
+
+class TableMemory:
+    """The memory of the tables of one shard. ``name`` is what :func:`reach` takes."""
+
+    def __init__(self, layout: MemoryLayout, arena: Arena, name: str) -> None:
+        """Use :meth:`private`, :meth:`create` or :meth:`adopt`, or :func:`reach`."""
+        self.layout, self.arena, self.name = layout, arena, name
+        self.words = memoryview(arena.memory)[layout.words_at : layout.words_at + 64].cast("q")
+        self.stores = [RowStore(arena, store) for store in layout.stores]
+        self.candidates = {n: RowStore(arena, one) for n, one in layout.candidates.items()}
+        self._buffers: dict[int, RowBuffer] = {}
+
+    @classmethod
+    def private(cls, tables: Sequence[TableLayout]) -> TableMemory:
+        """Make memory that only this process can reach."""
+        layout = MemoryLayout(tables, space_of(None))
+        memory = cls(layout, private_arena(layout.nbytes), _INSIDE + secrets.token_hex(8))
+        _private[memory.name] = memory
+        return memory._new()
+
+    @classmethod
+    def create(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory:
+        """Make files in a directory, in place of what a dead process left.
+
+        Raises:
+            SegmentError: its file system has no room or refuses, or it is not ours alone.
+        """
+        directory = directory.absolute()
+        own_directory.make(directory.parent, REMEDY, SegmentError)
+        shutil.rmtree(directory, ignore_errors=True)
+        own_directory.make(directory, REMEDY, SegmentError)
+        layout = MemoryLayout(tables, space_of(directory))
+        arena = create_arena(directory / _FILE, layout.nbytes)
+        arena.reserve(0, layout.sum_at)
+        return cls(layout, arena, str(directory))._new()
+
+    def _new(self) -> TableMemory:
+        for store in (*self.stores, *self.candidates.values()):
+            self.arena.reserve(store.layout.words_at, store.layout.free_at - store.layout.words_at)
+            store.clear()
+        fixed = MAGIC, LAYOUT_VERSION, self.layout.space, self.layout.digest
+        FIXED.pack_into(self.arena.memory, 0, *fixed)
+        return self
+
+    @classmethod
+    def adopt(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory | None:
+        """Take over what a dead process left; None if there is none of these tables.
+
+        The caller owns the segment, so no live process changes it.
+
+        Raises:
+            SegmentError: it may not be opened, or is not ours alone.
+        """
+        directory = directory.absolute()
+        if not (directory / _FILE).exists():
+            return None
+        own_directory.check(directory, REMEDY, SegmentError)
+        try:
+            layout, arena = _open(directory / _FILE, tables, os.O_RDWR)
+        except SegmentError:
+            return None
+        memory = cls(layout, arena, str(directory))
+        for store in (*memory.stores, *memory.candidates.values()):
+            store.repair()
+        return memory
+
+    def buffer(self, number: int) -> RowBuffer:
+        """Return the buffer of rows that belongs to gradient ``number``.
+
+        Raises:
+            SegmentError: the file system refuses.
+        """
+        found = self._buffers.get(number)
+        if found is None:
+            if self.arena.path is None:
+                found = RowBuffer(private_file(0), None, self.layout.tables)
+            else:
+                path = self.arena.path.with_name(f"buffer-{number}")
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                try:
+                    found = RowBuffer(open_file(path, flags, 0o600), path, self.layout.tables)
+                except OSError as error:
+                    raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
+            self._buffers[number] = found
+        return found
+
+    def read(self, table: int, ids: Ids) -> Rows:
+        """Return the current rows with these ids, shape (n, dim): initial where not trained."""
+        rows, places = self.stores[table].read(ids)
+        missing = places < 0
+        if missing.any():
+            of = self.layout.tables[table].variable
+            rows[missing] = initial_rows(of.initial, of.key, ids[missing], of.dim)
+        return rows
+
+    def close(self) -> None:
+        """Leave the files for the next life of this ps."""
+        self._buffers.clear()
+
+    def remove(self) -> None:
+        """Remove the files. A process that has them mapped keeps the memory."""
+        self.close()
+        if self.arena.path is not None:
+            shutil.rmtree(self.arena.path.parent, ignore_errors=True)
+
+
+def reach(name: str, tables: Sequence[TableLayout]) -> TableMemory:
+    """Return the memory of this name, to read rows and to write to buffers.
+
+    Raises:
+        SegmentError: it is not on this host, may not be opened, or is of other tables.
+    """
+    if not name.startswith(_INSIDE):
+        path = Path(name) / _FILE
+        return TableMemory(*_open(path, tables, os.O_RDONLY), name)
+    found = _private.get(name)
+    if found is None:
+        raise SegmentError("the ps has its tables in memory of its own process")
+    if found.layout.digest != MemoryLayout(tables, 0).digest:
+        raise _other("that memory")
+    return found
+
+
+def _open(path: Path, tables: Sequence[TableLayout], flags: int) -> tuple[MemoryLayout, Arena]:
+    try:
+        descriptor = open_file(path, flags | os.O_NOFOLLOW)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SegmentError(f"{path} cannot be opened: {reason}") from error
+    head = os.pread(descriptor, FIXED.size, 0).ljust(FIXED.size, b"\0")
+    magic, version, space, digest = FIXED.unpack(head)
+    layout = MemoryLayout(tables, space)
+    expected = MAGIC, LAYOUT_VERSION, layout.digest, layout.nbytes
+    if (magic, version, digest, os.fstat(descriptor).st_size) != expected:
+        os.close(descriptor)
+        raise _other(str(path))
+    return layout, Arena(descriptor, path, writable=flags != os.O_RDONLY)
+
+
+def _other(name: str) -> SegmentError:
+    return SegmentError(f"{name} is of other tables, or of another version: it is another shard's")
