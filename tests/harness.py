@@ -23,6 +23,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from tests.preloaded import Preloaded, is_preloaded
 from zmqtrain.actors.client import ask
@@ -399,4 +400,16 @@ def check_counts(checkpoint: Path) -> list[int]:
     plan = BatchPlan(len(counts), ledger.examples // len(counted), seed=0)
     learned = np.concatenate([plan.indices(batch) for batch in counted])
     np.testing.assert_array_equal(counts, np.bincount(learned, minlength=len(counts)))
+    if manifest.tables:
+        assert counted_rows(checkpoint) == {i: n for i, n in enumerate(counts.tolist()) if n}
     return counted
+
+
+def counted_rows(checkpoint: Path) -> dict[int, float]:
+    """Return the counts in the rows of a counting job, by id."""
+    found: dict[int, float] = {}
+    for file in checkpoint.glob("shard-*"):
+        tensors = load_file(file)
+        counts = tensors["/rows/rows"].ravel().tolist()
+        found |= zip(tensors["/ids/rows"].tolist(), counts, strict=True)
+    return found

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.plans import planned
+from tests.recommenders import Recommender
+from tests.recommenders import make_job as recommender_job
 from zmqtrain.callbacks import LambdaCallback
 from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.errors import ConfigError
@@ -16,7 +18,8 @@ from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.job import Job
 from zmqtrain.metrics import MeanAbsoluteError
 from zmqtrain.models import MLP, LinearRegression
-from zmqtrain.optim import SGD, Adam, Update
+from zmqtrain.models.tables import Normal, Table
+from zmqtrain.optim import SGD, Adagrad, Adam, Update
 
 
 def job(**fields: Any) -> Job:
@@ -337,3 +340,46 @@ def test_options_that_need_an_evaluation_set_are_refused_without_one(
 def test_variable_name_that_utf8_cannot_encode_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="expected whole characters"):
         job(model=Handmade({"half \ud800": np.zeros(1, np.float32)})).variables()
+
+
+def test_tables_are_updated_by_their_own_rule_or_that_of_the_first_group_that_fits() -> None:
+    of = recommender_job(
+        optimizer=Adagrad(0.5),
+        l2=0.1,
+        moving_average=0.9,
+        clip_value=1.0,
+        groups={"user": {"learning_rate": 0.25}, "*": {"l2": 0.0}},
+        tables={"item": Table(optimizer=SGD(2.0))},
+    )
+    user, item = of.table_updates()
+    assert user == Update(Adagrad(0.25), 0.1, clip_value=1.0)
+    assert item == Update(SGD(2.0), 0.0, clip_value=1.0)
+
+
+def test_group_may_be_of_a_table_alone_and_a_pattern_of_none_is_an_error() -> None:
+    assert recommender_job(groups={"user": {"l2": 0.5}}).variables()
+    with pytest.raises(ConfigError, match="bias, user, item"):
+        recommender_job(groups={"users": {"l2": 0.5}}).variables()
+
+
+def test_table_and_variable_of_one_name_are_an_error() -> None:
+    class Both(Recommender):
+        def parameters(self, seed: int) -> dict[str, Any]:
+            return {"user": np.zeros(1, np.float32)}
+
+    with pytest.raises(ConfigError, match="a table and a variable called 'user'"):
+        recommender_job(Both()).variables()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tables": {"user": Table(optimizer=SGD(0.1))}},
+        {"tables": {"item": Table(rows=100)}},
+        {"tables": {"*": Table(initial=Normal(0.1))}},
+        {"tables": {"user": Table(admit_after=2)}},
+    ],
+)
+def test_jobs_whose_tables_differ_have_other_fingerprints(other: dict[str, Any]) -> None:
+    assert recommender_job().fingerprint() != recommender_job(**other).fingerprint()
+    assert recommender_job(**other).fingerprint() == recommender_job(**other).fingerprint()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,11 +43,14 @@ from zmqtrain.job_checks import (
     with_those_of_optimizer,
 )
 from zmqtrain.models.base import Dataset
+from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import fits
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
+from zmqtrain.store.model_tables import tables_of
 from zmqtrain.store.segment_layout import MAX_WORKERS
+from zmqtrain.store.table_layout import TableLayout, table_layouts
 from zmqtrain.store.variables import ModelVariables
 from zmqtrain.store.weights import saved_frozen
 from zmqtrain.user_code import described
@@ -244,6 +248,12 @@ class Job(BaseModel):
         description="other options of the optimizer, another optimizer, or l2, for variables whose "
         'names fit a pattern, such as {"*.bias": {"weight_decay": 0}}; the first that fits counts',
     )
+    tables: Any = Field(
+        {},
+        description="what is special about tables, whose rows are trained as batches touch them, "
+        'by patterns of their names, such as {"user*": Table(optimizer=Adagrad(0.1))}; the first '
+        "that fits counts; see zmqtrain.models.tables",
+    )
     metrics: Any = Field(
         (),
         validate_default=True,
@@ -262,6 +272,7 @@ class Job(BaseModel):
 
     _source: str = PrivateAttr("")
     _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
+    _tables: list[tuple[TableVariable, Table]] | None = PrivateAttr(None)
     _frozen: dict[str, Any] | None = PrivateAttr(None)
     _constants: dict[str, Any] | None = PrivateAttr(None)
 
@@ -339,6 +350,35 @@ class Job(BaseModel):
             ramp=self.average_ramp,
         )
 
+    def table_updates(self) -> tuple[Update, ...]:
+        """Return what a ps does with one accepted gradient of each table's rows.
+
+        It is that of the first of ``groups`` that fits, without a moving average, or the table's.
+        """
+        update = replace(self.update(), moving_average=None)
+        of_groups, found = update.by_group(), []
+        for variable, said in self._known_tables():
+            own = replace(of_groups[update.group_of(variable.name)], groups={})
+            found.append(own if said.optimizer is None else replace(own, rule=said.optimizer))
+        return tuple(found)
+
+    def table_variables(self) -> tuple[TableVariable, ...]:
+        """Return the tables of the model; () if it has none.
+
+        Raises:
+            ConfigError: see :func:`tables_of`.
+        """
+        return tuple(variable for variable, _ in self._known_tables())
+
+    def table_layouts(self) -> tuple[TableLayout, ...]:
+        """Return how rows of the tables are kept."""
+        return table_layouts(self.table_variables(), self.table_updates())
+
+    def _known_tables(self) -> list[tuple[TableVariable, Table]]:
+        if self._tables is None:
+            self._tables = tables_of(self.model, self.seed, self.tables)
+        return self._tables
+
     @property
     def clips_alone(self) -> bool:
         """Whether a worker applies ``clip_norm``: each update is of one gradient, by the policy.
@@ -349,7 +389,8 @@ class Job(BaseModel):
 
     @property
     def _begins_with(self) -> ModelVariables:
-        return ModelVariables(self.model, self.seed, self.initial, self.initial_strict)
+        has_tables = bool(self.table_variables())
+        return ModelVariables(self.model, self.seed, self.initial, self.initial_strict, has_tables)
 
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the variables that are trained; ``empty``: any values.
@@ -470,11 +511,17 @@ class Job(BaseModel):
             parameters = self.initial_parameters(empty=True)
             state = self.initial_state(empty=True)
             self._begins_with.check_names([*parameters, *state, *self.frozen()])
+            of_tables = [table.name for table in self.table_variables()]
+            if twice := {*parameters, *state, *self.frozen()}.intersection(of_tables):
+                raise ConfigError(
+                    f"{self.model!r} has a table and a variable called {min(twice)!r}; expected "
+                    "another name for each"
+                )
             for pattern in self.groups:
-                if not any(fits(name, pattern) for name in parameters):
+                if not any(fits(name, pattern) for name in [*parameters, *of_tables]):
                     raise ConfigError(
                         f"groups has {pattern!r}, which fits no variable that is trained; "
-                        f"{self.model!r} has {', '.join(parameters)}"
+                        f"{self.model!r} has {', '.join([*parameters, *of_tables])}"
                     )
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
@@ -483,6 +530,16 @@ class Job(BaseModel):
     def optimizer_text(self) -> str:
         """The optimizer with all of its options, as a text to compare."""
         return canonical(repr(self.update()))
+
+    @property
+    def _tables_text(self) -> str:
+        each = zip(self._known_tables(), self.table_updates(), strict=True)
+        return "; ".join(
+            f"{table.name} {'any' if table.rows is None else table.rows} x {table.dim} of "
+            f"{table.initial!r} by {canonical(repr(update))}, {said.admit_after}, "
+            f"{said.forget_after}, {said.max_rows}"
+            for (table, said), update in each
+        )
 
     def restored_rate(self, manifest: Manifest) -> float | None:
         """Return the learning rate of a checkpoint that a callback has set; None: none counts.
@@ -510,6 +567,7 @@ class Job(BaseModel):
             INITIAL: digest_of_arrays(self.initial),
             "clip_norm": str(self.clip_norm if self.clips_alone else ""),
             "clip_norm_each": str(self.clip_norm_each or ""),
+            "tables": self._tables_text,
         }
         return {name: short(text) for name, text in optional.items() if text} | {
             "model": short(canonical(repr(self.model))),

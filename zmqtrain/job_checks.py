@@ -21,6 +21,7 @@ from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.fingerprint import ADDRESS
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
+from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
@@ -228,6 +229,15 @@ def _groups(value: Any, job: Options) -> Any:
     return value
 
 
+def _tables(value: Any, job: Options) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(t, Table) for t in value.values()):
+        raise ValueError('expected tables by patterns of names, such as {"user*": Table(dim=16)}')
+    for table in value.values():
+        if table.optimizer is not None:
+            _optimizer(table.optimizer, job)
+    return value
+
+
 def _metrics(value: Any, job: Options) -> tuple[Metric, ...]:
     # An error of the model is about the model, not about the metrics.
     of_model = () if value else as_model(job.get("model")).summed_metrics
@@ -257,6 +267,7 @@ _KEPT: dict[str, Callable[[Any, Options], Any]] = {
     "steps": _steps,
     "initial": _initial,
     "groups": _groups,
+    "tables": _tables,
     "metrics": _metrics,
     "callbacks": _callbacks,
 }

@@ -19,9 +19,9 @@ from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Message
 
 RESERVED = {
-    "worker": "Pull Push Chunk Evaluated Gather HandOver HandedOver RequestSave",
+    "worker": "Pull Push Chunk RowChunk Lookup Evaluated Gather HandOver HandedOver RequestSave",
     "chief": "EndGeneration HandOver Initialize Keep Save SaveEnded Close Extend SetRate Shutdown"
-    " SwitchPolicy RequestSave RequestStop Gather Evaluate",
+    " SwitchPolicy RequestSave RequestStop Gather Evaluate Lookup",
     "ps": "Arrived ShardReport ShardWritten RequestSave Gather Evaluate Evaluated",
     "client": "SwitchPolicy RequestSave RequestStop",
 }

@@ -20,11 +20,10 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import ExitCode
 from zmqtrain.exchanges import worker
-from zmqtrain.exchanges.local import LocalExchange
+from zmqtrain.exchanges.local import LocalExchange, own_shard
 from zmqtrain.planning.exchanges import BOARD
 from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Exchange
 from zmqtrain.transport.memory import MemoryTransport
 
@@ -35,7 +34,7 @@ OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
 @asynccontextmanager
 async def local(job: Job) -> AsyncIterator[Exchange]:
     (layout,) = planned(job).layouts
-    shard = Shard(layout, job.update(), batch_size=job.worker_batch_size)
+    shard = own_shard(job, layout)
     shard.initialize(layout.flat_of(job.initial_values()))
     exchange = LocalExchange(job, shard, Ledger(), lambda: asyncio.sleep(0))
     yield exchange

@@ -14,7 +14,8 @@ import numpy as np
 from zmqtrain import Job
 from zmqtrain.data import Arrays, Digits
 from zmqtrain.models import MLP, written
-from zmqtrain.models.base import Batch, Gradients, Model, Parameters
+from zmqtrain.models.base import Batch, Gradients, Model, Parameters, as_model
+from zmqtrain.models.tables import Table, Uniform
 from zmqtrain.optim import SGD, Adam
 
 SLOW_S = 0.05  # long enough for a worker to compute in a thread, beside its heartbeats
@@ -49,12 +50,22 @@ class Gated:
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         return self.model.metrics(parameters, batch)
 
+    def tables(self, seed: int) -> dict[str, Table]:
+        return as_model(self.model).tables(seed)
+
 
 @dataclass(frozen=True)
 class Counting:
-    """With SGD at rate 1, parameter i counts how often example i was learned from."""
+    """With SGD at rate 1, parameter i counts how often example i was learned from.
+
+    So does row i, if there are ``rows``.
+    """
 
     examples: int
+    rows: bool = False
+
+    def tables(self, seed: int) -> dict[str, Table]:
+        return {"rows": Table(dim=1, initial=Uniform(0.0))} if self.rows else {}
 
     def parameters(self, seed: int) -> dict[str, Any]:
         return {"counts": np.zeros(self.examples, np.float32)}
@@ -62,6 +73,9 @@ class Counting:
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         (indices,) = batch
         out["counts"][...] = -np.bincount(indices, minlength=self.examples)
+        if self.rows:
+            parameters["rows"].take(indices)
+            out["rows"].add(indices, np.full((len(indices), 1), -1, np.float32))
         return 0.0
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -146,10 +160,14 @@ def digits_job(gate: str | None = None, **fields: Any) -> Job:
 
 
 def counting_job(
-    gate: str | None = None, examples: int = 100, aggregate: int = 1, **fields: Any
+    gate: str | None = None,
+    examples: int = 100,
+    aggregate: int = 1,
+    rows: bool = False,
+    **fields: Any,
 ) -> Job:
     """Return a job whose parameters count examples if ``aggregate`` gradients make an update."""
-    model: Model = Counting(examples)
+    model: Model = Counting(examples, rows)
     indices = np.arange(examples)
     defaults = {"batch_size": 7, "steps": 300, "partition_nbytes": 64}
     return Job(

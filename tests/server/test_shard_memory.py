@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.plans import planned
+from tests.recommenders import DIM, make_job
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError, SegmentError
-from zmqtrain.server.shard_memory import close_or_remove, may_go_on, open_segment
+from zmqtrain.models.tables import RowsOf
+from zmqtrain.protocol.orders import Apply
+from zmqtrain.server.shard_memory import (
+    close_or_remove,
+    may_go_on,
+    open_segment,
+    open_shard,
+)
 from zmqtrain.store import segment_files
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import SegmentLayout
+from zmqtrain.store.segment_files import tables_directory
+from zmqtrain.store.segment_layout import GENERATION, SegmentLayout
+from zmqtrain.store.shard import Shard
+
+PS = ("ipc://memory/0",)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +73,37 @@ def test_segment_is_left_if_it_is_to_be_kept(keep: bool, tmp_path: Path) -> None
     assert (left is not None) is keep
     if left is not None:
         left.remove()
+
+
+def with_tables(directory: Path) -> tuple[Shard, bool]:
+    job = make_job()
+    config = TaskConfig(role=Role.PS, job="job", index=0, ps=PS, segment_dir=str(directory))
+    return open_shard(config, planned(job), PS[0], {})
+
+
+@pytest.mark.parametrize("are_gone", [False, True])
+def test_tables_are_taken_over_with_their_segment_or_neither_is(
+    are_gone: bool, tmp_path: Path
+) -> None:
+    shard, is_left = with_tables(tmp_path / "segments")
+    assert not is_left and shard.tables is not None
+    shard.initialize(shard.parameters)
+    shard.segment.words[GENERATION] = 1
+    rows = RowsOf(0, np.array([5], np.int64), np.ones((1, DIM), np.float32))
+    shard.segment.gradient(0)[:] = 0
+    shard.tables.memory.buffer(0).write([rows])
+    shard.stage(0, 0)
+    shard.carry_out(Apply(0))
+    trained = shard.tables.rows(0, rows.ids)
+    close_or_remove(shard.segment, shard.tables.memory, keep=True)
+    assert shard.segment.path is not None
+    if are_gone:
+        shutil.rmtree(tables_directory(shard.segment.path))
+    after, is_left = with_tables(tmp_path / "segments")
+    assert is_left is not are_gone and after.tables is not None
+    assert after.version == int(not are_gone)
+    initial = make_job().table_variables()[0].initial_rows(rows.ids)
+    expected = initial if are_gone else trained
+    np.testing.assert_array_equal(after.tables.rows(0, rows.ids), expected)
+    close_or_remove(after.segment, after.tables.memory, keep=False)
+    assert not [*(tmp_path / "segments").iterdir()]

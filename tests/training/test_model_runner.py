@@ -17,6 +17,8 @@ from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import written
+from zmqtrain.models.rows import InitialRows
+from zmqtrain.models.tables import Table
 from zmqtrain.optim import SGD
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.model_runner import ModelRunner
@@ -100,7 +102,8 @@ class Bench:
         self.gradients = [layout.flat_of(nothing) for layout in layouts]
         self.reported: list[tuple[list[str], bool]] = []
         parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
-        membership = Membership(layouts, parameters, self.gradients, ())
+        rows = InitialRows(job.table_variables())
+        membership = Membership(layouts, parameters, self.gradients, (), rows=rows)
         self.runner = ModelRunner(job, device or Cpu(), ThreadTeam(1), self._written)
         self.runner.bind(membership)
 
@@ -184,3 +187,52 @@ def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> 
     report = bench.runner.compute(BATCH, 1, 2)
     assert (report.loss, report.finite) == (0.5, True)
     assert bench.is_complete
+
+
+class Looking(Reporting):
+    """Has a table beside its variables, whose rows a test directs."""
+
+    def __init__(self, *, replaces: bool = False, value: float = 1.0) -> None:
+        super().__init__()
+        self.replaced, self.value = replaces, value
+
+    def tables(self, seed: int) -> dict[str, Any]:
+        return {"user": Table(dim=2)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        if self.replaced:
+            out["user"] = np.zeros((3, 2), np.float32)
+            return 0.5
+        ids = np.array([9, 4, 9])
+        rows = parameters["user"].take(ids)
+        out["user"].add(ids, rows * 0 + np.float32([[1], [self.value], [2]]))
+        return super().loss_and_gradients(parameters, batch, out)
+
+
+def looking(clip_norm_each: float | None = None, **options: Any) -> Bench:
+    return Bench(Looking(**options), overlap=False, clip_norm_each=clip_norm_each)
+
+
+def test_report_has_the_rows_of_a_step() -> None:
+    bench = looking()
+    for _ in range(2):  # nothing is left of a step before
+        [rows] = bench.runner.compute(BATCH, 0, 2).rows
+        assert (rows.table, rows.ids.tolist()) == (0, [4, 9])
+        assert rows.rows.tolist() == [[1, 1], [3, 3]]
+
+
+def test_norm_of_a_gradient_is_that_of_variables_and_rows() -> None:
+    whole, part = looking(), looking(clip_norm_each=1.0)
+    [before], [after] = (bench.runner.compute(BATCH, 0, 2).rows for bench in (whole, part))
+    norm = np.sqrt(8 + 3 * 4 + 2 + 18)
+    np.testing.assert_allclose(after.rows, before.rows / norm, 1e-6)
+
+
+def test_row_with_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert not looking(value=np.nan).runner.compute(BATCH, 0, 2).finite
+    assert "the gradient of row 4 of the table 'user' has NaN or infinity" in caplog.text
+
+
+def test_gradient_of_a_table_cannot_be_replaced() -> None:
+    with pytest.raises(ConfigError, match=r"out\['user'\]\.add\(ids, rows\)"):
+        looking(replaces=True).runner.compute(BATCH, 0, 2)

@@ -14,6 +14,7 @@ from zmqtrain.wire.messages import (
     MapSegment,
     Push,
     PushReply,
+    RowChunk,
     Welcome,
 )
 
@@ -30,20 +31,27 @@ JOIN_BYTES = (
 
 WELCOME = Envelope(Welcome(7, "/dev/shm/0", 1 << 23), Sender("ps", 0), 1, 1)
 WELCOME_BYTES = (
-    b"\x97\x1a\xa7Welcome\x01\x93\xa2ps\x00\x00\x01\x93\x07\xaa/dev/shm/0\xce\x00\x80\x00\x00\x90"
+    b"\x97\x1a\xa7Welcome\x01\x93\xa2ps\x00\x00\x01"
+    b"\x94\x07\xaa/dev/shm/0\xce\x00\x80\x00\x00\xa0\x90"
 )
 
 MAP = Envelope(MapSegment("shm", "5eed"), Sender("worker", 3, 2), 2, 1)
 MAP_BYTES = b"\x97\x1a\xaaMapSegment\x02\x93\xa6worker\x03\x02\x01\x92\xa3shm\xa45eed\x90"
 
 SMALL = np.array([1, -2], "<f4")
-MEASURED = Push(5, 4, 17, 32, 0.25, True, {"right": 30.0}, weight=35.0)
+MEASURED = Push(5, 4, 17, 32, 0.25, True, {"right": 30.0}, weight=35.0, rows=(3, 0))
 PUSH = Envelope(MEASURED, Sender("worker", 3, 2), 300, 1, (Tensor.of(SMALL),))
 PUSH_BYTES = (
     b"\x97\x1a\xa4Push\xcd\x01,\x93\xa6worker\x03\x02\x01"
-    b"\x9a\x05\x04\x11 \xcb?\xd0\x00\x00\x00\x00\x00\x00\xc3"
-    b"\x81\xa5right\xcb@>\x00\x00\x00\x00\x00\x00\xc3\x90\xcb@A\x80\x00\x00\x00\x00\x00"
+    b"\x9b\x05\x04\x11 \xcb?\xd0\x00\x00\x00\x00\x00\x00\xc3"
+    b"\x81\xa5right\xcb@>\x00\x00\x00\x00\x00\x00\xc3\x90\xcb@A\x80\x00\x00\x00\x00\x00\x92\x03\x00"
     b"\x91\x93\xa3<f4\x91\x02\xc4\x08\x00\x00\x80?\x00\x00\x00\xc0"
+)
+
+ROWS = Envelope(RowChunk(5, 1, (0, 2), (2, 0)), Sender("worker", 3, 2), 300, 1)
+ROWS_BYTES = (
+    b"\x97\x1a\xa8RowChunk\xcd\x01,\x93\xa6worker\x03\x02\x01"
+    b"\x94\x05\x01\x92\x00\x02\x92\x02\x00\x90"
 )
 
 LARGE = np.arange(1025, dtype="<f4")
@@ -69,6 +77,7 @@ golden = pytest.mark.parametrize(
         pytest.param(WELCOME, [WELCOME_BYTES], id="welcome that names a segment"),
         pytest.param(MAP, [MAP_BYTES], id="proof of having reached it"),
         pytest.param(PUSH, [PUSH_BYTES], id="push with its gradient in the header"),
+        pytest.param(ROWS, [ROWS_BYTES], id="which rows follow"),
         pytest.param(CHUNK, [CHUNK_BYTES, LARGE.tobytes()], id="chunk and a frame"),
         pytest.param(REPLY, [REPLY_BYTES, LARGE.tobytes()], id="answer and a frame"),
     ],

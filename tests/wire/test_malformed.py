@@ -18,6 +18,8 @@ MIB = 1 << 20
 DEEP = "stands for 1016 nested lists"
 DEEPLY_NESTED = b"\x91" * 1015 + b"\x90"  # msgpack unpacks it; it may be too deep for repr()
 
+REST = [[], None, []]  # of a Push, which may be left out
+
 
 def header(**replaced: Any) -> bytes:
     """A header that is valid but for what is replaced."""
@@ -75,16 +77,22 @@ def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) ->
         *(({"body": [given, "x", ""]}, "Shutdown.exit_code") for given in (True, 1.0, DEEP)),
         ({"body": [1, 1, ""]}, "Shutdown.reason"),
         *(
-            ({"kind": "Push", "body": [1, 0, 0, 1, given, True, {}, True, [], None]}, "Push.loss")
+            (
+                {"kind": "Push", "body": [1, 0, 0, 1, given, True, {}, True, [], None, []]},
+                "Push.loss",
+            )
             for given in ("0.5", True)
         ),
-        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1, {}, True, [], None]}, "Push.finite"),
+        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1, {}, True, [], None, []]}, "Push.finite"),
         (
-            {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, {}, 1, [], None]},
+            {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, {}, 1, [], None, []]},
             "Push.wants_parameters",
         ),
         *(
-            ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, given, True, [], None]}, "Push.sums")
+            (
+                {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, given, True, [], None, []]},
+                "Push.sums",
+            )
             for given in (None, [], {"accuracy": "1"}, {b"accuracy": 1.0})
         ),
         ({"kind": "Orders", "body": [1, 5, None]}, "Orders.orders"),

@@ -29,7 +29,7 @@ from zmqtrain.errors import (
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import ChunkAssembler, Chunks
+from zmqtrain.wire.chunks import ChunkAssembler, Parts
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
     Chunk,
@@ -93,6 +93,7 @@ class Link:
         message: Message,
         *,
         reason: str,
+        tensors: tuple[Tensor, ...] = (),
         out: Flat | None = None,
         timeout_s: float | None = None,
     ) -> Envelope:
@@ -105,7 +106,9 @@ class Link:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
             PeerLostError: no reply within ``timeout_s``, or the peer was silent for too long.
         """
-        outstanding = self.begin(message, reason=reason, out=out, timeout_s=timeout_s)
+        outstanding = self.begin(
+            message, reason=reason, tensors=tensors, out=out, timeout_s=timeout_s
+        )
         try:
             async with asyncio.timeout(timeout_s):
                 return await outstanding.future
@@ -126,7 +129,7 @@ class Link:
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
-        chunks: Chunks | None = None,
+        chunks: Parts | None = None,
         out: Flat | None = None,
         timeout_s: float | None = None,
         sequence: int | None = None,

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import ChunkAssembler, Chunks
+from zmqtrain.wire.chunks import ChunkAssembler, Part, Parts
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Chunk, HeartbeatReply, Message, Parameters, PullReply, PushReply
+from zmqtrain.wire.messages import HeartbeatReply, Message, Parameters, PullReply, PushReply
 
 _WITH_PARAMETERS = PushReply, PullReply, Parameters
 
@@ -23,9 +23,7 @@ class Attempt:
     unacknowledged_nbytes: int = 0
     is_complete: bool = False  # the message has been sent
 
-    def next_chunk(
-        self, chunks: Chunks, window_nbytes: int
-    ) -> tuple[Chunk, tuple[Tensor, ...]] | None:
+    def next_chunk(self, chunks: Parts, window_nbytes: int) -> Part | None:
         """Return the chunk to send now; None if all are sent or the window is full."""
         if self.chunks_sent >= chunks.ready:
             return None
@@ -50,7 +48,7 @@ class Outstanding:
     generation: int
     message: Message | None  # None: chunks are sent before it is known
     tensors: tuple[Tensor, ...]
-    chunks: Chunks | None
+    chunks: Parts | None
     incoming: ChunkAssembler | None  # None: the reply has no parameters
     sequence: int | None  # of a push, which is resent on evidence, not periodically
     resend_s: float

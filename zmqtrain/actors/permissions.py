@@ -8,6 +8,7 @@ from zmqtrain.wire import messages
 from zmqtrain.wire.codec import Envelope, Sender
 
 _CLIENT = "client"  # the command line; its index is a process id
+_GRADIENT = (messages.Chunk, messages.RowChunk, messages.Push)
 _OF_THE_CHIEF = (
     *(messages.EndGeneration, messages.Initialize, messages.Keep, messages.Save),
     *(messages.SaveEnded, messages.Close, messages.Extend, messages.SetRate, messages.Shutdown),
@@ -15,8 +16,8 @@ _OF_THE_CHIEF = (
 _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
-        ("worker",): (messages.Pull, messages.Chunk, messages.Push, messages.HandedOver),
-        ("worker", "chief"): (messages.HandOver,),
+        ("worker",): (messages.Pull, *_GRADIENT, messages.HandedOver),
+        ("worker", "chief"): (messages.HandOver, messages.Lookup),
         ("worker", "ps"): (messages.Evaluated,),  # a ps passes it on
         ("chief", "ps"): (messages.Evaluate,),
         ("worker", "ps", "chief"): (messages.Gather,),

@@ -139,8 +139,9 @@ class ModelView:
         """Go on with these weights: a list as :meth:`get_weights` returns it, or arrays by name.
 
         Raises:
-            ConfigError: their number, names or shapes are others.
+            ConfigError: their number, names or shapes are others, or the model has tables.
         """
+        self._check_tables("sets")
         names = self.weights.keys()
         if isinstance(weights, Mapping) and weights.keys() == names:
             weights = [weights[name] for name in names]
@@ -156,6 +157,13 @@ class ModelView:
             for name, value in zip(self.weights, values, strict=True)
         }
         self.weights_changed, self._copy = True, None
+
+    def _check_tables(self, does: str) -> None:
+        if tables := self.source.tables(0):
+            raise ConfigError(
+                f"a callback {does} weights, without the rows of the tables {', '.join(tables)}; "
+                "leave it out: checkpoints in a logdir have the weights and rows of one step"
+            )
 
     def gradients(self, batch: Batch) -> Weights:
         """Return the gradients that one batch has at these weights, by name.
@@ -176,7 +184,9 @@ class ModelView:
 
         Raises:
             CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
+            ConfigError: the model has tables.
         """
+        self._check_tables("writes")
         if Path(filepath).suffix in self.source.suffixes:
             self.source.save(filepath, self.weights, overwrite=overwrite)
         else:

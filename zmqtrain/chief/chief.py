@@ -81,7 +81,12 @@ class Chief(JobActor):
         job, cluster = self.job, self._cluster
         training, evaluation = self._data or await self.load_data()
         evaluator = Evaluator(
-            job, evaluation, self.metrics, cluster.read_parameters, self._evaluation_workers
+            job,
+            evaluation,
+            self.metrics,
+            cluster.read_parameters,
+            cluster.tables,
+            self._evaluation_workers,
         )
         self._evaluations = BackgroundEvaluations(
             evaluator, cluster, every=job.evaluate_every, steps=job.steps

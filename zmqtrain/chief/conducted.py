@@ -9,8 +9,9 @@ from typing import Protocol, TypeAlias
 
 from zmqtrain.callbacks.base import Weights
 from zmqtrain.chief.saving import Saver
+from zmqtrain.models.rows import TableReader
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status
+from zmqtrain.protocol.status import Status, Tables
 
 
 @dataclass(slots=True)
@@ -60,6 +61,11 @@ class Conducted(Protocol):
         """Return the current variables, or their moving averages."""
         ...
 
+    async def keep_tables(self) -> dict[str, TableReader]:
+        """Return readers of the current rows, which stay as they are, of tables that have room
+        here."""
+        ...
+
     async def begin_with(self, weights: Weights) -> None:
         """Begin a new generation with these variables.
 
@@ -78,6 +84,10 @@ class Conducted(Protocol):
 
     async def extend(self, limit: int) -> None:
         """Train on, up to the batch with this number."""
+        ...
+
+    async def table_status(self) -> Tables:
+        """Return what all shards hold of each table now."""
         ...
 
     async def settle(self, *, unannounced: bool = False) -> None:

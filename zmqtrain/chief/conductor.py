@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from zmqtrain.callbacks.base import Weights
@@ -163,10 +164,12 @@ class Conductor:
         final = await conducted.status()
         self._on_progress(final)
         last, average = chosen or await conducted.read_parameters(), self._job.evaluate_average
+        result = chosen or await conducted.read_parameters(True) if average else last
         return Summary.of(
             final,
             last=last,
-            parameters=chosen or await conducted.read_parameters(True) if average else last,
+            tables={n: asdict(t) for n, t in (await conducted.table_status()).items()},
+            parameters={**result, **await conducted.keep_tables()},
             history=History() if epochs is None else epochs.history,
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,

@@ -17,6 +17,7 @@ from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.models.base import Dataset, Parameters
+from zmqtrain.models.rows import readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.evaluation import PartSums, evaluate, measure, parts_of, rows_of
 
@@ -32,15 +33,17 @@ class Evaluator:
         dataset: Dataset | None,
         metrics: Metrics,
         read_parameters: Callable[[bool], Awaitable[Parameters]],
+        tables: Callable[[], Parameters] = dict,
         workers: EvaluationWorkers | None = None,
     ) -> None:
         """``dataset``: the evaluation set; without one nothing is measured.
 
-        ``read_parameters`` returns the current parameters or, given True, their moving averages.
-        ``workers`` measure parts, too, while nobody trains.
+        ``read_parameters`` returns the current parameters or, given True, their moving averages;
+        ``tables`` readers of the current rows. ``workers`` measure parts, too, while nobody trains.
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters, self._workers = read_parameters, workers
+        self._tables = tables
         self._described: str | None = None  # the data set, once it was needed
         self.is_done = not job.evaluate_every  # until the end
         self._last: tuple[int, Measures] | None = None  # of which step, and what
@@ -78,7 +81,8 @@ class Evaluator:
             return []
         job = self._job
         some = first_of(self._dataset, 2)  # whose sums add up
-        return list(evaluate(job.model, job.all_values(), some, metrics=job.metrics))
+        values = job.all_values() | readers_of(job.table_variables())
+        return list(evaluate(job.model, values, some, metrics=job.metrics))
 
     async def check(self) -> None:
         """Measure two examples if the job has metrics, so that one that does not fit is known soon.
@@ -124,6 +128,7 @@ class Evaluator:
     async def _measure(
         self, dataset: Dataset, step: int, parameters: Parameters, workers: EvaluationWorkers | None
     ) -> Measures:
+        parameters = {**parameters, **self._tables()}
         examples = parts_of(len(dataset), rows_of(self._job.batch_size))
         parts = Parts(len(examples))
         part = parts.next()

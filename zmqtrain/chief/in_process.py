@@ -22,19 +22,19 @@ from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
-from zmqtrain.exchanges.local import WORKER, LocalExchange
+from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
 from zmqtrain.models.base import Dataset
+from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
 from zmqtrain.planning.plan import Plan
 from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, TaskStatus
+from zmqtrain.protocol.status import Status, Tables, TaskStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import PARAMETERS, read_manifest
-from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, LoopEndedError, Place
 
@@ -66,7 +66,8 @@ class LocalRun:
         self._next_yield = self._next_look = 0.0
         metrics = Metrics(Role.CHIEF)
         self.saver = Saver(job, plan.layouts, self._fingerprint, metrics, self.write_shards)
-        self._evaluator = Evaluator(job, self._evaluation, metrics, self.read_parameters)
+        reads = self.read_parameters, self._tables
+        self._evaluator = Evaluator(job, self._evaluation, metrics, *reads)
         self._conductor = Conductor(
             job,
             self,
@@ -122,9 +123,8 @@ class LocalRun:
             CheckpointError: there are checkpoints, and none can be restored.
         """
         path, self.learned_until, generation = await self.saver.newest()
-        update, size = self._job.update(), self._job.worker_batch_size
         device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
-        shard = Shard(self._layout, update, threads=None, device=device, batch_size=size)
+        shard = own_shard(self._job, self._layout, device)
         ledger = Ledger()
         if path is None:
             shard.initialize(self._layout.flat_of(self._job.initial_values()))
@@ -187,6 +187,13 @@ class LocalRun:
         self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
         return values | self._job.frozen()
 
+    def _tables(self) -> Mapping[str, TableReader]:
+        return readers_of(self._job.table_variables(), self._running.rows)
+
+    async def keep_tables(self) -> dict[str, TableReader]:
+        tables = self._running.shard.tables
+        return kept(self._job.table_variables(), () if tables is None else tables.trained())
+
     async def begin_with(self, weights: Mapping[str, Any]) -> None:
         self.generation += 1
         shard = self._running.shard
@@ -206,6 +213,9 @@ class LocalRun:
 
     async def close(self, exit_code: int, reason: str) -> None:
         self._running.close(exit_code, reason, at_once=True)
+
+    async def table_status(self) -> Tables:
+        return self._running.shard.table_status()
 
     async def status(self) -> Status:
         exchange, job = self._running, self._job
@@ -246,6 +256,7 @@ class LocalRun:
             tasks=(worker,),
             waits=(),
             strategy=MIRRORED if job.devices else "local",
+            tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
             **asdict(await self.progress()),
         )

@@ -6,8 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
@@ -17,8 +20,11 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, PeerLostError, ZmqTrainError
 from zmqtrain.exchanges.lanes import map_segment, read_variables
+from zmqtrain.exchanges.rows import ShardRows
+from zmqtrain.models.rows import TableReader, kept, readers_of
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, TaskStatus
+from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
 from zmqtrain.wire.messages import (
     Close,
@@ -34,6 +40,9 @@ from zmqtrain.wire.messages import (
     SetRate,
     Shutdown,
 )
+
+KEPT_NBYTES = 1 << 28
+"""Bytes of tables, at most, of which the rows are kept after a run: of the first that fit."""
 
 SHUTDOWN_S = 2.0  # how long a ps may take to confirm the end
 
@@ -53,6 +62,7 @@ class LinkedJob:
         self.stop_reason = "a signal"
         self._chief, self._timing = chief, chief.timing
         self._segments: list[Reached | None] = []  # of the ps on this host
+        self._rows: ShardRows | None = None  # once it has begun, if there are tables
         self.saver = Saver(
             chief.job,
             chief.plan.layouts,
@@ -81,10 +91,11 @@ class LinkedJob:
         others hold copies, the checkpoint is one of these. Before the first checkpoint of a logdir
         the job begins once more; without a logdir it ends, as nothing would ever be saved.
         """
-        self._segments = []
-        for shard, one in enumerate(joined):
-            reached = await map_segment(self._chief, shard, one)
-            self._segments.append(reached and reached[0])
+        near = [await map_segment(self._chief, shard, one) for shard, one in enumerate(joined)]
+        self._segments = [each and each.segment for each in near]
+        if tables := self._chief.job.table_variables():
+            readers = [each and each.rows for each in near]
+            self._rows = ShardRows(tables, self.links, readers)
         generations = [one.generation for one in joined]
         lost = [
             one.link.peer
@@ -184,6 +195,23 @@ class LinkedJob:
         )
         return values
 
+    def tables(self) -> dict[str, TableReader]:
+        """Return readers of the current rows of the job's tables."""
+        return readers_of(self._chief.job.table_variables(), self._rows)
+
+    async def keep_tables(self) -> dict[str, TableReader]:
+        tables, source = self._chief.job.table_variables(), self._rows
+        sized = [(t, 4 * t.rows * t.dim) for t in tables if t.rows is not None]
+        sums = accumulate(nbytes for _, nbytes in sized)
+        small = [t for (t, _), total in zip(sized, sums, strict=True) if total <= KEPT_NBYTES]
+        if source is None or not small:
+            return {}
+        ids = [np.arange(table.rows or 0) for table in small]
+        wanted = [(table.number, each) for table, each in zip(small, ids, strict=True)]
+        found = await asyncio.to_thread(source.read, wanted)
+        every = zip(small, ids, found, strict=True)
+        return kept(tables, [RowsOf(table.number, ids, rows) for table, ids, rows in every])
+
     async def write_shards(self, directory: Path) -> Saved:
         reply = await self.leader.request(
             Save(str(directory)), reason="the shards are writing a checkpoint"
@@ -238,11 +266,17 @@ class LinkedJob:
 
     async def _versions(self, links: Sequence[Link]) -> list[int]:
         """Return how many updates each of these ps has applied."""
+        return [shown.version for shown in await self._shown(links)]
+
+    async def _shown(self, links: Sequence[Link]) -> list[Parameters]:
         replies = [
             await link.request(Read(values=False), reason="it is asked for its version")
             for link in links
         ]
-        return [reply.expect(Parameters).version for reply in replies]
+        return [reply.expect(Parameters) for reply in replies]
+
+    async def table_status(self) -> Tables:
+        return of_all_shards(shown.tables for shown in await self._shown(self.links))
 
     def leave(self) -> None:
         """Let the next chief take over."""

@@ -30,6 +30,7 @@ from zmqtrain.store.durable import digest_file
 from zmqtrain.store.layout import ShardLayout, variables_of
 from zmqtrain.store.manifest import PARAMETERS, Manifest, TensorRecord, tensor_records
 from zmqtrain.store.placement import place
+from zmqtrain.store.table_checkpoint import table_records
 
 log = logging.getLogger(__name__)
 
@@ -260,6 +261,7 @@ class Saver:
                 worker_marks={f"worker {mark.worker}": mark for mark in saved.marks},
                 files=tuple(files),
                 tensors=self._tensors(all_apart=all_apart),
+                tables=table_records(self._job.table_layouts()),
             )
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports do not fit together: {error}") from error

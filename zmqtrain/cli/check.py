@@ -41,6 +41,7 @@ from zmqtrain.metrics import Metric
 from zmqtrain.models import MLP
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.gradient_check import mistakes_of_a_step
+from zmqtrain.models.rows import readers_of
 from zmqtrain.models.trees import are_rows, leaves
 from zmqtrain.observe.health import tls_context
 from zmqtrain.optim import SGD
@@ -209,14 +210,15 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
     if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays):
         problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
         return
-    problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)
+    tables = readers_of(job.table_variables())
+    problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen, tables)
     again = job.with_own_model().initial_values()  # as another task has them
     if other := [n for n, v in (parameters | state).items() if not np.array_equal(v, again[n])]:
         problems.warnings.append(
             f"{job.model!r} begins with other values of {', '.join(other)} each time, so no run "
             "can be repeated; expected the same for the same seed: use no generator of your own"
         )
-    values = parameters | state | frozen
+    values = {**parameters, **state, **frozen, **tables}
     sample = training if stream_of(training) is None else Subset(training, first)
     problems.errors += _mistakes_of_measures(job, values, "training", sample, ())
     problems.errors += _mistakes_of_measures(job, values, "evaluation", evaluation, job.metrics)

@@ -11,7 +11,7 @@ from datetime import datetime
 from zmqtrain.cli.output import NOTHING
 from zmqtrain.config.cluster import Role
 from zmqtrain.protocol.status import Status, TaskStatus, Wait
-from zmqtrain.units import counted, data_size, duration, rate
+from zmqtrain.units import counted, data_size, duration, rate, shortened
 
 WINDOW = 6  # statuses over which speeds are measured
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
@@ -116,6 +116,12 @@ class JobView:
             "examples": str(status.examples),
             "pushes": ", ".join(f"{count} {what}" for what, count in status.pushes.items()),
             "staleness": staleness.format(**status.staleness),
+            "tables": shortened(
+                [
+                    f"{name} {table.trained} rows trained, {data_size(table.nbytes)}"
+                    for name, table in status.tables.items()
+                ]
+            ),
             "group": self.group if status.group else "",
             "rosters": str(status.rosters or ""),
         }

@@ -23,14 +23,14 @@ class Offload:
 
     def __init__(self, name: str, *, in_place: bool = True) -> None:
         """``in_place``: whether short work may run on the event loop."""
-        self._in_place = in_place
+        self.in_place = in_place
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._last_s = float("inf")  # the first call runs in the thread
         self._in_thread = 0  # calls
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what ``work`` returns, raise what it raises."""
-        if self._in_place and self._last_s < LONG_S and not self._in_thread:
+        if self.in_place and self._last_s < LONG_S and not self._in_thread:
             return self._timed(work)
         return await self.run_in_thread(partial(self._timed, work))
 

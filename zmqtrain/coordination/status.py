@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
@@ -13,7 +13,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import A_WORKER, Peer, names_of
 from zmqtrain.job_checks import ENDLESS
 from zmqtrain.policies import Held
-from zmqtrain.protocol.status import State, Status, TaskStatus, Wait
+from zmqtrain.protocol.status import State, Status, Tables, TaskStatus, Wait, of_all_shards
 
 SILENT_BEATS = 2.5  # missed heartbeats after which a task is silent
 PASSING_S = 0.5  # a shorter wait is that for a push under way: the worker computes
@@ -27,6 +27,7 @@ class HostStatus:
     waits: tuple[Wait, ...]
     duplicates: int  # repeated requests of workers
     started_at: float  # of the monotonic clock
+    tables: Tables = field(default_factory=dict)  # what its shard holds of them
 
 
 def status_of(
@@ -77,7 +78,14 @@ def status_of(
         exchange=leader.plan.exchange.name,
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
+        tables=of_all_shards((host.tables, *_reported_tables(leader))),
     )
+
+
+def _reported_tables(leader: Leader) -> Iterator[Tables]:
+    for peer in leader.peers:
+        if peer.report is not None:
+            yield peer.report.tables
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:

@@ -19,6 +19,7 @@ from zmqtrain.compute.offload import Offload
 from zmqtrain.errors import ConfigError
 from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.models.rows import RowSource
 from zmqtrain.store.board import DONE, MADE, Board, Seat
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
@@ -54,6 +55,10 @@ class BoardExchange:
     @property
     def is_finished(self) -> bool:
         return self._messages.is_finished
+
+    @property
+    def rows(self) -> RowSource | None:
+        return self._messages.rows
 
     @property
     def lanes(self) -> list[Lane]:

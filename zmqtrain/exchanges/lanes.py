@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,12 @@ from zmqtrain.optim import AVERAGE
 from zmqtrain.planning.plan import Plan
 from zmqtrain.store.layout import ShardLayout, empty_values
 from zmqtrain.store.placement import nearest
+from zmqtrain.store.row_buffer import RowBuffer
 from zmqtrain.store.segment import Reached, reach
 from zmqtrain.store.segment_layout import CLOCK, VERSION
 from zmqtrain.store.shard import segment_layout
+from zmqtrain.store.table_memory import TableMemory
+from zmqtrain.store.table_memory import reach as reach_tables
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, Encode
@@ -48,7 +51,8 @@ class Lane:
     ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
     ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of, or, if
     it ``is_shared``, those of another lane. ``layout``: copies are those slices that the task reads
-    elsewhere.
+    elsewhere. ``rows`` of the ps's tables are read there, and those of a gradient are written to
+    ``row_buffer``; None: both travel, or there are no tables.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Lane:
     reached: Reached | None = None
     compressor: Compressor | None = None  # of gradients that travel
     is_shared: bool = False
+    rows: TableMemory | None = None
+    row_buffer: RowBuffer | None = None
 
     def split(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
         """Return the chunks of the gradient for a push, or what is inline in it."""
@@ -104,10 +110,11 @@ async def open_lanes(actor: JobActor, joined: Sequence[Admission]) -> list[Lane]
 async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) -> Lane:
     reached = await map_segment(actor, layout.shard, joined)
     if reached is not None:
-        segment, number = reached
+        segment, number, rows = reached
         try:
             own = segment.parameters, segment.gradient(number)
-            return Lane(segment.lane, layout, *own, segment)
+            row_buffer = None if rows is None else rows.buffer(number)
+            return Lane(segment.lane, layout, *own, segment, rows=rows, row_buffer=row_buffer)
         except SegmentError as error:
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
@@ -117,8 +124,16 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
     return Lane("tcp", layout, parameters, gradient, compressor=compressor)
 
 
-async def map_segment(actor: JobActor, shard: int, joined: Admission) -> tuple[Reached, int] | None:
-    """Reach the ps's segment, if it is on this host; return it with the number of our gradient.
+class Near(NamedTuple):
+    """A ps's memory that this task has reached, and the number of its own gradient there."""
+
+    segment: Reached
+    number: int
+    rows: TableMemory | None  # None: there are no tables
+
+
+async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | None:
+    """Reach the ps's segment and its tables, if it is on this host.
 
     Raises:
         ConfigError: it cannot be reached, though the lane that was asked for needs that.
@@ -129,9 +144,12 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> tuple[R
     if wanted != "tcp":
         layout = actor.plan.layouts[shard]
         try:
-            segment = reach(joined.welcome.segment, segment_layout(layout, actor.job.update()))
+            welcome, job = joined.welcome, actor.job
+            segment = reach(welcome.segment, segment_layout(layout, job.update()))
+            tables = job.table_layouts()
+            rows = reach_tables(welcome.tables, tables) if tables else None
             if wanted in ("auto", segment.lane):
-                return segment, await _prove(link, segment)
+                return Near(segment, await _prove(link, segment), rows)
             reason = f"its lane is {segment.lane}"
         except FencedError:
             raise

@@ -11,17 +11,22 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
+from zmqtrain.compute.device import Device
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import Event, GivenUp, Joined, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.statistics import Staleness, Throughput
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, ExitCode, SegmentError
 from zmqtrain.job import Job
+from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.models.weights import weight_of
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.orders import Answer, Drop, Order
+from zmqtrain.store.holdings.tables import Tables
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
+from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.messages import Close, Extend
 
@@ -29,6 +34,37 @@ log = logging.getLogger(__name__)
 
 WORKER = 0
 GRADIENT = 0  # number of the gradient buffer in the segment
+
+
+def own_shard(job: Job, layout: ShardLayout, device: Device | None = None) -> Shard:
+    """Return a shard of all of a job, in private memory."""
+    tables = None
+    if variables := job.table_variables():
+        memory = TableMemory.private(job.table_layouts())
+        tables = Tables(variables, job.table_updates(), memory)
+    return Shard(
+        layout,
+        job.update(),
+        threads=None,
+        device=device,
+        batch_size=job.worker_batch_size,
+        tables=tables,
+    )
+
+
+class OwnRows:
+    """The rows of a shard of this process, a RowSource; no update is under way."""
+
+    may_wait = False
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
+        return [self._tables.rows(table, ids) for table, ids in wanted]
+
+    def close(self) -> None:
+        """Do nothing: no read waits."""
 
 
 class LocalExchange:
@@ -44,6 +80,9 @@ class LocalExchange:
         self._job, self.shard = job, shard
         self._between_steps = between_steps
         self._gradient = shard.segment.gradient(GRADIENT)
+        tables = shard.tables
+        self.rows = None if tables is None else OwnRows(tables)
+        self._row_buffer = None if tables is None else tables.memory.buffer(GRADIENT)
         self.coordinator = Coordinator(
             make_policy(job.policy),
             shards=1,
@@ -71,7 +110,7 @@ class LocalExchange:
         batches, stop = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
         memory = layouts, parameters, [self._gradient]
-        return Membership(*memory, batches, stop, is_own=True)
+        return Membership(*memory, batches, stop, is_own=True, rows=self.rows)
 
     def begin(self) -> None:
         """Nothing to do: the gradient buffer is free."""
@@ -85,6 +124,8 @@ class LocalExchange:
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
             self.shard.segment.note_absent(GRADIENT, self.shard.layout.numbers_of(report.absent))
+            if self._row_buffer is not None:
+                self._row_buffer.write(report.rows)
             self.shard.stage(WORKER, GRADIENT, self.steps, weight_of(report))
         began_at = time.perf_counter()
         self._handle(PushArrived.of(WORKER, self.steps, report))
@@ -147,7 +188,7 @@ class LocalExchange:
     def _carry_out(self, order: Order) -> None:
         try:
             result = self.shard.carry_out(order)
-        except ConfigError as error:  # the schedule failed; the parameters are untouched
+        except (ConfigError, SegmentError) as error:  # the parameters are untouched
             self._result, self._reason = "dropped", str(error)
             self._fail(error.exit_code, str(error))
             return

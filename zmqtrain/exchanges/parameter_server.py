@@ -19,10 +19,14 @@ from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import CheckpointError
 from zmqtrain.exchanges.lanes import Lane, copy_consistently, open_lanes, read_parameters
 from zmqtrain.exchanges.overlap import Overlap
+from zmqtrain.exchanges.rows import ShardRows, by_shard
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
+from zmqtrain.wire.chunks import Parts
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.rows import WithRows, chunks_of
 
 Answer = TypeVar("Answer", PullReply, PushReply)
 
@@ -42,6 +46,8 @@ class ParameterServerExchange:
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
         self._overlap: Overlap | None = None
+        self._has_tables = bool(actor.job.table_variables())
+        self.rows: ShardRows | None = None  # of this membership, if there are tables
         self.is_finished = False  # all shards have answered, and the job needs no more
 
     async def join(self) -> Membership:
@@ -59,6 +65,9 @@ class ParameterServerExchange:
         self._exact = {shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())}
         if self._actor.job.overlap:
             self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
+        if self._has_tables:
+            readers = [lane.rows for lane in self.lanes]
+            self.rows = ShardRows(self._actor.job.table_variables(), self._links, readers)
         reply = await self._answer(self._pull(), PullReply)
         return Membership(
             [*own.values()],
@@ -67,6 +76,7 @@ class ParameterServerExchange:
             reply.batches,
             reply.stop,
             [*self._exact.values()],
+            rows=self.rows,
         )
 
     def begin(self) -> None:
@@ -81,8 +91,9 @@ class ParameterServerExchange:
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         reason = f"it has not answered push {self._sequence}"
         requests: list[Outstanding] = []
-        each = zip(self._links, self.lanes, self._outs, strict=True)
-        for shard, (link, lane, out) in enumerate(each):
+        rows = by_shard(report.rows if report.finite else (), len(self._links))
+        each = zip(self._links, self.lanes, self._outs, rows, strict=True)
+        for shard, (link, lane, out, of_tables) in enumerate(each):
             push = Push(
                 self._sequence,
                 self.versions[shard],
@@ -94,6 +105,7 @@ class ParameterServerExchange:
                 out is not None,
                 lane.layout.numbers_of(report.absent),
                 report.weight,
+                self._counts(of_tables),
             )
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
@@ -101,16 +113,32 @@ class ParameterServerExchange:
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:
                 chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())
+                parts = self._with_rows(lane, chunks, of_tables)
                 request = link.begin(
                     push,
                     tensors=tensors,
-                    chunks=chunks,
+                    chunks=parts,
                     out=out,
                     sequence=self._sequence,
                     reason=reason,
                 )
             requests.append(request)
         return self._result(requests)
+
+    def _counts(self, rows: Sequence[RowsOf]) -> tuple[int, ...]:
+        """Return how many of the rows are of each table; () if there are none."""
+        if not rows:
+            return ()
+        counts = {each.table: len(each.ids) for each in rows}
+        return tuple(counts.get(t.number, 0) for t in self._actor.job.table_variables())
+
+    def _with_rows(self, lane: Lane, chunks: Parts | None, rows: Sequence[RowsOf]) -> Parts | None:
+        """Write the rows of a push to where its ps finds them, or add them to what is sent."""
+        if lane.row_buffer is not None:
+            lane.row_buffer.write(rows)
+        elif rows:
+            return WithRows(chunks, chunks_of(rows, self._sequence))
+        return chunks
 
     async def wait_for_end(self) -> None:
         """Wait for the chief to end the run, until the task is stopped.

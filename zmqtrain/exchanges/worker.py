@@ -22,6 +22,7 @@ from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.exchanges.evaluations import Evaluations
 from zmqtrain.exchanges.lanes import Lane, read_variables
 from zmqtrain.models.base import Dataset, Parameters
+from zmqtrain.models.rows import RowSource, readers_of
 from zmqtrain.planning.plan import Plan
 from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.loop import TrainingLoop
@@ -38,6 +39,11 @@ class ClusterExchange(Exchange, Protocol):
     lanes: Sequence[Lane]
     versions: Sequence[int]  # of the shards' parameters that the worker has read
     is_finished: bool
+
+    @property
+    def rows(self) -> RowSource | None:
+        """Where the rows of tables are read, once it has joined."""
+        ...
 
 
 def open_exchange(actor: JobActor, links: Sequence[Link]) -> ClusterExchange:
@@ -142,7 +148,9 @@ class Worker(JobActor):
         if not exchange.lanes:
             raise FencedError(f"{self.task} has not joined yet")
         segments = [lane.reached for lane in exchange.lanes]
-        return await read_variables(self.plan, self.links, segments, average=average)
+        reading = read_variables(self.plan, self.links, segments, average=average)
+        values, versions = await reading
+        return values | readers_of(self.job.table_variables(), exchange.rows), versions
 
     async def _save(self) -> str | None:
         """Have the chief save a checkpoint, for the user's own loop; None: there is none."""

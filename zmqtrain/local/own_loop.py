@@ -29,6 +29,8 @@ from zmqtrain.hosting import signals
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.metrics import Measures
+from zmqtrain.models.base import Parameters
+from zmqtrain.models.rows import TableReader
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process, script
 from zmqtrain.training.evaluation import evaluate, rows_of
@@ -167,8 +169,12 @@ class Session:
         self._raise()
         if self._role is Role.PS:
             raise process.end_of_process("the job of this ps has ended", ExitCode.OK)
-        if self._role is Role.CHIEF and self.summary is not None:
-            self._bridge.hold({n: np.array(v) for n, v in self.summary.parameters.items()}, None)
+        if self.summary is None or not self.summary.has_parameters:
+            return
+        parameters, tables = _parted(self.summary.parameters)
+        if self._role is Role.CHIEF:
+            self._bridge.hold({n: np.array(v) for n, v in parameters.items()}, None)
+        self._bridge.keep_tables(tables)
 
     def step(self, loss: Any, *results: Any, **measures: Any) -> int:
         """Hand over the gradient of the last batch, and wait for the updated parameters.
@@ -276,3 +282,9 @@ class Session:
             raise process.end_of_process(f"this task has ended with exit code {code}", code)
         if self.summary is not None and self.summary.exit_code not in _IN_ORDER:
             self.summary.checked()
+
+
+def _parted(parameters: Parameters) -> tuple[Parameters, dict[str, TableReader]]:
+    """Return the arrays among parameters, and the readers of tables."""
+    tables = {name: one for name, one in parameters.items() if isinstance(one, TableReader)}
+    return {name: one for name, one in parameters.items() if name not in tables}, tables

@@ -22,9 +22,12 @@ from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
 from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
+from zmqtrain.models.rows import TableReader, readers_of
+from zmqtrain.models.tables import Table
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.store.model_tables import tables_of
 from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
 
@@ -155,6 +158,7 @@ class Trainer:
         if fast_dev_run:
             callbacks = [one for one in callbacks if not getattr(one, "keeps_files", False)]
         options = self._options | ({} if batch_size is None else {"batch_size": batch_size})
+        self._check_tables()
         job = Job(
             model=self.model,
             data=data,
@@ -180,6 +184,18 @@ class Trainer:
         self.summary.checked()
         return self.history
 
+    def _check_tables(self) -> None:
+        """
+        Raises:
+            ConfigError: a second fit would begin with new rows of tables.
+        """
+        readers = (each for each in (self._weights or {}).values() if isinstance(each, TableReader))
+        if self.logdir is None and (one := next(readers, None)) is not None:
+            raise ConfigError(
+                f"fit was called again, and would begin the table {one.variable.name!r} anew; give "
+                "the trainer a logdir, from which it goes on, or train all epochs in one fit"
+            )
+
     def _train(self, job: Job, *, alone: bool) -> Summary:
         workers, ps = self._workers, self._ps
         task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
@@ -201,7 +217,8 @@ class Trainer:
                 is_average = self._options.get("evaluate_average", False)
                 self._weights = load(self.logdir, average=is_average)
         if self._weights is None:
-            first = _initial(self.model, self._options.get("seed", 0))
+            options = self._options
+            first = _initial(self.model, options.get("seed", 0), options.get("tables", {}))
             given = by_first_name(self._initial, self.model)
             return {name: given.get(name, value) for name, value in first.items()}
         return dict(self._weights)
@@ -281,10 +298,11 @@ class Trainer:
         return called
 
 
-def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
-    """Return the values of all variables with which a model begins."""
+def _initial(model: Model, seed: int, tables: Mapping[Any, Table]) -> dict[str, Any]:
+    """Return the values of all variables, and readers of the tables, with which a model begins."""
     own = as_model(model)
-    return own.parameters(seed) | own.state(seed) | own.frozen(seed)
+    readers = readers_of([table for table, _ in tables_of(model, seed, tables)])
+    return {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
 
 
 def _check_call(

@@ -15,7 +15,7 @@ from zmqtrain.errors import ExitCode, RunFailedError, RunInterruptedError
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.protocol.status import Status
 from zmqtrain.texts import printable
-from zmqtrain.units import counted
+from zmqtrain.units import counted, shortened
 
 if TYPE_CHECKING:
     from zmqtrain.callbacks.history import History
@@ -30,6 +30,7 @@ class Summary:
     ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices;
     ``rosters``: how often workers began to make steps by themselves, over the board.
     ``ps`` leaves those out that workers host.
+    ``tables``: those of the model by name; ``rows`` is None where any int64 is an id.
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is the mean
     of the workers' last ones. ``staleness`` counts the updates by all workers between a gradient's
     pull and its push. ``ended``: why the run ended. ``evaluations`` are all of this process:
@@ -49,6 +50,7 @@ class Summary:
     global_step: int
     seconds: float
     steps_per_second: float
+    tables: dict[str, dict[str, int | None]]
     measures: Measures
     train_loss: float
     staleness: dict[str, float]
@@ -153,6 +155,9 @@ class Summary:
             f"pushes {results.format(**self.pushes)}",
             f"staleness {staleness.format(**self.staleness)}",
         ]
+        if self.tables:
+            trained = (f"{n}: {t['trained']} rows trained" for n, t in self.tables.items())
+            lines.append(f"tables {shortened([*trained])}")
         if measured or not math.isnan(self.train_loss):
             lines.append(measured or f"not evaluated; training loss {self.train_loss:.4f}")
         if self.checkpoint:

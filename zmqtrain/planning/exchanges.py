@@ -85,6 +85,7 @@ def _obstacles_to_board(site: Site) -> list[str]:
         f"the policy is {job.policy} instead of sync-replicas": not is_lockstep,
         f"{job.optimizer!r} looks at whole variables": job.update().is_layered,
         "ps_device is gpu": job.ps_device == "gpu",
+        "the model has tables": bool(job.table_variables()),
         "consistent_reads is on": job.consistent_reads,
         f"copies is {job.copies}": job.copies > 1,
         "lane is tcp": site.lane == "tcp",
@@ -121,6 +122,7 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
         f"by the policy {job.policy} each part decides alone (hogwild:whole does not)": (
             not policies.make_policy(job.policy).coordinated
         ),
+        "the model has tables": bool(job.table_variables()),
         f"compression is {job.compression}": job.compression != "none",
         f"{job.optimizer!r} looks at whole variables, which are cut (not by to-one)": is_cut,
         "ps_device is gpu": job.ps_device == "gpu",
@@ -136,7 +138,10 @@ def _by_size(site: Site) -> int:
     """Return how many workers hold shards of ``partition_nbytes`` or more.
 
     A step that needs more workers to agree takes longer, and smaller shards save less than that.
+    Tables are on all of them: nobody knows how large they become.
     """
+    if site.job.table_variables():
+        return site.workers
     least = site.job.partition_nbytes
     nbytes = sum(variable.nbytes for variable in site.job.variables())
     most = nbytes // least if least else site.workers

@@ -15,7 +15,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
 from zmqtrain.models.base import as_model
-from zmqtrain.planning import strategy
+from zmqtrain.planning import strategy, tables
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import ShardLayout
@@ -196,6 +196,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
     site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
+    tables.check(job, alone=False)
     _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
@@ -246,6 +247,7 @@ WITHOUT_PS = (
 def plan_alone(job: Job) -> Plan:
     """Return how one worker trains a job by itself, in this process."""
     job = as_trained(job, on_workers=strategy.is_mirrored(job, alone=True))
+    tables.check(job, alone=True)
     return Plan(job, (f"{IPC}alone",), 1, 1, has_chief=True, exchange=DIRECT, copies=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -23,6 +24,30 @@ State: TypeAlias = Literal[
     "joining", "computing", "waiting", "done",
 ]  # fmt: skip
 """The state of a task; the first two are for ps 0, the last four for workers."""
+
+
+@dataclass(slots=True)
+class TableStatus:
+    """A table: its number of rows (None: any int64 is an id), that of trained ones, their bytes."""
+
+    rows: int | None
+    trained: int
+    nbytes: int
+
+
+Tables: TypeAlias = dict[str, TableStatus]
+"""Tables by name: what one shard holds of them, or all do."""
+
+
+def of_all_shards(shards: Iterable[Tables]) -> Tables:
+    """Return what all shards hold of each table."""
+    found: Tables = {}
+    for tables in shards:
+        for name, one in tables.items():
+            before = found.get(name, TableStatus(one.rows, 0, 0))
+            sums = before.trained + one.trained, before.nbytes + one.nbytes
+            found[name] = TableStatus(one.rows, *sums)
+    return found
 
 
 @dataclass(slots=True)
@@ -95,4 +120,5 @@ class Status:
     strategy: str = ""  # as in the summary
     exchange: str = ""
     idle_s: float = 0.0  # since the last update
+    tables: dict[str, TableStatus] = field(default_factory=dict)  # as of the last heartbeats
     save_failure: str = ""  # why the last checkpoint failed, "" if it did not

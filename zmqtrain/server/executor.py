@@ -17,7 +17,7 @@ from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.events import Measured
-from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.errors import ConfigError, SegmentError, ZmqTrainError
 from zmqtrain.protocol.orders import (
     Accumulate,
     Answer,
@@ -55,9 +55,9 @@ class Applied:
 
 @dataclass(slots=True)
 class Refused:
-    """The update rule has refused; the parameters are unchanged."""
+    """The update cannot be made; the parameters are unchanged."""
 
-    error: ConfigError
+    error: ConfigError | SegmentError
 
 
 @dataclass(slots=True)
@@ -205,8 +205,9 @@ class Executor:
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
-        """A schedule gave no learning rate, for instance; the parameters are untouched."""
-        if not isinstance(error, ConfigError):
+        """A schedule gave no learning rate, or there is no room for more rows; the parameters are
+        untouched."""
+        if not isinstance(error, ConfigError | SegmentError):
             raise TypeError(f"an update returned {error!r}")
         for worker in workers:
             self._state.decided(worker, "dropped", str(error))

@@ -187,7 +187,8 @@ class Follower(Decider):
     def _report_shard(self) -> None:
         state, last = self._state, self._measured
         progress = state.orders, state.version, state.shard.layout.nbytes, self._failure
-        self._link.send(ShardReport(*progress, last.number, f"{last.square:x}"))
+        square, tables = f"{last.square:x}", state.shard.table_status()
+        self._link.send(ShardReport(*progress, last.number, square, tables))
 
     def _report_arrival(self, worker: WorkerRecord) -> None:
         push = worker.pushed

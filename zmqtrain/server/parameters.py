@@ -99,6 +99,7 @@ class ParameterAccess:
         if message.values:
             request.reply_with(shown, self._copy(message))
         else:
+            shown.tables = self._state.shard.table_status()
             request.reply(shown)
 
     def _copy(self, message: Read) -> Flat:

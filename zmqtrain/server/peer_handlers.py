@@ -54,7 +54,9 @@ class PeerHandlers:
         self._metrics = actor.metrics
         self._fingerprint = dict(actor.fingerprint)
         # Tasks may map the memory of this name.
-        self._segment = state.shard.segment.name if actor.lane != "tcp" else ""
+        tables, is_open = state.shard.tables, actor.lane != "tcp"
+        self._segment = state.shard.segment.name if is_open else ""
+        self._tables = tables.memory.name if is_open and tables is not None else ""
         self._shutdown: Shutdown | None = None
         self._workers_gone = asyncio.Event()
 
@@ -71,7 +73,7 @@ class PeerHandlers:
         if peer is not before:
             self._begin_life(peer, before)
         self._count()
-        request.reply(Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES))
+        request.reply(Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES, self._tables))
         return (before, peer) if peer is not before else (None, None)
 
     def on_leave(self, request: Request, message: Leave) -> Peer:

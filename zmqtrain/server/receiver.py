@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +14,21 @@ from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.models.weights import EMPTY, LIMIT, weight_of
 from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.executor import Executor
+from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_room
 from zmqtrain.wire import chunks
+from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression import Decompressor, make_compression
-from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push, PushReply
+from zmqtrain.wire.messages import (
+    Chunk,
+    ChunksReceived,
+    Pull,
+    PullReply,
+    Push,
+    PushReply,
+    RowChunk,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +43,7 @@ class Receiver:
         peers: PeerTable,
         buffers: GradientBuffers,
         executor: Executor,
+        rows: RowAccess,
         holds_lease: Callable[[int, int], bool] | None,
     ) -> None:
         """``holds_lease``: whether a worker holds a lease on a batch; None if not known here."""
@@ -40,6 +51,7 @@ class Receiver:
         self._peers = peers
         self._buffers = buffers
         self._executor = executor
+        self._rows = rows
         self._metrics = actor.metrics
         self._holds_lease = holds_lease
         trained = state.shard.layout.trained
@@ -86,22 +98,29 @@ class Receiver:
             self._metrics.pushes.refused.inc()
         return self._enter(worker, pending)
 
-    def on_chunk(self, request: Request, chunk: Chunk) -> None:
-        """Decode a chunk of a gradient into the worker's buffer."""
+    def on_chunk(self, request: Request, chunk: Chunk | RowChunk) -> None:
+        """Take in a chunk of a gradient."""
         worker = self._worker(request)
         tensors = request.envelope.tensors
         if chunk.sequence > worker.received:  # else of a push that was sent twice
             self._check_turn(request, chunk.sequence, worker)
             if worker.lane != "tcp" or worker.buffer < 0:
                 raise ProtocolError(f"a chunk of push {chunk.sequence} on lane {worker.lane}")
-            gradient = self._state.shard.segment.gradient(worker.buffer)
-            start = chunk.index * chunks.CHUNK_SIZE
-            self._decode(start, tensors, chunks.at(gradient, chunk.index))
-            worker.chunks.add(chunk.index)
+            if isinstance(chunk, Chunk):
+                self._take_chunk(chunk, tensors, worker)
+            else:
+                self._rows.take_in(chunk, tensors, worker)
         worker.unacknowledged_nbytes += sum(tensor.nbytes for tensor in tensors)
         if 2 * worker.unacknowledged_nbytes >= chunks.WINDOW_NBYTES:
             request.reply(ChunksReceived(worker.unacknowledged_nbytes))
             worker.unacknowledged_nbytes = 0
+
+    def _take_chunk(self, chunk: Chunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
+        """Decode a chunk into the worker's buffer."""
+        gradient = self._state.shard.segment.gradient(worker.buffer)
+        start = chunk.index * chunks.CHUNK_SIZE
+        self._decode(start, tensors, chunks.at(gradient, chunk.index))
+        worker.chunks.add(chunk.index)
 
     def _worker(self, request: Request) -> WorkerRecord:
         return self._state.workers[self._peers.member(request).index]
@@ -159,6 +178,8 @@ class Receiver:
                 f"a push of {len(push.sums)} sums named {', '.join(push.sums)!r:.80}, expected at "
                 f"most {SUMS}, with printable names of {NAMES_NBYTES} bytes in all"
             )
+        if len(push.rows) not in (0, len(self._rows.tables)) or min(push.rows, default=0) < 0:
+            raise ProtocolError(f"a push of {push.rows} rows in {len(self._rows.tables)} tables")
         variables = len(self._state.shard.layout.numbers)
         if unknown := set(push.absent).difference(range(variables)):
             raise ProtocolError(
@@ -189,6 +210,9 @@ class Receiver:
                 f"a push of {len(tensors)} tensors after {came} chunks, expected "
                 f"{'some' if rides else 'none'} after {in_chunks}"
             )
+        if not self._rows.complete(push, worker):
+            log.info("of push %d of %s some rows did not come", push.sequence, worker)
+            return False
         worker.chunks.clear()
         if rides:
             self._decode(0, tensors, segment.gradient(worker.buffer))

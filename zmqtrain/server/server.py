@@ -39,6 +39,7 @@ from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.server.peer_handlers import PeerHandlers, within
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
+from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.shard_memory import close_or_remove, may_go_on, note_alive, open_shard
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.marks import Marks
@@ -208,7 +209,9 @@ class ParameterServer(JobActor):
         if self.orphan is None:
             goes_on = may_go_on(error, is_over=self._shutdown is not None) and not is_group_over
             keep = goes_on and state.initialised and state.shard.safe
-            close_or_remove(state.shard.segment, keep=keep)
+            tables = state.shard.tables
+            memory = None if tables is None else tables.memory
+            close_or_remove(state.shard.segment, memory, keep=keep)
 
     # Its parts
 
@@ -223,7 +226,10 @@ class ParameterServer(JobActor):
         self._drain = Drain(state, executor, self.timing.heartbeat_s)
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
-        receiver = self._receiver = Receiver(self, state, peers, buffers, executor, holds_lease)
+        tables = self.job.table_variables()
+        rows = RowAccess(tables, self.plan.shards, state, peers, executor)
+        given = state, peers, buffers, executor, rows, holds_lease
+        receiver = self._receiver = Receiver(self, *given)
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,
@@ -233,6 +239,8 @@ class ParameterServer(JobActor):
             messages.MapSegment: buffers.on_map_segment,
             messages.Pull: self._on_request,
             messages.Chunk: receiver.on_chunk,
+            messages.RowChunk: receiver.on_chunk,
+            messages.Lookup: rows.on_lookup,
             messages.Push: self._on_request,
             messages.EndGeneration: parameters.on_end_generation,
             messages.HandOver: parameters.on_hand_over,
@@ -308,4 +316,5 @@ class ParameterServer(JobActor):
             nbytes=state.shard.layout.nbytes,
         )
         waits, began_at = self.waits.snapshot(), self._chief.began_at
-        return HostStatus(task, waits, state.duplicates, began_at)
+        tables = state.shard.table_status()
+        return HostStatus(task, waits, state.duplicates, began_at, tables)

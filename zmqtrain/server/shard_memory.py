@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -21,11 +22,13 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.planning.plan import Plan
+from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import SHARED_MEMORY, file_name
+from zmqtrain.store.segment_files import SHARED_MEMORY, file_name, tables_directory
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard, segment_layout
+from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.units import counted, data_size
 from zmqtrain.wire.chunks import MESSAGES_NBYTES
 
@@ -46,7 +49,8 @@ def open_shard(
     job, update, layout = plan.job, plan.job.update(), plan.layouts[config.index]
     device = make_device("gpu", "--ps-device") if job.ps_device == "gpu" else None
     safe = config.crash_safe and device is None
-    segment, is_left = open_segment(
+    open_again = partial(
+        open_segment,
         segment_layout(layout, update),
         address,
         config,
@@ -54,20 +58,46 @@ def open_shard(
         digest=_digest(fingerprint, plan.shards, config.index, plan.group),
         is_board=plan.exchange.is_board,
     )
+    segment, is_left = open_again()
+    memory = _open_tables(job, segment, is_left=is_left)
+    if memory is None and is_left and job.table_variables():
+        log.info("leaving %s: its tables are gone, or are others", segment.path)
+        segment.remove()
+        segment, is_left = open_again()
+        memory = _open_tables(job, segment, is_left=is_left)
     with ExitStack() as failed:
-        failed.callback(segment.remove)
+        failed.callback(_remove, segment, memory)
+        safe = safe and segment.path is not None
+        tables = None
+        if memory is not None:
+            given, place = job.table_updates(), {"shard": layout.shard, "shards": plan.shards}
+            tables = Tables(job.table_variables(), given, memory, **place)
         shard = Shard(
             layout,
             update,
             segment,
-            safe=safe and segment.path is not None,
+            safe=safe,
             threads=config.threads if device is None else 1,
             device=device,
             batch_size=job.worker_batch_size,
+            tables=tables,
         )
         failed.pop_all()
     _log_memory(shard, address, plan)
     return shard, is_left
+
+
+def _open_tables(job: Job, segment: Segment, *, is_left: bool) -> TableMemory | None:
+    """Return the memory of the tables beside a segment; None: there are none, or none are left."""
+    layouts = job.table_layouts()
+    if not layouts:
+        return None
+    if segment.path is None:
+        return TableMemory.private(layouts)
+    directory = tables_directory(segment.path)
+    if is_left:
+        return TableMemory.adopt(layouts, directory)
+    return TableMemory.create(layouts, directory)
 
 
 def open_segment(
@@ -122,13 +152,22 @@ def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
     return not given_up and not (error is None and is_over)
 
 
-def close_or_remove(segment: Segment, *, keep: bool) -> None:
-    """Close a segment; leave its file for the next life of the ps, or remove it."""
+def close_or_remove(segment: Segment, memory: TableMemory | None = None, *, keep: bool) -> None:
+    """Close the memory of a shard, with that of its tables; leave the files for the next life of
+    the ps, or remove them."""
     if not keep or segment.path is None:
-        segment.remove()
+        _remove(segment, memory)
         return
+    if memory is not None:
+        memory.close()
     log.info("memory kept in %s for this ps's next life; zmqtrain clean removes it", segment.path)
     segment.close()
+
+
+def _remove(segment: Segment, memory: TableMemory | None) -> None:
+    if memory is not None:
+        memory.remove()
+    segment.remove()
 
 
 def note_alive(segment: Segment) -> None:
@@ -146,7 +185,7 @@ def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
     layout, segment, workers = shard.layout, shard.segment, plan.most_workers
     log.info(
         "listening at %s: %s of parameters; with %s its memory is at most %s%s, %s for messages, "
-        "and %s for copies that are read",
+        "and %s for copies that are read%s",
         address,
         data_size(layout.nbytes),
         counted(workers, "worker"),
@@ -154,6 +193,7 @@ def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
         f" in {segment.path}" if segment.path else "",
         data_size(workers * MESSAGES_NBYTES),
         data_size(copies_nbytes(layout, plan.job)),
+        "; rows of tables take more as they are trained" if shard.tables is not None else "",
     )
 
 

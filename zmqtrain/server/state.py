@@ -12,6 +12,7 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.state import pack
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.protocol.orders import Answer
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
@@ -66,7 +67,8 @@ class WorkerRecord:
     reply: PullReply | PushReply | None = None  # the last one, until the next request
     early: Answer | None = None  # the last answer to a request that had not come yet
     chunks: set[int] = field(default_factory=set)  # received for its next push
-    unacknowledged_nbytes: int = 0  # of them
+    rows: dict[int, list[RowsOf]] = field(default_factory=dict)  # the same, by index of message
+    unacknowledged_nbytes: int = 0  # of both
 
     def __str__(self) -> str:
         return f"worker {self.index}"

@@ -16,6 +16,7 @@ from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Measures, Metric, Totals, added, check_sums
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters, as_model
+from zmqtrain.models.rows import TableReader
 from zmqtrain.models.trees import copied
 from zmqtrain.models.weights import weighted, weights_of
 from zmqtrain.user_code import user_code
@@ -115,6 +116,7 @@ def measure(
     for batch, count in _batches(dataset, part, rows):
         if is_cancelled():
             return None
+        _begin(parameters)
         with user_code("metrics()", model):
             # A model may write to its inputs, which its predictions need, too.
             given = copied(batch) if metrics else batch
@@ -168,6 +170,7 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch, examples: int
     Raises:
         ConfigError: the model cannot predict, raises, or returns no row for each example.
     """
+    _begin(parameters)
     with user_code("predict()", model):
         outputs = as_model(model).predict(parameters, batch)
     for array in outputs if isinstance(outputs, tuple) else (outputs,):
@@ -177,6 +180,13 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch, examples: int
                 f"{examples} examples; expected one row for each"
             )
     return outputs
+
+
+def _begin(parameters: Parameters) -> None:
+    """Forget the rows of the batch before."""
+    for value in parameters.values():
+        if isinstance(value, TableReader):
+            value.begin()
 
 
 def _batches(dataset: Dataset, part: range, rows: int) -> Iterator[tuple[Batch, int]]:

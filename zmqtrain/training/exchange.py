@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.models.rows import RowSource
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.layout import ShardLayout
 
 
@@ -24,6 +26,7 @@ class Membership:
     private copy of the parameters that are encoded as bytes; () if parameters do not change during
     a step. ``stop``: the job needs no gradients.
     ``is_own``: no other task has these parameters, so the model's writes to them count.
+    ``rows``: where the rows of the job's tables are read; None: it has none.
     """
 
     layouts: Sequence[ShardLayout]
@@ -33,6 +36,7 @@ class Membership:
     stop: bool = False
     exact: Sequence[Flat] = ()
     is_own: bool = False
+    rows: RowSource | None = None
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class StepReport:
     number of examples. ``finite`` is False if the loss or the gradient holds
     NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
     examples; see :mod:`zmqtrain.training.measuring`. ``absent``: names of the variables that have
-    no gradient; it is zero.
+    no gradient; it is zero. ``rows``: the gradient of each table's rows, at most one of a table.
     """
 
     batch: int
@@ -53,6 +57,7 @@ class StepReport:
     sums: dict[str, float] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     weight: float | None = None
+    rows: tuple[RowsOf, ...] = ()
 
 
 @dataclass(slots=True)

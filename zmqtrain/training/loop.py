@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,11 +26,13 @@ from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset
 from zmqtrain.models.checks import labels_at
+from zmqtrain.models.rows import RowSource
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
-from zmqtrain.training.own_loop import LoopBridge
+from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
 from zmqtrain.training.profiling import StepProfile
 from zmqtrain.training.runner import Runner
 from zmqtrain.training.towers import Towers
@@ -92,9 +94,10 @@ class TrainingLoop:
         )
         # A loop of the user's own may take any time between two steps; a profile is of one thread.
         self._profile = None if profile is None else StepProfile(job, profile)
-        in_place = not isinstance(job.model, LoopBridge) and profile is None
-        self._computing = Offload("compute", in_place=in_place)
+        self._may_be_in_place = not isinstance(job.model, LoopBridge) and profile is None
+        self._computing = Offload("compute", in_place=self._may_be_in_place)
         self._membership: Membership
+        self._rows: RowSource | None = None  # of the membership
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
@@ -122,6 +125,8 @@ class TrainingLoop:
     def close(self) -> None:
         """End the threads, after their current work."""
         self._prefetcher.close()
+        if self._rows is not None:
+            self._rows.close()  # a thread may wait there for this event loop
         self._computing.close()
         self._runner.close()
         if self._profile is not None:
@@ -132,7 +137,9 @@ class TrainingLoop:
         self._metrics.role_state.set("joining")
         self._prefetcher.forget(self._batches)
         self._batches.clear()
-        membership = self._membership = await self._exchange.join()
+        membership = self._membership = self._seen(await self._exchange.join())
+        rows = self._rows = membership.rows
+        self._computing.in_place = self._may_be_in_place and not (rows and rows.may_wait)
         self._runner.bind(membership)
         self.has_joined = True
         self._metrics.role_state.set("training")
@@ -144,6 +151,13 @@ class TrainingLoop:
             stop = result.stop
         self._count_last_step()
         self._metrics.role_state.set("draining")
+
+    def _seen(self, membership: Membership) -> Membership:
+        """Return a membership as the model sees it."""
+        rows, job = membership.rows, self._job
+        if rows is None or not isinstance(job.model, LoopBridge):
+            return membership
+        return replace(membership, rows=RowsOfLoop(rows, job.table_variables()))
 
     async def _step(self) -> StepResult:
         if not self._batches:
@@ -176,17 +190,20 @@ class TrainingLoop:
         read_at = time.perf_counter()
         report = self._runner.compute(batch, number, examples)
         if report.finite and self._job.clips_alone:
-            self._clip()
+            self._clip(report.rows)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 
-    def _clip(self) -> None:
-        """Scale the gradient, wherever it was computed, by its global norm."""
+    def _clip(self, rows: Sequence[RowsOf]) -> None:
+        """Scale the gradient, wherever it was computed, by its global norm with ``rows``."""
         memory, limit = self._membership, self._job.clip_norm or 1.0
         pairs = list(zip(memory.layouts, memory.gradients, strict=True))
         square = sum(square_of(flat[layout.owned_trained], limit) for layout, flat in pairs)
+        square += sum(square_of(found.rows.reshape(-1), limit) for found in rows)
         if (scale := clip_scale(float(square), limit)) < 1:
             for layout, flat in pairs:
                 flat[: layout.trained] *= np.float32(scale)
+            for found in rows:
+                np.multiply(found.rows, np.float32(scale), out=found.rows)
 
     def _take(self, number: int) -> Batch:
         """Return a batch with the examples of the plan.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Buffers, absent, as_model
 from zmqtrain.models.checks import checked_loss
+from zmqtrain.models.rows import RowGradient, readers_of
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.models.trees import are_rows, leaves
 from zmqtrain.models.weights import EMPTY, weights_of
 from zmqtrain.optim import clip_by_global_norm
@@ -24,6 +27,8 @@ from zmqtrain.training.measuring import StepSums
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.training.write_check import WriteCheck
 from zmqtrain.units import shortened
+
+log = logging.getLogger(__name__)
 
 UNWRITTEN = np.uint32(0x7FC05A5A)
 """Bits of a NaN that no computation makes; a sum with it keeps them."""
@@ -63,7 +68,10 @@ class ModelRunner:
             name: value if name in own or not isinstance(value, np.ndarray) else read_only(value)
             for name, value in self._parameters.values.items()
         }
-        self._writes = WriteCheck(job.model, shown, self._frozen)
+        self._tables = job.table_variables()
+        self._row_gradients = {table.name: RowGradient(table) for table in self._tables}
+        self._readers = readers_of(self._tables, membership.rows)
+        self._writes = WriteCheck(job.model, shown, self._frozen, self._readers)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         # By variable, for each shard: what it has of the gradient on the device, and on the host.
         self._runs: dict[str, list[tuple[Flat, Flat]]] = {}
@@ -76,7 +84,7 @@ class ModelRunner:
         self._gradients.values |= {n: v.copy() for n, v in self._constants.items()}
         self._measured = StepSums(job.metrics, job.model, is_weighted=bool(job.class_weight))
         self._out = Buffers(
-            self._gradients.values,
+            {**self._gradients.values, **self._row_gradients},
             self._written if job.overlap else None,
             self._measured.add if job.has_epochs else None,
         )
@@ -114,6 +122,11 @@ class ModelRunner:
         self._is_empty = weight == EMPTY
         self._measured.begin(others)
         self._out.absent.clear()
+        for reader, gradient in zip(
+            self._readers.values(), self._row_gradients.values(), strict=True
+        ):
+            reader.begin()
+            gradient.begin()
         self._early.clear()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
@@ -139,15 +152,18 @@ class ModelRunner:
             for name in self._trained:
                 self._gradients.values[name][...] = 0
             absent(self._out, *self._trained)
+        rows = self._rows()
         if self._job.clip_norm_each is not None:
             gradients = {name: self._out[name] for name in self._trained}
+            gradients |= {self._tables[found.table].name: found.rows for found in rows}
             clip_by_global_norm(gradients, self._job.clip_norm_each)
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
         self._device.wait()  # the exchange may change the parameters from now on
+        finite = finite and self._are_finite(rows)
         self._last_loss = loss
         sums, absences = self._measured.sums, frozenset(self._out.absent)
-        return StepReport(number, examples, loss, finite, sums, absences, weight)
+        return StepReport(number, examples, loss, finite, sums, absences, weight, rows)
 
     def store(self) -> None:
         """Copy into the exchange's memory what of the gradient is not there yet."""
@@ -185,12 +201,19 @@ class ModelRunner:
                 new value of state has another shape or dtype than before.
         """
         values = self._gradients.values
-        if not self._out.keys() <= values.keys():
-            unknown = min(self._out.keys() - values.keys(), key=repr)
+        known = values.keys() | self._row_gradients.keys()
+        if not self._out.keys() <= known:
+            unknown = min(self._out.keys() - known, key=repr)
             raise ConfigError(
                 f"{self._job.model!r} wrote a gradient of {unknown!r}, which is not a "
                 f"parameter; expected {', '.join(values)}; use the names of parameters()"
             )
+        for name, rows in self._row_gradients.items():
+            if self._out.get(name) is not rows:
+                raise ConfigError(
+                    f"{self._job.model!r} replaces the gradient of the table {name!r}; expected "
+                    f"rows that are added to it: out[{name!r}].add(ids, rows)"
+                )
         for name, value in values.items():
             gradient = self._out.get(name)
             if gradient is value:
@@ -207,6 +230,24 @@ class ModelRunner:
                 )
             value[...] = gradient
             self._out[name] = value
+
+    def _rows(self) -> tuple[RowsOf, ...]:
+        """Return the gradient of each table with any."""
+        if self._is_empty:
+            return ()
+        found = (gradient.result() for gradient in self._row_gradients.values())
+        return tuple(rows for rows in found if rows is not None and len(rows.ids))
+
+    def _are_finite(self, every: Sequence[RowsOf]) -> bool:
+        """Say whether no element of these rows is NaN or infinite; name the first that is."""
+        for table, found in zip(self._row_gradients, every, strict=True):
+            if not all_finite(found.rows.reshape(-1)):
+                id_ = found.ids[np.isfinite(found.rows).all(axis=1).argmin()]
+                log.warning(
+                    "the gradient of row %d of the table %r has NaN or infinity", id_, table
+                )
+                return False
+        return True
 
     def _check_constants(self) -> None:
         """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.errors import ExitCode, FencedError, PeerLostError, ZmqTrainError
 from zmqtrain.models.base import (
     Batch,
     Buffers,
@@ -20,6 +20,8 @@ from zmqtrain.models.base import (
     as_model,
     measured,
 )
+from zmqtrain.models.rows import InitialRows, RowSource
+from zmqtrain.models.tables import Ids, Rows, TableVariable
 
 
 class LoopEndedError(ZmqTrainError):
@@ -49,6 +51,30 @@ class Place(NamedTuple):
     events: asyncio.AbstractEventLoop | None = None  # of ``save``
 
 
+class RowsOfLoop:
+    """The rows that the user's own loop reads, a RowSource that raises no error of a lost ps.
+
+    The rows are those before any training then. The gradient that is computed from them does not
+    count: the trainer's thread meets the same error when it sends the gradient.
+    """
+
+    def __init__(self, rows: RowSource, tables: Sequence[TableVariable]) -> None:
+        self._rows, self._initial = rows, InitialRows(tables)
+
+    @property
+    def may_wait(self) -> bool:
+        return self._rows.may_wait
+
+    def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
+        try:
+            return self._rows.read(wanted)
+        except (FencedError, PeerLostError):
+            return self._initial.read(wanted)
+
+    def close(self) -> None:
+        self._rows.close()
+
+
 class LoopBridge(Wrapped):
     """A model whose gradients the thread of the user's loop computes.
 
@@ -68,6 +94,10 @@ class LoopBridge(Wrapped):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoopBridge:
         return self  # there is one loop, and it has a copy for evaluations
+
+    def make_tables(self, patterns: Sequence[Any]) -> None:
+        self._model.make_tables(patterns)
+        self._evaluated.make_tables(patterns)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         return self._evaluated.metrics(parameters, batch)

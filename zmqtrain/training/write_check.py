@@ -21,11 +21,16 @@ class WriteCheck:
     """
 
     def __init__(
-        self, model: object, variables: Mapping[str, Any], frozen: Mapping[str, Any]
+        self,
+        model: object,
+        variables: Mapping[str, Any],
+        frozen: Mapping[str, Any],
+        tables: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """``variables``: without frozen ones; the model may write to writable arrays."""
+        """``variables``: without frozen ones; the model may write to writable arrays.
+        ``tables``: readers of tables, whose rows are copies."""
         self._model, self._variables, self._frozen = model, variables, frozen
-        self._parameters = MappingProxyType({**variables, **frozen})
+        self._parameters = MappingProxyType({**variables, **frozen, **tables})
         self._schedule, self._is_first = CheckSchedule(), True
         self._before: dict[str, int] = {}
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
-from zmqtrain.wire.messages import Chunk
+from zmqtrain.wire.messages import Chunk, RowChunk
 
 CHUNK_SIZE = FRAME_NBYTES // 4
 """Elements in a chunk, 1 MiB."""
@@ -25,6 +25,9 @@ WINDOW_NBYTES = 8 << 20
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
 """Memory for these chunks at a ps: the allocator keeps a freed copy."""
+
+Part: TypeAlias = tuple[Chunk | RowChunk, tuple[Tensor, ...]]
+"""A message that is sent before another one, and its tensors."""
 
 Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
 """Encodes ``flat[start : start + n]``, given the start and this part."""
@@ -49,6 +52,25 @@ def at(flat: Flat, index: int) -> Flat:
 def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
     """Send the values themselves, without a copy."""
     return (Tensor.of(chunk),)
+
+
+class Parts(Protocol):
+    """What is sent before a message."""
+
+    @property
+    def ready(self) -> int:
+        """The number of parts that may be sent."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int) -> Part:
+        """Return the part at a place in the sending order, below ``ready``."""
+        ...
+
+    def add(self, indices: Iterable[int]) -> None:
+        """Add parts to send next; those added before are ignored."""
+        ...
 
 
 class Chunks:

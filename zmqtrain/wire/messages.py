@@ -13,7 +13,7 @@ from typing import Literal
 
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
-from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.protocol.status import Status, TableStatus, Wait
 
 PROTOCOL_VERSION = 26
 """Rises with every change to this file; peers of another version are refused."""
@@ -21,6 +21,9 @@ PROTOCOL_VERSION = 26
 
 BATCH = 1000
 """Most pushes or orders in one message; more are sent as several messages."""
+
+MAX_PARTS = 1000
+"""Most tables of which one message has rows or ids."""
 
 
 @dataclass(slots=True)
@@ -60,12 +63,14 @@ class Welcome:
     """The task's incarnation from now on; its previous one is fenced.
 
     ``segment`` names the ps's memory: a task that maps it sends no tensors. ``window_nbytes``
-    is how many bytes of chunks the task may send to the ps without acknowledgement.
+    is how many bytes of chunks the task may send to the ps without acknowledgement. ``tables``
+    names the memory of the rows, "" if the job has no tables.
     """
 
     incarnation: int
     segment: str
     window_nbytes: int
+    tables: str = ""
 
 
 @dataclass(slots=True)
@@ -142,7 +147,8 @@ class Push:
     the step's other measures over its examples; only on shard 0.
     ``wants_parameters``: as in a Pull. ``absent``: numbers of the shard's trained variables that
     have no gradient; it is zero. ``weight``: of the gradient and the mean ``loss``; None: the
-    number of ``examples``.
+    number of ``examples``. ``rows``: how many rows of each table have a gradient, () if none has;
+    they are in the memory of the rows, or were sent before the push.
     """
 
     sequence: int
@@ -155,6 +161,7 @@ class Push:
     wants_parameters: bool = True
     absent: tuple[int, ...] = ()
     weight: float | None = None
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -167,6 +174,20 @@ class Chunk:
 
     sequence: int
     index: int
+
+
+@dataclass(slots=True)
+class RowChunk:
+    """Some of the rows that push ``sequence`` has a gradient of, sent before it.
+
+    ``index``: of this message among these. ``counts``: rows of each of ``tables``, at most
+    :data:`MAX_PARTS`. The tensors: their ids, as wire/rows.py has them, and the gradient, float32.
+    """
+
+    sequence: int
+    index: int
+    tables: tuple[int, ...]
+    counts: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -250,7 +271,29 @@ class Evaluated:
 
 @dataclass(slots=True)
 class Parameters:
-    """The requested values of a shard, float32, flat, consistent at ``version``; or none."""
+    """The requested values of a shard, float32, flat, consistent at ``version``; or none.
+
+    ``tables``: what it holds of them, if values were not requested.
+    """
+
+    version: int
+    tables: dict[str, TableStatus] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Lookup:
+    """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
+
+    The tensor: their ids, as wire/rows.py has them.
+    """
+
+    tables: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RowValues:
+    """The requested rows at ``version``, table by table, float32, flat."""
 
     version: int
 
@@ -301,7 +344,8 @@ class ShardReport:
 
     ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
     its parameters. ``failure``: why it cannot update them, "" if it can. ``measured``: number of
-    the last Measure, 0: none; ``square``: its result, in hexadecimal digits.
+    the last Measure, 0: none; ``square``: its result, in hexadecimal digits. ``tables``: what it
+    holds of them.
     """
 
     orders: int
@@ -310,6 +354,7 @@ class ShardReport:
     failure: str = ""
     measured: int = 0
     square: str = "0"
+    tables: dict[str, TableStatus] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -461,7 +506,8 @@ class GetStatus:
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
     | EndGeneration | LastOrders | Initialize | Pull | Push | PullReply | PushReply | Chunk | Read
-    | ChunksReceived | Keep | Parameters | Evaluate | Evaluated | Heartbeat | HeartbeatReply | Save
-    | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Close
-    | ShardWritten | Saved | Extend | SetRate | Shutdown | GetStatus | Status
+    | RowChunk | ChunksReceived | Keep | Parameters | Lookup | RowValues | Evaluate | Evaluated
+    | Heartbeat | HeartbeatReply | Save | Arrived | ShardReport | Orders | SwitchPolicy
+    | RequestSave | RequestStop | SaveEnded | Close | ShardWritten | Saved | Extend | SetRate
+    | Shutdown | GetStatus | Status
 )  # fmt: skip

@@ -1,0 +1,230 @@
+"""Rows of tables in every exchange: what is read, and what becomes of their gradients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.exchanges.conftest import KINDS, OpenExchange
+from tests.plans import planned
+from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Recommender, make_job
+from zmqtrain import Job
+from zmqtrain.compute.device import Cpu
+from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.tables import Ids, Rows, RowsOf, Table
+from zmqtrain.optim import SGD, Adagrad, Rule
+from zmqtrain.training.exchange import Exchange, Membership, StepReport
+from zmqtrain.training.model_runner import ModelRunner
+
+POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
+WITHOUT_BOARD = [name for name in KINDS if "board" not in name]
+SIZES = {"user": USERS, "item": ITEMS}
+
+
+@pytest.fixture(params=WITHOUT_BOARD)
+def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
+    return KINDS[request.param]
+
+
+async def read(membership: Membership, *wanted: tuple[int, Any]) -> list[Rows]:
+    """Read rows as a model does, in a thread."""
+    rows = membership.rows
+    assert rows is not None
+    given = [(table, np.asarray(ids, np.int64)) for table, ids in wanted]
+    return await asyncio.to_thread(rows.read, given)
+
+
+async def values(job: Job, membership: Membership) -> dict[str, Any]:
+    """Return all variables, and all rows of tables."""
+    found = {v.name: np.empty(v.shape, v.dtype) for v in job.variables()}
+    for layout, flat in zip(membership.layouts, membership.parameters, strict=True):
+        layout.scatter(flat, found)
+    if tables := job.table_variables():
+        every = [(t.number, np.arange(SIZES[t.name])) for t in tables]
+        found |= dict(zip(SIZES, await read(membership, *every), strict=True))
+    return found
+
+
+async def train(job: Job, exchange: Exchange) -> dict[str, Any]:
+    """Train to the end; return all variables and rows before the last step."""
+    membership = await exchange.join()
+    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
+    runner.bind(membership)
+    batches, done, stop = list(membership.batches), 0, False
+    examples = DATA.load(None)[0]
+    while not stop:
+        found = await values(job, membership)
+        runner.load_parameters()
+        exchange.begin()
+        batch = examples.take(np.arange(BATCH * batches[done], BATCH * (batches[done] + 1)))
+        report = await asyncio.to_thread(runner.compute, batch, batches[done], BATCH)
+        result = await exchange.finish(report)
+        batches += result.batches
+        done, stop = done + 1, result.stop
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rule", [SGD(0.5), Adagrad(0.3)], ids=lambda r: type(r).__name__)
+async def test_tables_train_as_the_same_parameters_do_without_them(
+    open_exchange: OpenExchange, policy: str, rule: Rule
+) -> None:
+    found = []
+    for model in (Recommender(), Dense()):
+        job = make_job(model, policy=policy, optimizer=rule, prefetch=0)
+        async with open_exchange(job) as exchange:
+            found.append(await train(job, exchange))
+    assert found[0].keys() == found[1].keys()
+    for name in SIZES:
+        assert not np.array_equal(found[0][name], Dense().parameters(0)[name])
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+async def test_rows_that_nobody_trained_are_as_they_begin(open_exchange: OpenExchange) -> None:
+    async with open_exchange(make_job(Recommender(None, ITEMS))) as exchange:
+        membership = await exchange.join()
+        far = np.array([-(2**63), -1, 0, 5, 2**63 - 1])
+        user, item = make_job(Recommender(None, ITEMS)).table_variables()
+        for _ in range(2):  # reading changes nothing
+            users, items, none = await read(membership, (0, far), (1, [3, 4]), (1, []))
+            np.testing.assert_array_equal(users, user.initial_rows(far))
+            np.testing.assert_array_equal(items, item.initial_rows(np.array([3, 4])))
+            assert none.shape == (0, DIM)
+
+
+def ones(*ids: int, table: int = 0, value: float = 1.0) -> RowsOf:
+    return RowsOf(table, np.array(ids, np.int64), np.full((len(ids), DIM), value, np.float32))
+
+
+async def push(
+    exchange: Exchange, membership: Membership, batch: int, *rows: RowsOf, finite: bool = True
+) -> str:
+    exchange.begin()
+    for flat in membership.gradients:
+        flat[...] = 0
+    report = StepReport(batch, BATCH, 0.5, finite, rows=rows)
+    return (await exchange.finish(report)).result
+
+
+async def test_step_trains_the_rows_that_it_names_and_no_others(
+    open_exchange: OpenExchange,
+) -> None:
+    ids = np.arange(USERS)
+    async with open_exchange(make_job(optimizer=SGD(0.5))) as exchange:
+        membership = await exchange.join()
+        (before,) = await read(membership, (0, ids))
+        assert await push(exchange, membership, 0, ones(2, 7, 39)) == "applied"
+        expected = before.copy()
+        expected[[2, 7, 39]] -= 0.5
+        np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+        assert await push(exchange, membership, 1) == "applied"
+        np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+        assert await push(exchange, membership, 2, ones(7, value=-1.0)) == "applied"
+        expected[7] += 0.5
+        np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+
+
+async def test_mean_counts_a_row_that_a_gradient_lacks_as_zero(open_exchange: OpenExchange) -> None:
+    job = make_job(optimizer=SGD(1.0), policy="sync-replicas:aggregate=2")
+    async with open_exchange(job) as exchange:
+        membership = await exchange.join()
+        (before,) = await read(membership, (0, [1, 2, 3]))
+        assert await push(exchange, membership, 0, ones(1, 2)) == "accumulated"
+        assert await push(exchange, membership, 1, ones(2, 3)) == "applied"
+        (after,) = await read(membership, (0, [1, 2, 3]))
+        expected = before - np.array([[0.5], [1.0], [0.5]], np.float32)
+        np.testing.assert_array_equal(after, expected)
+
+
+async def test_gradient_that_is_not_finite_trains_no_row(open_exchange: OpenExchange) -> None:
+    async with open_exchange(make_job()) as exchange:
+        membership = await exchange.join()
+        before = await read(membership, (0, [1]))
+        bad = ones(1, value=np.nan)
+        assert await push(exchange, membership, 0, bad, finite=False) == "refused"
+        np.testing.assert_array_equal(await read(membership, (0, [1])), before)
+        assert await push(exchange, membership, 1, ones(1)) == "applied"
+
+
+async def test_norm_counts_the_rows(open_exchange: OpenExchange) -> None:
+    found = []
+    for model in (Recommender(), Dense()):
+        job = make_job(model, policy="sync-replicas:aggregate=2", clip_norm=0.05, prefetch=0)
+        async with open_exchange(job) as exchange:
+            found.append(await train(job, exchange))
+    np.testing.assert_array_equal(found[0]["user"], found[1]["user"])
+
+
+async def test_rows_of_many_messages_come_whole(
+    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+    found = []
+    for model in (Recommender(), Dense()):
+        job = make_job(model, policy="sync-replicas", prefetch=0)
+        async with open_exchange(job) as exchange:
+            found.append(await train(job, exchange))
+    for name in SIZES:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+async def test_model_of_tables_alone_is_trained(open_exchange: OpenExchange) -> None:
+    job = make_job(Only(), prefetch=0)
+    async with open_exchange(job) as exchange:
+        found = await train(job, exchange)
+    begin = Dense().parameters(0)
+    assert all((found[name] != begin[name]).any() for name in SIZES)
+
+
+async def test_reader_of_rows_that_travel_ends_with_its_task() -> None:
+    async with KINDS["2 ps, by messages"](make_job()) as exchange:
+        membership = await exchange.join()
+        rows = membership.rows
+        assert rows is not None
+        rows.close()
+        with pytest.raises(Exception, match="this task ends"):
+            await read(membership, (0, [1]))
+
+
+def ids_of(*ids: int) -> Ids:
+    return np.array(ids, np.int64)
+
+
+class Wrong(Recommender):
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        parameters["user"].take(ids_of(USERS))
+        raise AssertionError("the id is refused before")
+
+
+async def test_id_beyond_the_rows_of_a_table_is_an_error(open_exchange: OpenExchange) -> None:
+    job = make_job(Wrong())
+    async with open_exchange(job) as exchange:
+        with pytest.raises(DataError, match=f"'user' has {USERS} rows, but the batch has id"):
+            await train(job, exchange)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"exchange": "board"}, "is board, but .*the model has tables"),
+        ({"overlap": True}, "overlap is on"),
+        ({"consistent_reads": True}, "consistent_reads is on"),
+        ({"devices": ("cpu:0", "cpu:1")}, "devices are cpu:0, cpu:1: use one"),
+        ({"evaluate_every": 2}, "evaluate_every is 2"),
+        ({"moving_average": 0.9, "evaluate_average": True}, "rows have no moving average"),
+        ({"tables": {"users": Table()}}, "'users', which fits no table; .* has user, item"),
+        ({"tables": {"user": Table(dim=DIM + 1)}}, f"have {DIM + 1} elements; expected {DIM}, as"),
+        ({"tables": {"user": Table(rows=0)}}, "'user' has 0 rows; expected a whole number"),
+        ({"tables": {"user": 3}}, "expected tables by patterns"),
+        ({"tables": {"user": Table(optimizer=SGD)}}, "this is a class; expected an object"),
+    ],
+)
+def test_what_tables_cannot_have_is_refused_with_a_way_out(
+    fields: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        planned(make_job(**fields))

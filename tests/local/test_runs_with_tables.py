@@ -1,0 +1,101 @@
+"""Whole runs of a model with tables, beside the same model whose rows are ordinary parameters."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recommenders import DATA, ITEMS, USERS, Dense, Only, Recommender, make_job
+from zmqtrain.chief import linked_job
+from zmqtrain.errors import ExitCode, SegmentError
+from zmqtrain.local.in_process import train_here
+from zmqtrain.observe.summary import Summary
+from zmqtrain.store.row_store import RowStore
+
+CLUSTERS = {
+    "one worker": {},
+    "2 ps": {"workers": 2, "ps": 2},
+    "without ps": {"workers": 2, "ps": 0},
+}
+
+
+def train(model: Any, cluster: Any, **fields: Any) -> Summary:
+    policy = "sync-replicas" if cluster else "hogwild"
+    return train_here(make_job(model, policy=policy, **fields), **cluster)
+
+
+def learned(summary: Summary) -> tuple[Any, ...]:
+    evaluations = [tuple(row.items()) for row in summary.evaluations]
+    return summary.measures, summary.parameters["bias"].tobytes(), evaluations, summary.pushes
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("fields", [{"steps": 6}, {"epochs": 2, "steps_per_epoch": 3}])
+def test_run_with_tables_is_the_run_with_parameters(cluster: Any, fields: Any) -> None:
+    found = [train(model, cluster, **fields) for model in (Recommender(), Dense())]
+    assert learned(found[0]) == learned(found[1])
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+def test_summary_counts_the_rows_that_were_trained(cluster: Any) -> None:
+    summary = train(Only(USERS, None), cluster)
+    batches = 6 * cluster.get("workers", 1)
+    order = make_job().plan(len(DATA.load(None)[0]))
+    examples = [i for batch in range(batches) for i in order.indices(batch)]
+    ids = DATA.load(None)[0].take(examples)[0]
+    user, item = summary.tables["user"], summary.tables["item"]
+    assert (user["rows"], user["trained"]) == (USERS, len(set(ids[:, 0].tolist())))
+    assert (item["rows"], item["trained"]) == (None, len(set(ids[:, 1].tolist())))
+    assert item["nbytes"] and f"item: {item['trained']} rows trained" in "\n".join(summary.lines())
+
+
+@pytest.mark.parametrize("then", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("first", CLUSTERS.values(), ids=CLUSTERS)
+def test_checkpoint_has_the_rows_for_any_number_of_shards(
+    first: Any, then: Any, tmp_path: Path
+) -> None:
+    found = []
+    for model in (Recommender(), Dense()):
+        logdir = str(tmp_path / type(model).__name__)
+        for cluster, steps in ((first, 3), (then, 6)):
+            fields = {"exchange": "direct", "policy": "sync-replicas", "logdir": logdir}
+            summary = train_here(make_job(model, steps=steps, **fields), **cluster)
+        found.append((summary.measures, summary.parameters["bias"].tobytes()))
+    assert found[0] == found[1]
+
+
+def test_summary_of_a_cluster_has_the_rows_of_tables_that_fit_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = train(Recommender(), CLUSTERS["2 ps"]).parameters
+    nbytes = sum(both[name].whole().nbytes for name in ("user", "item"))
+    monkeypatch.setattr(linked_job, "KEPT_NBYTES", nbytes - 1)
+    fewer = train(Recommender(), CLUSTERS["2 ps"]).parameters
+    assert len(both.keys() & {"user", "item"}) == 2
+    assert len(fewer.keys() & {"user", "item"}) == 1
+
+
+def test_ids_without_a_bound_train_as_those_of_a_table_of_known_size() -> None:
+    both = [train(model, CLUSTERS["2 ps"]) for model in (Recommender(), Recommender(None, ITEMS))]
+    assert learned(both[0]) == learned(both[1])
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+def test_memory_without_room_for_rows_ends_the_job_with_a_sentence(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room, calls = RowStore.make_room, itertools.count()
+
+    def refuse(store: RowStore, rows: int) -> None:
+        if next(calls) > 8:
+            raise SegmentError("/dev/shm has no room for 1 MB more")
+        make_room(store, rows)
+
+    monkeypatch.setattr(RowStore, "make_room", refuse)
+    summary = train(Recommender(), cluster, logdir=str(tmp_path), steps=50)
+    assert summary.exit_code == ExitCode.USAGE
+    assert "no room for 1 MB more" in summary.ended
+    assert 0 < summary.global_step < 50

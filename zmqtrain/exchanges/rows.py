@@ -1,0 +1,158 @@
+"""How a task reads rows of tables: where they lie, if it has reached them; else by messages.
+
+A model reads rows in a thread, which waits here for the messages; these are the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.actors.link import Link
+from zmqtrain.errors import FencedError
+from zmqtrain.models.tables import Ids, Rows, RowsOf, TableVariable, shards_of
+from zmqtrain.wire.messages import Lookup, RowValues
+from zmqtrain.wire.rows import cut, encoded, rows_in
+
+REQUESTS = 8
+"""Requests for rows that a ps has at a time, each of about a frame: the others wait."""
+
+
+class Reader(Protocol):
+    """The rows of one shard in memory that this process has reached."""
+
+    def read(self, table: int, ids: Ids) -> Rows:
+        """Return the rows of a table with these sorted unique ids."""
+        ...
+
+
+class _Piece(NamedTuple):
+    """Rows of one shard that are wanted."""
+
+    place: int  # in what is wanted
+    where: NDArray[np.int64] | None  # their places there; None: all
+    table: int
+    ids: Ids
+
+    def put(self, found: Sequence[Rows], run: slice, rows: Rows) -> None:
+        """Put some of the rows, which were read, to their places."""
+        found[self.place][run if self.where is None else self.where[run]] = rows
+
+
+class ShardRows:
+    """The rows of all shards, a RowSource."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableVariable],
+        links: Sequence[Link],
+        readers: Sequence[Reader | None],
+    ) -> None:
+        """``readers``: by shard, None: its rows travel. Made on the event loop of the links."""
+        self._tables, self._links, self._readers = tables, links, readers
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
+        self._under_way: set[Future[None]] = set()
+        self._is_closed = False
+
+    @property
+    def may_wait(self) -> bool:
+        return None in self._readers
+
+    def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
+        """
+        Raises:
+            FencedError, PeerLostError: a shard has a new life, or is lost; or the task ends.
+        """
+        if len(self._readers) == 1 and (reader := self._readers[0]) is not None:
+            return [reader.read(table, ids) for table, ids in wanted]
+        found = [np.empty((len(i), self._tables[t].dim), np.float32) for t, i in wanted]
+        far: dict[int, list[_Piece]] = {}
+        for piece, shard in self._pieces(wanted):
+            if (reader := self._readers[shard]) is not None:
+                rows = reader.read(piece.table, piece.ids)
+                piece.put(found, slice(None), rows)
+            else:
+                far.setdefault(shard, []).append(piece)
+        if far:
+            self._wait_for(far, found)
+        return found
+
+    def close(self) -> None:
+        self._is_closed = True
+        for future in tuple(self._under_way):
+            future.cancel()
+
+    def _pieces(self, wanted: Sequence[tuple[int, Ids]]) -> list[tuple[_Piece, int]]:
+        shards = len(self._readers)
+        if shards == 1:
+            return [(_Piece(place, None, *each), 0) for place, each in enumerate(wanted)]
+        return [
+            (_Piece(place, where, table, ids[where]), shard)
+            for place, (table, ids) in enumerate(wanted)
+            for shard, where in enumerate(places_by_shard(ids, shards))
+            if len(where)
+        ]
+
+    def _wait_for(self, far: dict[int, list[_Piece]], found: list[Rows]) -> None:
+        if threading.get_ident() == self._thread:
+            raise RuntimeError("rows that travel are read in another thread than the event loop's")
+        future = asyncio.run_coroutine_threadsafe(self._fetch(far, found), self._loop)
+        self._under_way.add(future)
+        try:
+            if self._is_closed:
+                future.cancel()
+            future.result()
+        except CancelledError:
+            raise FencedError("this task ends, and reads no more rows") from None
+        finally:
+            self._under_way.discard(future)
+
+    async def _fetch(self, far: dict[int, list[_Piece]], found: list[Rows]) -> None:
+        asked = []
+        for shard, pieces in far.items():
+            counts = [len(piece.ids) for piece in pieces]
+            nbytes = [max(4 * self._tables[piece.table].dim, 8) for piece in pieces]
+            for runs in cut(counts, nbytes):
+                some = [(pieces[place], run) for place, run in runs]
+                asked.append(self._ask(shard, some, found))
+        await asyncio.gather(*asked)
+
+    async def _ask(
+        self, shard: int, some: Sequence[tuple[_Piece, slice]], found: list[Rows]
+    ) -> None:
+        ids = [piece.ids[run] for piece, run in some]
+        counts = tuple(map(len, ids))
+        lookup = Lookup(tuple(piece.table for piece, _ in some), counts)
+        reason = "it has not sent the rows of a batch yet"
+        async with self._turns[shard]:
+            link = self._links[shard]
+            reply = await link.request(lookup, reason=reason, tensors=(encoded(ids),))
+        reply.expect(RowValues)
+        dims = [self._tables[piece.table].dim for piece, _ in some]
+        for (piece, run), rows in zip(some, rows_in(reply.tensors, counts, dims), strict=True):
+            piece.put(found, run, rows)
+
+
+def places_by_shard(ids: Ids, shards: int) -> list[NDArray[np.int64]]:
+    """Return for each shard which of the ids are there, in their order."""
+    holders = shards_of(ids, shards)
+    return [np.flatnonzero(holders == shard) for shard in range(shards)]
+
+
+def by_shard(rows: Sequence[RowsOf], shards: int) -> list[list[RowsOf]]:
+    """Return the rows that each shard holds, in the order of the tables."""
+    if shards == 1:
+        return [list(rows)]
+    found: list[list[RowsOf]] = [[] for _ in range(shards)]
+    for each in rows:
+        for shard, where in enumerate(places_by_shard(each.ids, shards)):
+            if len(where):
+                found[shard].append(RowsOf(each.table, each.ids[where], each.rows[where]))
+    return found

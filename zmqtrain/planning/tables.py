@@ -1,0 +1,50 @@
+"""What keeps a job from training tables of rows. Pure."""
+
+from __future__ import annotations
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.job import Job
+
+
+def check(job: Job, *, alone: bool) -> None:
+    """Check that a job's tables can be trained as its other options say.
+
+    ``alone``: one worker trains in its process, without other tasks.
+
+    Raises:
+        ConfigError: some option is impossible with tables.
+    """
+    tables = job.table_variables()
+    if not tables:
+        return
+    layered = [u.rule for u in job.table_updates() if u.is_layered]
+    found = {
+        f"{layered and layered[0]!r} looks at whole variables: give Table(optimizer=...) another "
+        "rule": bool(layered),
+        f"copies is {job.copies}: leave it out, and save more often (save_secs)": job.copies > 1,
+        f"devices are {', '.join(job.devices)}: use one device, and more workers": (
+            len(job.devices) > 1
+        ),
+        "ps_device is gpu: rows are updated in the memory of the host; use cpu": (
+            job.ps_device == "gpu"
+        ),
+        "overlap is on: rows are sent when the whole gradient is there; use --no-overlap": (
+            job.overlap
+        ),
+        "consistent_reads is on: rows are read when the model asks for them, later than the other "
+        "parameters; use sync-replicas, where nothing changes meanwhile, and leave it out": (
+            job.consistent_reads
+        ),
+        "evaluate_average is on: rows have no moving average; use --no-evaluate-average": (
+            job.evaluate_average
+        ),
+        "a callback has restore_best: rows of the best epoch are not kept; use the checkpoints of "
+        "a logdir": any(getattr(one, "restore_best", False) for one in job.callbacks),
+        f"evaluate_every is {job.evaluate_every}: only dense parameters are kept for an evaluation "
+        "beside the training; use epochs with steps_per_epoch, between which nobody trains": (
+            bool(job.evaluate_every) and not alone
+        ),
+    }
+    if obstacles := [text for text, is_there in found.items() if is_there]:
+        names = ", ".join(table.name for table in tables)
+        raise ConfigError(f"{job.model!r} has tables ({names}), but {'; '.join(obstacles)}")

@@ -1,0 +1,108 @@
+"""The rows of a ps's tables: those that are asked for, and those of a push that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.coordination.peers import PeerTable
+from zmqtrain.errors import ProtocolError, RefusedError
+from zmqtrain.models.tables import Ids, RowsOf, TableVariable, shards_of
+from zmqtrain.server.executor import Executor
+from zmqtrain.server.state import ShardState, WorkerRecord
+from zmqtrain.units import data_size
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.messages import Lookup, Push, RowChunk, RowValues
+from zmqtrain.wire.rows import decoded, joined, rows_in
+
+MAX_NBYTES = 1 << 30
+"""Rows of one push, at most: until the push has come they are in the memory of the ps."""
+
+
+class RowAccess:
+    """Answers lookups between two orders, and takes in the rows of pushes."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableVariable],
+        shards: int,
+        state: ShardState,
+        peers: PeerTable,
+        executor: Executor,
+    ) -> None:
+        """``shards``: their number."""
+        self.tables, self._shards = tables, shards
+        self._state, self._peers, self._executor = state, peers, executor
+
+    def on_lookup(self, request: Request, message: Lookup) -> None:
+        self._peers.member(request)
+        if not self._state.initialised:
+            raise RefusedError(f"{self._state.task} holds no parameters yet")
+        ids = self._ids_in(request.envelope.tensors[:1], message)
+        self._executor.after_orders(partial(self._answer, request, message, ids))
+
+    def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
+        tables, flats = self._state.shard.tables, [np.empty(0, np.float32)]
+        if tables is not None:
+            pairs = zip(message.tables, ids, strict=True)
+            flats += [tables.rows(table, some).ravel() for table, some in pairs]
+        found = Tensor.of(np.concatenate(flats))
+        request.reply(RowValues(self._state.version), (found,))
+
+    def take_in(self, chunk: RowChunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
+        """Take in some rows of a push.
+
+        Raises:
+            ProtocolError: they are not rows of this shard's tables, or too many.
+        """
+        ids = self._ids_in(tensors[:1], chunk)
+        dims = [self.tables[table].dim for table in chunk.tables]
+        rows = rows_in(tensors[1:], chunk.counts, dims)
+        worker.rows[chunk.index] = list(map(RowsOf, chunk.tables, ids, rows))
+        nbytes = sum(each.rows.nbytes for parts in worker.rows.values() for each in parts)
+        if nbytes > MAX_NBYTES:
+            raise ProtocolError(f"a push of over {data_size(MAX_NBYTES)} of rows")
+
+    def complete(self, push: Push, worker: WorkerRecord) -> bool:
+        """Put the rows of a push that travelled where its change finds them.
+
+        Return False if messages with rows were lost.
+
+        Raises:
+            ProtocolError: there are rows that the push does not have.
+            SegmentError: there is no room for them.
+        """
+        tables = self._state.shard.tables
+        if tables is None or worker.lane != "tcp":
+            return True
+        found = joined(worker.rows)
+        came = {each.table: len(each.ids) for each in found}
+        counts = dict(enumerate(push.rows)) if push.finite else {}
+        if any(came.get(table, 0) < count for table, count in counts.items()):
+            return False
+        if any(count > counts.get(table, 0) for table, count in came.items()):
+            raise ProtocolError(f"a push of {push.rows} rows after {came}")
+        worker.rows.clear()
+        tables.memory.buffer(worker.buffer).write(found)
+        return True
+
+    def _ids_in(self, tensors: Sequence[Tensor], message: Lookup | RowChunk) -> list[Ids]:
+        """
+        Raises:
+            ProtocolError: they are not ids of this shard's rows.
+        """
+        if unknown := [t for t in message.tables if not 0 <= t < len(self.tables)]:
+            raise ProtocolError(f"rows of table {unknown[0]}, expected 0 to {len(self.tables) - 1}")
+        if len(tensors) != 1 or len(message.tables) != len(message.counts):
+            raise ProtocolError(f"{len(message.counts)} counts for {len(message.tables)} tables")
+        found = decoded(tensors[0], message.counts)
+        for table, ids in zip(message.tables, found, strict=True):
+            limit = self.tables[table].rows
+            if limit is not None and len(ids) and not 0 <= ids[0] <= ids[-1] < limit:
+                raise ProtocolError(f"ids {ids[0]} to {ids[-1]} of table {table} with {limit} rows")
+            if (shards_of(ids, self._shards) != self._state.shard.layout.shard).any():
+                raise ProtocolError(f"rows of table {table} that are another shard's")
+        return found

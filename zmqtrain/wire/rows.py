@@ -1,0 +1,173 @@
+"""Rows of tables on the wire: their ids, and the rows themselves.
+
+A message names tables and how many rows of each it has. Its ids are one tensor of bytes, and its
+rows another one, float32, both table by table. Sorted ids differ little: of each table the first id
+is written in 8 bytes, then how many bytes a difference has, then the differences to the id before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import ProtocolError
+from zmqtrain.models.tables import Ids, Rows, RowsOf
+from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
+from zmqtrain.wire.chunks import Part, Parts
+from zmqtrain.wire.messages import MAX_PARTS, RowChunk
+
+_HEAD = 9  # bytes: the first id, and the width of a difference
+
+Run: TypeAlias = tuple[int, slice]
+"""The place of a table in a list, and some of its rows."""
+
+
+def encoded(each: Sequence[Ids]) -> Tensor:
+    """Return the sorted unique ids of several tables as they travel."""
+    parts: list[NDArray[np.uint8]] = []
+    for ids in each:
+        if not len(ids):
+            continue
+        steps = np.diff(ids.view(np.uint64))
+        width = max(1, -(-int(steps.max(initial=0)).bit_length() // 8))
+        parts.append(ids[:1].astype("<i8").view(np.uint8))
+        parts.append(np.array([width], np.uint8))
+        parts.append(steps.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].ravel())
+    return Tensor.of(np.concatenate(parts) if parts else np.empty(0, np.uint8))
+
+
+def decoded(tensor: Tensor, counts: Sequence[int]) -> list[Ids]:
+    """Return the ids of several tables, of each so many.
+
+    Raises:
+        ProtocolError: they are not sorted unique ids in this number.
+    """
+    if tensor.dtype != "|u1" or len(tensor.shape) != 1:
+        raise ProtocolError(f"ids are {tensor.dtype} of shape {tensor.shape}; expected bytes")
+    data, at, found = tensor.array(), 0, []
+    for count in counts:
+        if count < 0 or count > len(data) - at:
+            raise ProtocolError(f"{count} ids in {len(data) - at} bytes")
+        stop = at + _HEAD if count else at
+        width = int(data[stop - 1]) if at < stop <= len(data) else 0
+        end = stop + width * (count - 1) if count else at
+        if count and (not 1 <= width <= 8 or end > len(data)):
+            raise ProtocolError(f"{count} ids with differences of {width} bytes in {len(data)}")
+        found.append(_ids_of(data[at:end], count, width))
+        at = end
+    if at != len(data):
+        raise ProtocolError(f"{len(data) - at} bytes follow the ids")
+    return found
+
+
+def _ids_of(data: NDArray[np.uint8], count: int, width: int) -> Ids:
+    if not count:
+        return np.empty(0, np.int64)
+    steps = np.zeros((count, 8), np.uint8)
+    steps[0] = data[:8]
+    steps[1:, :width] = data[_HEAD:].reshape(count - 1, width)
+    ids = steps.view("<u8").ravel().astype(np.uint64).cumsum(dtype=np.uint64).view(np.int64)
+    if not (ids[1:] > ids[:-1]).all():
+        raise ProtocolError("ids are not sorted and unique")
+    return ids
+
+
+def cut(counts: Sequence[int], row_nbytes: Sequence[int]) -> Iterator[list[Run]]:
+    """Yield which rows go into each message, about a frame of them; none is left out."""
+    parts: list[Run] = []
+    room = FRAME_NBYTES
+    for place, (count, nbytes) in enumerate(zip(counts, row_nbytes, strict=True)):
+        start = 0
+        while start < count:
+            taken = min(count - start, max(1, room // nbytes))
+            parts.append((place, slice(start, start + taken)))
+            start, room = start + taken, room - taken * nbytes
+            if room < nbytes or len(parts) == MAX_PARTS:
+                yield parts
+                parts, room = [], FRAME_NBYTES
+    if parts:
+        yield parts
+
+
+def chunks_of(given: Sequence[RowsOf], sequence: int) -> list[Part]:
+    """Return the messages with the rows of a push, which are sent before it."""
+    counts, row_nbytes = [len(each.ids) for each in given], [nbytes_of(each) for each in given]
+    found: list[Part] = []
+    for index, parts in enumerate(cut(counts, row_nbytes)):
+        tables = tuple(given[place].table for place, _ in parts)
+        chunk = RowChunk(sequence, index, tables, tuple(s.stop - s.start for _, s in parts))
+        ids = encoded([given[place].ids[some] for place, some in parts])
+        rows = [given[place].rows[some].ravel() for place, some in parts]
+        found.append((chunk, (ids, Tensor.of(np.concatenate(rows)))))
+    return found
+
+
+class WithRows:
+    """The parts of a push: the chunks of its dense gradient, then those of rows. All are ready."""
+
+    def __init__(self, chunks: Parts | None, rows: Sequence[Part]) -> None:
+        self._chunks, self._rows = chunks, rows
+
+    @property
+    def ready(self) -> int:
+        return len(self)
+
+    def __len__(self) -> int:
+        return self._of_chunks + len(self._rows)
+
+    def __getitem__(self, place: int) -> Part:
+        if self._chunks is not None and place < self._of_chunks:
+            return self._chunks[place]
+        return self._rows[place - self._of_chunks]
+
+    def add(self, indices: Iterable[int]) -> None:
+        """Do nothing."""
+
+    @property
+    def _of_chunks(self) -> int:
+        return 0 if self._chunks is None else len(self._chunks)
+
+
+def nbytes_of(each: RowsOf) -> int:
+    """Return the bytes of one row."""
+    return 4 * int(each.rows.shape[1])
+
+
+def rows_in(tensors: Sequence[Tensor], counts: Sequence[int], dims: Sequence[int]) -> list[Rows]:
+    """Return the rows of several tables, of each so many of so many elements.
+
+    Raises:
+        ProtocolError: the tensors are others.
+    """
+    sizes = [count * dim for count, dim in zip(counts, dims, strict=True)]
+    if len(tensors) != 1 or (tensors[0].dtype, tensors[0].shape) != ("<f4", (sum(sizes),)):
+        raise ProtocolError(
+            f"{len(tensors)} tensors with rows; expected one of {sum(sizes)} float32"
+        )
+    flats = np.split(tensors[0].array(), np.cumsum(sizes)[:-1])
+    return [flat.reshape(-1, dim) for flat, dim in zip(flats, dims, strict=True)]
+
+
+def joined(parts: Mapping[int, Sequence[RowsOf]]) -> list[RowsOf]:
+    """Return the rows of each table, from the messages by their index.
+
+    Raises:
+        ProtocolError: the ids of a table are not sorted from message to message.
+    """
+    by_table: dict[int, list[RowsOf]] = {}
+    for index in sorted(parts):
+        for part in parts[index]:
+            by_table.setdefault(part.table, []).append(part)
+    found = []
+    for table, several in sorted(by_table.items()):
+        if len(several) == 1:
+            found += several
+            continue
+        ids = np.concatenate([part.ids for part in several])
+        if not (ids[1:] > ids[:-1]).all():
+            raise ProtocolError(f"the ids of table {table} are not sorted from message to message")
+        found.append(RowsOf(table, ids, np.concatenate([part.rows for part in several])))
+    return found
