@@ -431,12 +431,17 @@ def test_model_that_cannot_be_trained_is_refused(options: dict[str, Any], text: 
         TorchModel(**{"build": net, "loss": F.cross_entropy} | options).parameters(0)
 
 
-def test_sparse_gradient_is_refused() -> None:
-    def build() -> Any:
-        return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(20, 3))
+def test_sparse_gradient_of_what_is_no_table_is_refused() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.ones(9, 3))
 
-    with pytest.raises(ConfigError, match="sparse=False"):
-        Step(build)((np.zeros((12, 5), np.int64), Y))
+        def forward(self, x: Any) -> Any:
+            return F.embedding(x, self.rows, sparse=True)
+
+    with pytest.raises(ConfigError, match="or name it in the job's tables"):
+        Step(Own)((Y, Y))
 
 
 def test_trained_weights_go_into_a_module() -> None:

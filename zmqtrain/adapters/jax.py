@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.common import check_takes, name_of, numbers_of, weights_of
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.tables import Table
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import is_of
 
@@ -30,6 +32,7 @@ except ImportError as missing:
     raise not_installed("JAX", "jax") from missing
 
 from zmqtrain.adapters.jax_memory import Differentiated, limit_threads, store, taken
+from zmqtrain.adapters.jax_tables import TableOf, gathered, look_up
 
 Tree: TypeAlias = Any
 """A pytree."""
@@ -65,6 +68,7 @@ class JaxModel(BaseModel):
         dtype: Any = None,
         labels_at: int | None = None,
         weight: Callable[[Any], Any] | None = None,
+        tables: Mapping[str, TableOf] = MappingProxyType({}),
     ) -> None:
         """``init(key)`` returns the parameters: a pytree of float32 arrays.
 
@@ -87,6 +91,10 @@ class JaxModel(BaseModel):
         ``frozen``: patterns of names, such as "encoder.*"; matching parameters are not trained.
         ``dtype``: jax.numpy.bfloat16 to compute in it; parameters stay float32.
 
+        ``tables``: variables of rows, of which a batch reads and trains some, such as
+        {"user": TableOf(16, lambda batch: batch["user"])}: then parameters are a dict, whose "user"
+        is an array of the rows of these ids, shape (n, 16).
+
         Raises:
             ConfigError: ``dtype`` is another one, or a function takes other arguments.
         """
@@ -108,6 +116,7 @@ class JaxModel(BaseModel):
         self.init, self.loss, self.labels_at = init, loss, labels_at
         self._metrics, self._predict, self._weight = metrics, predict, weight
         self._has_state, self._patterns, self._dtype = has_state, tuple(frozen), dtype
+        self._tables = dict(tables)
         self._first = jax.jit(self._initial)
         self._step = Differentiated(self, self._differentiate)
         self._evaluation = jax.jit(self._measure)
@@ -115,6 +124,7 @@ class JaxModel(BaseModel):
         self._known_outline: _Outline | None = None
         self._seeds = _seeds(0, 0)
         self._out: Gradients = {}  # of the step of a loop of the user's own
+        self._ids: dict[str, Tree] = {}  # of that step, by table
 
     def __repr__(self) -> str:
         options = [f", frozen={list(self._patterns)}"] if self._patterns else []
@@ -142,6 +152,9 @@ class JaxModel(BaseModel):
         """Return the variables that a step renews."""
         return self._values(seed, list(_leaves(self._outline().state)))
 
+    def tables(self, seed: int) -> dict[str, Table]:
+        return {name: table.table() for name, table in self._tables.items()}
+
     def empty(self, method: str) -> Leaves:
         """Return zeros instead of parameters or state; nothing is compiled for them."""
         outline = self._outline()
@@ -154,8 +167,11 @@ class JaxModel(BaseModel):
         self._seeds = _seeds(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        names = self._outline().trained
-        loss, measures, results = self._step(names, parameters, batch, self._seeds)
+        found = look_up(self._tables, parameters, batch)
+        names = [*self._outline().trained, *found.rows]
+        given = found.values(parameters), found.batch
+        loss, measures, results = self._step(names, *given, self._seeds)
+        found.take_gradients(results, out)
         store(results, out)
         if is_measured(out):
             measured(out, None, numbers_of(measures, self))
@@ -163,9 +179,10 @@ class JaxModel(BaseModel):
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Return the arguments of the loss: parameters, state if there is any, batch and key."""
-        self._out = out
-        values = {name: jnp.asarray(value) for name, value in taken(dict(parameters)).items()}
-        return *self._trees(values), jax.tree.map(jnp.asarray, taken(batch)), _key(self._seeds)
+        found = look_up(self._tables, parameters, batch)
+        self._out, self._ids = out, found.ids
+        values, batch = jax.tree.map(jnp.asarray, taken((found.values(parameters), found.batch)))
+        return *self._trees(values), batch, _key(self._seeds)
 
     def weight(self, batch: Batch) -> float | None:
         """Return the weight of a batch; None: the number of its examples."""
@@ -179,12 +196,20 @@ class JaxModel(BaseModel):
         """
         self._check_loss(loss)
         outline = self._outline()
+        if self._ids and isinstance(gradients, dict):
+            gradients = dict(gradients)
+            of_rows = {name: gradients.pop(name, None) for name in self._ids}
+            for name, ids in self._ids.items():
+                jax.tree.map(self._out[name].add, ids, of_rows[name])
         found = self._like(outline.parameters, gradients, "gradients")
         store({name: found[name] for name in outline.trained} | self._plain(state), self._out)
         return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        measures, are_classes = self._evaluation(taken(dict(parameters)), taken(batch))
+        found = look_up(self._tables, parameters, batch)
+        measures, are_classes = self._evaluation(
+            taken(found.values(parameters)), taken(found.batch)
+        )
         if not are_classes:
             del measures["accuracy"]
         return numbers_of({"loss": measures["loss"]} | measures, self)  # jit has sorted them
@@ -194,8 +219,9 @@ class JaxModel(BaseModel):
         the leaves of a pytree as a tuple."""
         if self._predict is None:
             return super().predict(parameters, batch)
-        inputs = batch[:1] if isinstance(batch, tuple) else (batch,)
-        outputs = self._outputs(taken(dict(parameters)), taken(inputs))
+        found = look_up(self._tables, parameters, batch)
+        inputs = found.batch[:1] if isinstance(batch, tuple) else (found.batch,)
+        outputs = self._outputs(taken(found.values(parameters)), taken(inputs))
         arrays = tuple(map(np.asarray, jax.tree.leaves(outputs)))
         return arrays[0] if isinstance(outputs, jax.Array) else arrays
 
@@ -296,7 +322,8 @@ class JaxModel(BaseModel):
     def _trees(self, values: Leaves) -> list[Tree]:
         """Return the first arguments of the functions: parameters, and state if there is any."""
         outline = self._outline()
-        trees = [self._cast(_filled(outline.parameters, values))]
+        own = _filled(outline.parameters, values)
+        trees = [self._cast(gathered(self._tables, values, own))]
         return [*trees, _filled(outline.state, values)] if self._has_state else trees
 
     def _cast(self, tree: Tree) -> Tree:

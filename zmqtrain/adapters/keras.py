@@ -14,7 +14,7 @@ import logging
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.common import check_build, name_of, weights_of
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
+from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import user_code
@@ -42,7 +43,7 @@ except ModuleNotFoundError as missing:
     raise not_installed("Keras", "keras") from missing
 
 from zmqtrain.adapters.keras_metrics import SummedMetric
-from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of
+from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of, whole
 from zmqtrain.adapters.keras_optimizers import rule_of
 
 BACKEND: str = keras.backend.backend()
@@ -80,6 +81,7 @@ class KerasModel(BaseModel):
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
         self._network: Network | None = None
+        self._patterns: tuple[Any, ...] = ()  # of the names of tables
         self._has_warned = False  # that its files hold weights alone
 
     def __repr__(self) -> str:
@@ -159,6 +161,18 @@ class KerasModel(BaseModel):
                 )
         return values_of(network.trained)
 
+    def make_tables(self, patterns: Sequence[Any]) -> None:
+        if tuple(patterns) != self._patterns:
+            self._patterns, self._network = tuple(patterns), None
+
+    def tables(self, seed: int) -> dict[str, Table]:
+        """Return the embeddings that the job makes tables.
+
+        Raises:
+            ConfigError: one cannot be a table.
+        """
+        return {name: layer.table for name, layer in self._initial(seed).tables.items()}
+
     def state(self, seed: int) -> Weights:
         return values_of(self._initial(seed).state)
 
@@ -217,7 +231,7 @@ class KerasModel(BaseModel):
         Raises:
             ConfigError: it cannot be read, or is of another model.
         """
-        network = self._built(0)
+        network = self._built(0, ())
         try:
             network.model.load_weights(path)
         except (OSError, ValueError, KeyError) as error:
@@ -246,7 +260,7 @@ class KerasModel(BaseModel):
 
     def with_weights(self, weights: Mapping[str, Any]) -> Any:
         """Return a new Keras model that has these weights, for its user alone."""
-        network = self._built(0)
+        network = self._built(0, ())
         network.assign(weights)
         network.model.optimizer = network.optimizer
         return network.model
@@ -259,12 +273,12 @@ class KerasModel(BaseModel):
         """Return a model with the initial values of a seed; the first one is kept for steps."""
         if self._network is not None and self._network.initial_seed == seed:
             return self._network
-        network = self._built(seed)
+        network = self._built(seed, self._patterns)
         if self._network is None:
             self._network = network
         return network
 
-    def _built(self, seed: int) -> Network:
+    def _built(self, seed: int, patterns: Sequence[Any]) -> Network:
         if BACKEND == "jax":
             from zmqtrain.adapters.jax_memory import limit_threads
 
@@ -283,7 +297,7 @@ class KerasModel(BaseModel):
                 )
             _BUILT.add(model)
             self._compile(model)
-            return Network(model, seed, self)
+            return Network(model, seed, self, patterns)
 
     def _compile(self, model: Any) -> None:
         """Compile the model if it is not compiled, and check that it can be trained."""
@@ -329,7 +343,7 @@ def load_weights(
         ConfigError: names or shapes are not those of the model.
         CheckpointError: the logdir has no checkpoint.
     """
-    values = weights_of(weights, average=average)
+    values = {n: whole(v) for n, v in weights_of(weights, average=average).items()}
     given = dict(zip(_renumbered(values), values.values(), strict=True))
     variables = named(model.variables)
     own = dict(zip(_renumbered(variables), variables.values(), strict=True))

@@ -13,6 +13,7 @@ import numpy as np
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.jax_memory import Differentiated, Values, store, taken
+from zmqtrain.adapters.keras_jax_tables import JaxTables
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.models.checks import check_classes, written_in_a_step
 
@@ -30,6 +31,7 @@ class OnJax:
 
     def __init__(self, network: Any, owner: object) -> None:
         self._network, self._model = network, network.model
+        self._tables = JaxTables(network.tables, network.model, owner)
         self._steps = {  # by whether they measure
             kind: Differentiated(owner, partial(self._differentiate, kind))
             for kind in (False, True)
@@ -51,10 +53,13 @@ class OnJax:
         Raises:
             ConfigError: nothing that is trained has a gradient, or a label is of no class.
         """
-        step = self._steps[is_measured]
-        loss, beside, results = self._call(step, parts, self._network.trained, values, parts)
+        step, found = self._steps[is_measured], self._tables.look_up(values, parts[0])
+        names = [*self._network.trained, *found.unique]
+        given = names, found.values, parts
+        loss, beside, results = self._call(step, parts, *given, sizes=found.sizes)
         self._network.initial_seed = None  # other tasks build their own, which may differ
         self._check_labels(parts[1])
+        found.take_gradients(results, out)
         store(results, out)
         if not is_measured:
             return loss, None, {}
@@ -69,15 +74,17 @@ class OnJax:
         Raises:
             ConfigError: a label is of no class.
         """
-        loss, (outputs, masks), measures = self._call(
-            self._evaluation, parts, taken(dict(values)), taken(parts)
-        )
+        looked_up = self._tables.look_up(values, parts[0])
+        given = taken(dict(looked_up.values)), taken(parts)
+        found = self._call(self._evaluation, parts, *given, sizes=looked_up.sizes)
+        loss, (outputs, masks), measures = found
         self._check_labels(parts[1])
         return loss, _with_masks(outputs, masks), measures
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
-        found = self._call(self._outputs, inputs, taken(dict(values)), taken(inputs))
-        return _with_masks(*found)
+        looked_up = self._tables.look_up(values, inputs)
+        given = taken(dict(looked_up.values)), taken(inputs)
+        return _with_masks(*self._call(self._outputs, inputs, *given, sizes=looked_up.sizes))
 
     def _check_labels(self, targets: Any) -> None:
         """Check labels, which Keras's losses on jax do not: there a wrong label counts as none."""
@@ -90,12 +97,19 @@ class OnJax:
             if labels.size:
                 check_classes(labels, classes)
 
-    def _call(self, function: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
+    def _call(
+        self,
+        function: Callable[..., Any],
+        batch: Any,
+        *arguments: Any,
+        sizes: tuple[int, ...],
+    ) -> Any:
+        """Call a function; ``sizes``: the numbers of rows of tables."""
         shapes = tuple((np.shape(a), str(a.dtype)) for a in jax.tree.leaves(batch))
-        kind = (id(function), shapes)
+        kind = (id(function), shapes, sizes)
         if kind in self._compiled:
             return function(*arguments)
-        with self._lock:
+        with self._lock, self._tables.tracing():
             if function is not self._outputs:
                 # What is compiled with the model may make variables, which no trace may do.
                 self._model._symbolic_build(data_batch=batch)
@@ -176,7 +190,9 @@ class OnJax:
                 raise written_in_a_step(self._network.owner, names[number], is_frozen=True)
 
     def _lists(self, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        """Return values of trainable and of other variables, in the order of Keras."""
+        """Return values of trainable and of other variables, in the order of Keras; let layers
+        look up rows of the tables among them."""
+        self._tables.use(values)
         by_id = {
             id(variable): jax.numpy.asarray(values[name], variable.dtype)
             for name, variable in self._network.variables.items()

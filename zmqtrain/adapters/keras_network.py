@@ -11,9 +11,12 @@ from keras.src.backend import get_keras_mask
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.keras_metrics import Measure, array_of, is_mean, measures_of
+from zmqtrain.adapters.keras_tables import take_tables
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
 from zmqtrain.models.checks import check_rows
+from zmqtrain.models.rows import TableReader
+from zmqtrain.optim.pipeline import Pattern
 
 Weights: TypeAlias = dict[str, NDArray[Any]]
 
@@ -21,10 +24,13 @@ Weights: TypeAlias = dict[str, NDArray[Any]]
 class Network:
     """A built model, and its variables by name."""
 
-    def __init__(self, model: Any, seed: int, owner: object) -> None:
-        """
+    def __init__(
+        self, model: Any, seed: int, owner: object, patterns: Sequence[Pattern] = ()
+    ) -> None:
+        """``patterns``: names of embeddings that are tables.
+
         Raises:
-            ConfigError: the model has no variables yet.
+            ConfigError: the model has no variables yet, or one cannot be a table.
         """
         self.model, self.owner = model, owner
         self.initial_seed: int | None = seed  # while the variables have their initial values
@@ -36,6 +42,8 @@ class Network:
                 "or call it on a batch in build"
             )
         self.variables = named(model.variables)
+        self.tables = take_tables(model, self.variables, patterns, owner)
+        self.variables = {n: v for n, v in self.variables.items() if n not in self.tables}
         fixed = _ids_of_frozen(model)
         trained = {id(variable) for variable in model.trainable_variables}
         self.trained = {n: v for n, v in self.variables.items() if id(v) in trained}
@@ -58,8 +66,17 @@ class Network:
         return values_of(self.variables)
 
     def assign(self, weights: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: the rows of a table are not among the weights.
+        """
         for name, variable in self.variables.items():
-            variable.assign(weights[name])
+            if name not in weights:
+                raise ConfigError(
+                    f"there are no rows of the table {name!r} of {self.owner!r} here; expected "
+                    "those of a training that has ended"
+                )
+            variable.assign(whole(weights[name]))
 
     def is_summed(self, measure: Measure) -> bool:
         """Return whether a measure is no mean over all examples."""
@@ -101,6 +118,11 @@ class Network:
             )
         tree = self.outputs_like if len(targets) == outputs else None
         return self.inputs_of(batch), _like(tree, targets), more[0] if more else None
+
+
+def whole(value: Any) -> Any:
+    """Return the values of a variable, or all rows of a table."""
+    return value.whole() if isinstance(value, TableReader) else value
 
 
 def _computer(network: Network, owner: object) -> Any:

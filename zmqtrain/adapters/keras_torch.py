@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.common import constant_loss
 from zmqtrain.adapters.torch_memory import BoundVariables, seed_torch, tensor_over
+from zmqtrain.adapters.torch_tables import TableWeight
+from zmqtrain.adapters.torch_tables_of import ModuleTables
 from zmqtrain.models.base import Gradients, Parameters
 
 
@@ -19,6 +23,9 @@ class OnTorch:
     def __init__(self, network: Any, owner: object) -> None:
         self._network, self._model = network, network.model
         self._bound = BoundVariables(owner)
+        self._tables = ModuleTables({n: TableWeight(t.table) for n, t in network.tables.items()})
+        for name, weight in self._tables.weights.items():
+            network.tables[name].look_up = partial(_rows_of, weight)
 
     def seed(self, seed: int, batch: int) -> None:
         """Seed layers that draw from torch's own generator."""
@@ -35,13 +42,14 @@ class OnTorch:
         self._bind(values, out)
         self._bound.clear()
         parts = _tensors(parts)
+        self._tables.begin(parts)
         if is_measured:
             self._model.reset_metrics()  # some keep the loss of an output
         loss, outputs = self._loss_of(parts, training=True)
         if not loss.requires_grad:
             raise constant_loss(self._network.owner)
         loss.backward()
-        self._bound.complete()
+        self._bound.complete(has_others=self._tables.complete())
         loss, outputs = loss.detach(), keras.tree.map_structure(_detached, outputs)
         with torch.no_grad():
             return loss, outputs, self._measures(parts, outputs) if is_measured else {}
@@ -52,6 +60,7 @@ class OnTorch:
         """Return loss, outputs, and measures."""
         self._bind(values, None)
         parts = _tensors(parts)
+        self._tables.begin(parts)
         self._model.reset_metrics()
         with torch.no_grad():
             loss, outputs = self._loss_of(parts, training=False)
@@ -59,8 +68,10 @@ class OnTorch:
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
         self._bind(values, None)
+        inputs = _tensors(inputs)
+        self._tables.begin(inputs)
         with torch.no_grad():
-            return self._call(_tensors(inputs), training=False)
+            return self._call(inputs, training=False)
 
     def _measures(self, parts: tuple[Any, ...], outputs: Any) -> dict[str, Any]:
         x, y, weights = parts
@@ -89,7 +100,13 @@ class OnTorch:
                 self._bound.add_parameter(name, variable.value)
             for name, variable in network.state.items():
                 self._bound.add_state(name, variable, "_value")
+            first = tensor_over(next((values[n] for n in network.variables), np.zeros(0, "f")))
+            self._tables.bind(values, out, first.device, torch.float32)
         self._bound.load()
+
+
+def _rows_of(weight: TableWeight, ids: Any) -> Any:
+    return weight[ids]
 
 
 def _copied(weights: Any) -> Any:

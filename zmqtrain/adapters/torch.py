@@ -23,6 +23,8 @@ from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_o
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.checks import CheckSchedule
+from zmqtrain.models.rows import TableReader
+from zmqtrain.models.tables import Table
 from zmqtrain.models.trees import split
 from zmqtrain.models.weights import EMPTY
 
@@ -40,6 +42,7 @@ from zmqtrain.adapters.torch_objective import Objective
 from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
 from zmqtrain.adapters.torch_parts import IGNORED, PartsCheck, comparing, has_ignored, own_loss
 from zmqtrain.adapters.torch_structure import buffers_of
+from zmqtrain.adapters.torch_tables_of import tables_in, weights_in
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +124,11 @@ class TorchModel(BaseModel):
         )
         self.weighs_measures = self._objective.weighs_measures
         self._autocast, self._micro_batches = autocast, micro_batches
+        self._patterns: tuple[Any, ...] = ()  # of the names of tables
         self._forget()
 
     def _forget(self) -> None:
-        self._built = BuiltModule(self.build, self._compile, self, self._take_over)
+        self._built = BuiltModule(self.build, self._compile, self, self._take_over, self._patterns)
         self._parts = self._parts_check() if self._micro_batches > 1 else None
         self._labels_check: CheckSchedule | None = CheckSchedule()  # until it has warned
 
@@ -169,6 +173,19 @@ class TorchModel(BaseModel):
                     f"{remedy}"
                 )
         return {name: array_of(parameter) for name, parameter in found.items()}
+
+    def make_tables(self, patterns: Sequence[Any]) -> None:
+        if tuple(patterns) != self._patterns:
+            self._patterns = tuple(patterns)
+            self._forget()
+
+    def tables(self, seed: int) -> dict[str, Table]:
+        """Return the weights of look-ups with ``sparse=True``, and what the job makes a table.
+
+        Raises:
+            ConfigError: a weight cannot be a table.
+        """
+        return tables_in(self._built.initial(seed))
 
     def frozen(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the parameters that need no gradient."""
@@ -242,13 +259,18 @@ class TorchModel(BaseModel):
         """Have the module hold these values."""
         self._built.bind(parameters, out)
 
+    def keep_tables(self, readers: Mapping[str, TableReader]) -> None:
+        self._built.tables.restore(readers)
+
     def begin(
         self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool = False
     ) -> Any:
         """Make the module ready for a step; return the batch as tensors."""
         self._built.bind(parameters, out)
         self._built.bound.clear(in_place=in_place)
-        return self._as_tensors(batch)
+        tensors = self._as_tensors(batch)
+        self._built.tables.begin(tensors)
+        return tensors
 
     def finish(self, loss: Any) -> float:
         """End a step after ``backward()``: gradients and buffers are complete; return the loss.
@@ -258,7 +280,7 @@ class TorchModel(BaseModel):
                 or a parameter or buffer has appeared in the step.
         """
         self._built.check()
-        self._built.bound.complete()
+        self._built.bound.complete(has_others=self._built.tables.complete())
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -345,8 +367,10 @@ class TorchModel(BaseModel):
         self._built.bind(parameters, None)
         with self._built.resting():
             tensors = self._as_tensors(batch)
+            self._built.tables.begin(tensors)
             with torch.no_grad(), self._autocasting():
                 yield tensors
+            self._built.tables.end()
 
     def _as_tensors(self, batch: Batch) -> Any:
         return tensors_of(batch, self._built.device, is_double=self._built.is_double)
@@ -368,7 +392,14 @@ def load_state_dict(
         CheckpointError: the logdir has no checkpoint.
     """
     values = weights_of(weights, average=average)
-    tensors = {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+    tables = weights_in(module)
+    tensors = {}
+    for name, value in values.items():
+        is_table = isinstance(value, TableReader)
+        if is_table and name in tables:
+            tables[name].bind(value, None, torch.device("cpu"), torch.float32)
+        else:
+            tensors[name] = torch.from_numpy(np.array(value.whole() if is_table else value))
     first: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         shared = first.setdefault(id(parameter), name)  # a checkpoint has tied ones once

@@ -24,7 +24,6 @@ from zmqtrain.units import shortened
 
 log = logging.getLogger(__name__)
 
-
 SAME_SHAPE = (
     "expected buffers that keep their shapes: give them the right ones in __init__, call the "
     "module on a batch in build(), or register them with persistent=False"
@@ -149,7 +148,8 @@ class BoundVariables:
         """
         self._check_optimizer()
         self._is_in_step, self._is_in_place = True, in_place
-        torch._foreach_zero_([view for _, _, view in self._trained])
+        if self._trained:
+            torch._foreach_zero_([view for _, _, view in self._trained])
         self._cleared = self._gradient_marks()
         for _, parameter, _ in () if in_place else self._trained:
             parameter.grad = None
@@ -180,8 +180,10 @@ class BoundVariables:
         for _, parameter, view in self._trained:
             parameter.grad = view.zero_()
 
-    def complete(self) -> None:
+    def complete(self, *, has_others: bool = False) -> None:
         """Copy gradients and state that a step has left elsewhere into the memory.
+
+        ``has_others``: there are gradients of other variables.
 
         Raises:
             ConfigError: a gradient is sparse, no parameter has one, or the step has changed a
@@ -194,7 +196,7 @@ class BoundVariables:
             self._marks = self._marked()
         marks = self._gradient_marks()
         none = self._without_gradient(marks)
-        if self._trained and len(none) == len(self._trained):
+        if self._trained and len(none) == len(self._trained) and not has_others:
             raise ConfigError(
                 f"no parameter of {self._owner!r} has a gradient; a loop of your own calls "
                 "loss.backward() before session.step(loss)"
@@ -254,7 +256,7 @@ class BoundVariables:
         elif gradient.layout is not torch.strided:
             raise ConfigError(
                 f"the gradient of {name!r} of {self._owner!r} is sparse; expected a dense one: "
-                "build the module with sparse=False"
+                "look rows up with sparse=False, or name it in the job's tables"
             )
         else:
             view.copy_(gradient)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 
 from zmqtrain.adapters.torch_memory import (
@@ -18,6 +19,7 @@ from zmqtrain.adapters.torch_memory import (
     tensor_over,
 )
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart
+from zmqtrain.adapters.torch_tables_of import ModuleTables, weights_in, with_tables
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.units import shortened
@@ -37,10 +39,12 @@ class BuiltModule:
         compile: bool | Mapping[str, Any],
         owner: object,
         on_built: Callable[[Any], None],
+        patterns: Sequence[Any] = (),
     ) -> None:
-        """``owner``: the model, for texts. ``on_built``: called with the module that is kept."""
+        """``owner``: the model, for texts. ``on_built``: called with the module that is kept.
+        ``patterns``: names of parameters that are tables."""
         self._build, self._compile, self._owner = build, compile, owner
-        self._on_built = on_built
+        self._on_built, self._patterns = on_built, patterns
         self._module: Any = None
         self._seed: int | None = None  # while the module has its initial values
         self._structure: Structure | None = None
@@ -67,6 +71,7 @@ class BuiltModule:
             raise ConfigError(
                 f"build of {self._owner!r} returned {module!r:.80}; expected a torch.nn.Module"
             )
+        with_tables(module, self._patterns, self._owner)
         if self._module is None:
             if module in _BUILT:  # build returns one that another instance trains
                 module = copy.deepcopy(module)
@@ -76,6 +81,7 @@ class BuiltModule:
             self._module, self._seed = module, seed
             self._train(module)
             self._structure = Structure(module, self._owner)
+            self.tables = ModuleTables(weights_in(module), module)
             if self._compile:
                 module.compile(**({} if self._compile is True else self._compile))
         return module
@@ -99,11 +105,16 @@ class BuiltModule:
         """
         if self.bound.rebind(parameters, out):
             module, self._seed = self.module, None
+            self.tables.insert()
             self.check()
-            first = tensor_over(next(iter(parameters.values())))
+            arrays = (
+                value for name, value in parameters.items() if name not in self.tables.weights
+            )
+            first = tensor_over(next(arrays, np.zeros(0, np.float32)))
             self.is_double = first.dtype == torch.float64  # in `zmqtrain check`
             self.device = first.device
             module.to(first.device)
+            self.tables.bind(parameters, out, first.device, first.dtype)
             for name, parameter in module.named_parameters():
                 if name in parameters:
                     self.bound.add_parameter(name, parameter)

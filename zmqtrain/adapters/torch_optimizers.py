@@ -16,7 +16,8 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-from torch import optim
+import torch
+from torch import nn, optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from zmqtrain.adapters.common import options_of
@@ -37,6 +38,7 @@ _REMEDIES = {
     "maximize": "return the negative of the loss",
     "NoneType": "return the optimizer, or a tuple of it and its scheduler",
     "list": "return one optimizer, or [(optimizer, scheduler), another, ...]",
+    "SparseAdam": "give Adam, which updates rows of tables as SparseAdam does",
     "lr_decay": "give a scheduler, LambdaLR(optimizer, lambda step: 1 / (1 + lr_decay * step))",
     "ReduceLROnPlateau": "use zmqtrain.callbacks.ReduceLROnPlateau, with fit",
 }
@@ -54,13 +56,16 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
         ConfigError: no rule computes the same, or ``make`` fails.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters = parameters or [nn.Parameter(torch.zeros(1))]  # of a module with tables alone
     with user_code("the optimizer", make):
         made = make(parameters, module) if _takes_module(make) else make(parameters)
         optimizers, schedulers, every = zip(*_all(made), strict=True)
     for name, kind in ((type(each).__name__, type(each)) for each in optimizers):
         if name not in _TWINS or kind is not getattr(optim, name):
             raise _no_twin(name, f"expected one of {', '.join(_TWINS)}")
-    members = _members([group for each in optimizers for group in each.param_groups], module)
+    members = _members(
+        [group for each in optimizers for group in each.param_groups], parameters, module
+    )
     (base, l2), *_ = twins = list(chain(*map(_twins, optimizers, schedulers, every)))
     options = {
         tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})
@@ -84,9 +89,16 @@ def _takes_module(make: Callable[..., Any]) -> bool:
     return len(needed) == 2
 
 
-def _members(param_groups: Sequence[dict[str, Any]], module: Any) -> list[list[str]]:
-    """Return the names of the trained variables of each group; they must be all of the module's."""
-    names = {id(p): name if p.requires_grad else "" for name, p in module.named_parameters()}
+def _members(
+    param_groups: Sequence[dict[str, Any]], parameters: Sequence[Any], module: Any
+) -> list[list[str]]:
+    """Return the names of the trained variables of each group; they must be all of the module's.
+
+    ``parameters``: those that were given.
+    """
+    own = module.named_parameters()
+    names = dict.fromkeys(map(id, parameters), "")
+    names |= {id(p): name if p.requires_grad else "" for name, p in own}
     groups = [[id(parameter) for parameter in group["params"]] for group in param_groups]
     given = Counter(each for group in groups for each in group)
     wrong = [f"has {names.get(each)} twice" for each, count in given.items() if count > 1]

@@ -1,0 +1,81 @@
+"""Tables of a Keras model: embeddings that a job names, of which a step reads and trains rows.
+
+Such a variable leaves its layer, whose ``call`` then looks rows up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.tables import Given, Table
+from zmqtrain.optim.pipeline import Pattern, fits
+
+LookUp: TypeAlias = Callable[[Any], Any]
+"""Returns the rows of a tensor of integers."""
+
+
+class TableLayer:
+    """An Embedding layer whose rows are a table."""
+
+    def __init__(self, layer: Any, name: str, owner: object) -> None:
+        """
+        Raises:
+            ConfigError: the layer needs all rows, or does not train them.
+        """
+        self._check(layer, name, owner)
+        rows = np.asarray(keras.ops.convert_to_numpy(layer._embeddings))
+        self.layer = layer
+        self.table = Table(rows=layer.input_dim, dim=layer.output_dim, initial=Given(rows))
+        layer._tracker.unlock()
+        layer._untrack_variable(layer._embeddings)
+        layer._tracker.lock()
+        layer._embeddings = None
+        layer.call = self._call
+        self.look_up: LookUp | None = None
+
+    def _call(self, inputs: Any) -> Any:
+        if self.look_up is None:
+            raise ConfigError(
+                f"the rows of {self.layer.name!r} are in a table; expected a prediction by the "
+                "job or the trainer, or a model of its own by with_weights()"
+            )
+        if inputs.dtype not in ("int32", "int64"):  # as Keras does
+            inputs = keras.ops.cast(inputs, "int32")
+        return keras.ops.cast(self.look_up(inputs), self.layer.compute_dtype)
+
+    @staticmethod
+    def _check(layer: Any, name: str, owner: object) -> None:
+        needs = {
+            "trainable=False": not layer.trainable,
+            f"dtype {layer.variable_dtype}": layer.variable_dtype != "float32",
+            "an embeddings_regularizer": layer.embeddings_regularizer is not None,
+            "LoRA": layer.lora_enabled,
+            "a quantization": layer.quantization_mode is not None,
+        }
+        if found := [what for what, is_there in needs.items() if is_there]:
+            raise ConfigError(
+                f"the table {name!r} of {owner!r} is of a layer with {' and '.join(found)}; "
+                "expected float32 rows that are trained by themselves: leave it out, or the table"
+            )
+
+
+def take_tables(
+    model: Any, variables: Mapping[str, Any], patterns: Sequence[Pattern], owner: object
+) -> dict[str, TableLayer]:
+    """Make tables of the embeddings whose names fit a pattern; return them by name.
+
+    Raises:
+        ConfigError: one cannot be a table.
+    """
+    layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.Embedding)]
+    by_id = {id(getattr(layer, "_embeddings", None)): layer for layer in layers}
+    return {
+        name: TableLayer(by_id[id(variable)], name, owner)
+        for name, variable in variables.items()
+        if id(variable) in by_id and any(fits(name, pattern) for pattern in patterns)
+    }
