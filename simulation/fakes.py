@@ -6,6 +6,7 @@ the simulated code stays as it is. The fakes are process-wide: run nothing else 
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import functools
 import gc
@@ -22,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from simulation.loop import Process, VirtualLoop, current_process, unseen
+from simulation.loop import Awaited, Process, VirtualLoop, current_process, unseen
 from zmqtrain.actors import task
 from zmqtrain.data import prefetch
 from zmqtrain.observe.metrics import Metrics, Phases
@@ -38,6 +39,7 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 CHUNK_SIZE = 120  # elements, of tensors in chunks
 CREDITS_NBYTES = (1200, 1 << 20)  # some chunks, or all
 PARTS = 4  # of a small shard: each member of a board has something to update
+OF_TABLES = f"{SUFFIX}.tables/"  # in the path of a file with rows
 UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
 
 
@@ -72,6 +74,7 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool)
         (secrets, "token_hex", lambda nbytes=32: random.randbytes(nbytes).hex()),
         (os, "open", _open),
         (os, "close", _close),
+        (asyncio, "run_coroutine_threadsafe", Awaited),
         (prefetch, "ThreadPoolExecutor", _AtOnce),
         (task, "Metrics", metrics_of),
         (Phases, "totals", lambda _: ()),  # they would include earlier runs
@@ -108,7 +111,8 @@ _owners: dict[int, Process] = {}
 def _open(path: Any, *arguments: Any, **named: Any) -> int:
     descriptor = _real_open(path, *arguments, **named)
     process = current_process()
-    if process is not None and str(path).endswith((SUFFIX, LOCK_FILE)):
+    is_kept = str(path).endswith((SUFFIX, LOCK_FILE)) or OF_TABLES in str(path)
+    if process is not None and is_kept:
         _owners[descriptor] = process
     return descriptor
 
@@ -124,12 +128,13 @@ def _descriptors(process: Process) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A snapshot of a segment: its file, open and under a second name, and its bytes."""
+    """A snapshot of a segment, or of rows: its file, open and under a second name, and its bytes,
+    each part that has any by its place."""
 
     path: Path
     second: Path
     descriptor: int
-    data: bytes
+    data: dict[int, bytes]
 
 
 def memory_of(process: Process) -> list[Kept]:
@@ -137,20 +142,39 @@ def memory_of(process: Process) -> list[Kept]:
     kept = []
     for number, descriptor in enumerate(_descriptors(process)):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if path.name == LOCK_FILE or not path.exists():
-            continue  # it holds no memory, or is unlinked
-        second = path.with_suffix(f".kept-{number}")
+        is_read = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        if path.name == LOCK_FILE or not path.exists() or is_read:
+            continue  # it holds no memory, or is unlinked, or is another process's
+        folder = path.parent.parent if OF_TABLES in str(path) else path.parent
+        second = folder / f"{path.parent.name}-{path.name}.kept-{number}"
         os.link(path, second)
-        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        kept.append(Kept(path, second, os.dup(descriptor), data))
+        kept.append(Kept(path, second, os.dup(descriptor), _data(descriptor)))
     return kept
+
+
+def _data(descriptor: int) -> dict[int, bytes]:
+    """Return the bytes of a sparse file, without its holes."""
+    found, at, size = {}, 0, os.fstat(descriptor).st_size
+    while at < size:
+        try:
+            at = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError:  # the rest is a hole
+            break
+        stop = os.lseek(descriptor, at, os.SEEK_HOLE)
+        found[at] = os.pread(descriptor, stop - at, at)
+        at = stop
+    return found
 
 
 def put_back(memory: list[Kept]) -> None:
     """Undo the changes of segments since :func:`memory_of`."""
     for kept in memory:
-        os.pwrite(kept.descriptor, kept.data, 0)
+        for at, data in _data(kept.descriptor).items():
+            os.pwrite(kept.descriptor, bytes(len(data)), at)
+        for at, data in kept.data.items():
+            os.pwrite(kept.descriptor, data, at)
         _real_close(kept.descriptor)
+        kept.path.parent.mkdir(exist_ok=True)
         if kept.path.exists():
             kept.second.unlink()
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simulation.cluster import SimulatedCluster
+from simulation.model import EXAMPLES
 from simulation.monitor import MessageMonitor
 from simulation.schedule import Schedule
 from zmqtrain.coordination.coordinator import Coordinator
@@ -18,6 +19,7 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
 from zmqtrain.models.base import Buffers
+from zmqtrain.models.tables import shards_of
 from zmqtrain.observe.summary import Summary, parameters_sha256
 from zmqtrain.optim import Mean, new_slots
 from zmqtrain.policies import make_policy
@@ -146,6 +148,8 @@ class _Learned:
             yield from self._wrong_epochs(ledger, len(batches))
         for shard in range(1 if self._may_be_uneven() else self._cluster.shards):
             yield from self._wrong_sums(shard, examples)
+        for shard in range(self._cluster.shards if self._schedule.tables else 0):
+            yield from self._wrong_rows(shard)
         if leader.generation > 1:
             told = [number for number in self._monitor.counted if number < leader.generation]
             is_needless = self._schedule.lane != "memory" and not self._schedule.sets_weights
@@ -213,6 +217,23 @@ class _Learned:
             share = float(sums[example])
             if abs(share - 1 / max(1, round(1 / share))) > TOLERANCE:
                 yield f"example {example} counts {share} times on ps {shard}"
+
+    def _wrong_rows(self, number: int) -> Iterator[str]:
+        """Yield rows that differ, to the last bit, from dense variables of the same shard."""
+        shard = self._cluster.server(number).state.shard
+        ids = np.flatnonzero(shards_of(np.arange(EXAMPLES), self._cluster.shards) == number)
+        assert shard.tables is not None
+        rows = shard.tables.rows(0, ids)
+        names = {cut.variable.name for cut in shard.layout.slices}
+        in_step = self._schedule.policy.startswith("sync") and not self._schedule.has("switch")
+        for name in sorted(names):
+            columns = {"sums": 0} | ({"twins": 1} if in_step else {})
+            column = columns.get(name.rstrip("0123456789"))
+            if column is None:
+                continue
+            expected = self._values[name][ids]
+            if wrong := ids[rows[:, column] != expected].tolist():
+                yield f"rows {wrong} of ps {number} differ from its {name}"
 
     def _wrong_epochs(self, ledger: Ledger, batches: int) -> Iterator[str]:
         schedule = self._schedule

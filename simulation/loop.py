@@ -1,7 +1,7 @@
 """An event loop in virtual time, and processes on it that can be stopped at any callback.
 
 Time stands still while callbacks run and jumps to the next timer when none is left. Nothing waits,
-nothing runs in a thread, and no order depends on an address in memory.
+no two threads run at a time, and no order depends on an address in memory.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import heapq
 import inspect
 import itertools
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from random import Random
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
@@ -99,6 +101,81 @@ class Process:
         return self._trace
 
 
+class Beside:
+    """Work in a thread of its own, which runs only while the loop stands still.
+
+    So it is as if the loop called it, but that it may wait for a coroutine on the loop.
+    """
+
+    def __init__(
+        self, loop: VirtualLoop, work: Callable[[], Any], future: asyncio.Future[Any]
+    ) -> None:
+        self._loop, self._work, self._future = loop, work, future
+        self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_killed = False
+        run = partial(copy_context().run, self._run)
+        threading.Thread(target=run, daemon=True).start()
+
+    def go_on(self) -> None:
+        """Let it run until it ends, or waits."""
+        self._may_run.release()
+        self._has_paused.acquire()
+
+    def kill(self) -> None:
+        """End work that waits."""
+        self._is_killed = True
+        self.go_on()
+
+    def wait(self, task: asyncio.Task[Result]) -> Result:
+        """Wait in its thread for a task of the loop, and return the result of that."""
+        if not task.done():
+            task.add_done_callback(lambda _: self.go_on())
+            self._has_paused.release()
+            self._may_run.acquire()
+            if self._is_killed:
+                raise Killed
+        return task.result()
+
+    def _run(self) -> None:
+        self._may_run.acquire()
+        _thread.beside = self
+        try:
+            result = self._work()
+        except Exception as error:
+            if not self._future.done():
+                self._future.set_exception(error)
+        except BaseException:
+            self._future.cancel()
+        else:
+            if not self._future.done():
+                self._future.set_result(result)
+        finally:
+            self._loop.ended(self)
+            self._has_paused.release()
+
+
+class _Current(threading.local):
+    """The work of the thread that runs."""
+
+    beside: Beside
+
+
+_thread = _Current()
+
+
+class Awaited:
+    """A coroutine on the loop for which work waits: what asyncio.run_coroutine_threadsafe makes."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], loop: VirtualLoop) -> None:
+        self._task = loop.create_task(coroutine)
+
+    def result(self) -> Any:
+        return _thread.beside.wait(self._task)
+
+    def cancel(self) -> bool:
+        return self._task.cancel()
+
+
 class NothingLeftError(RuntimeError):
     """All processes wait, and no timer is left."""
 
@@ -134,6 +211,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._task_numbers = itertools.count()
         self._due: deque[tuple[Process | None, asyncio.Handle]] = deque()
         self._timers: list[tuple[float, int, Process | None, asyncio.TimerHandle]] = []
+        self._beside: set[Beside] = set()  # work that waits for this loop
 
     def time(self) -> float:
         return self._now
@@ -172,17 +250,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         future: asyncio.Future[Result] = self.create_future()
 
         def work() -> None:
-            if future.cancelled():
-                return
-            try:
-                result = function(*args)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            if not future.cancelled():
+                beside = Beside(self, partial(function, *args), future)
+                self._beside.add(beside)
+                beside.go_on()
 
         self.call_later(self._work_s(), work)
         return future
+
+    def ended(self, beside: Beside) -> None:
+        """Forget work that has ended."""
+        self._beside.discard(beside)
+
+    def close(self) -> None:
+        for beside in tuple(self._beside):
+            beside.kill()
+        super().close()
 
     def create_task(
         self, coro: Generator[Any, None, Result] | Coroutine[Any, Any, Result], **options: Any

@@ -3,6 +3,9 @@
 An example that is one of k gradients of an update adds 1/k to its element of a shard's sums.
 Another part depends on every earlier update, to the last bit; odd examples have no gradient of it.
 State has a mean and the number of steps.
+
+With tables, an example has a row, in which it is counted as in the sums of the shard that has the
+row, and an element that depends on all updates of it. The same elements are in dense twins.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from zmqtrain.callbacks.base import Logs
 from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Gradients, Parameters, absent
+from zmqtrain.models.tables import Table, Uniform
 from zmqtrain.optim import SGD
 
 EXAMPLES = 512
@@ -29,9 +33,12 @@ _NOISE = _NOISE.astype(np.float32)
 class CountingModel:
     """The model. Its examples are their own numbers; those in ``bad`` have no gradient."""
 
-    def __init__(self, shards: int, bad: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, shards: int, bad: frozenset[int] = frozenset(), *, has_tables: bool = False
+    ) -> None:
         self.shards = shards
         self.bad = bad
+        self.has_tables = has_tables
 
     def __repr__(self) -> str:
         return f"CountingModel({self.shards}, {sorted(self.bad)})"
@@ -39,7 +46,11 @@ class CountingModel:
     def parameters(self, seed: int) -> dict[str, Any]:
         sums = {f"sums{i}": np.zeros(EXAMPLES, np.float32) for i in range(self.shards)}
         trails = {f"trail{i}": np.ones(TRAIL, np.float32) for i in range(self.shards)}
-        return {**sums, **trails}
+        twins = {f"twins{i}": np.zeros(EXAMPLES, np.float32) for i in range(self.shards)}
+        return {**sums, **trails, **(twins if self.has_tables else {})}
+
+    def tables(self, seed: int) -> dict[str, Table]:
+        return {"rows": Table(dim=2, initial=Uniform(0.0))} if self.has_tables else {}
 
     def state(self, seed: int) -> dict[str, Any]:
         means = {f"mean{i}": np.zeros(TRAIL, np.float32) for i in range(self.shards)}
@@ -52,6 +63,12 @@ class CountingModel:
             if name.startswith("sums"):
                 gradient[...] = 0
                 gradient[example] = -1
+            elif name.startswith("twins"):
+                gradient[...] = 0
+                gradient[example] = _next(parameters[name][example], example)
+            elif name == "rows":
+                (row,) = parameters[name].take([example])
+                gradient.add([example], [[-1, _next(row[1], example)]])
             elif name.startswith("steps"):
                 gradient[...] = parameters[name] + 1
             else:
@@ -63,8 +80,15 @@ class CountingModel:
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         sums = [float(parameters[f"sums{i}"].sum()) for i in range(self.shards)]
+        if "rows" in parameters:
+            sums.append(float(parameters["rows"].take(np.arange(EXAMPLES))[:, 0].sum()))
         updates = {"fewest_updates": min(sums), "most_updates": max(sums)}
         return {"loss": float(np.mean(parameters["trail0"]))} | updates
+
+
+def _next(value: Any, example: int) -> Any:
+    """Return the gradient of an element that depends on all of its updates."""
+    return np.float32(value) * np.float32(0.3) + _NOISE[example, 0]
 
 
 class Numbers:
@@ -89,11 +113,16 @@ class SameAgain(Callback):
 
 
 def counting_job(
-    shards: int, bad: frozenset[int], *, examples: int = EXAMPLES, **fields: Any
+    shards: int,
+    bad: frozenset[int],
+    *,
+    examples: int = EXAMPLES,
+    tables: bool = False,
+    **fields: Any,
 ) -> Job:
     """Return a job in which every shard holds sums and one trail."""
     return Job(
-        model=CountingModel(shards, bad),
+        model=CountingModel(shards, bad, has_tables=tables),
         data=Numbers(examples),
         optimizer=SGD(1.0),
         batch_size=1,

@@ -166,6 +166,7 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         evaluate_every=schedule.evaluates,
         copies=schedule.copies,
         clip_norm=1e30 if schedule.clips else None,
+        tables=schedule.tables,
         **end,
     )
     return job.with_overrides(partition_nbytes=1 << 30) if schedule.small else job

@@ -50,6 +50,7 @@ class Schedule:
     ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
     measure parts, too. ``back_s``: until a task that ended with an error is started again.
     ``clips``: whether the norm of means is limited, by so much that their bits stay the same.
+    ``tables``: whether the model has rows, too.
     ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
     """
 
@@ -82,6 +83,7 @@ class Schedule:
     slow_chief: bool = False
     back_s: float = RESTART_S
     clips: bool = False
+    tables: bool = False
     forgets: bool = False
 
     @property
@@ -148,6 +150,7 @@ class Schedule:
             f"{self.epochs} epochs" if self.epochs else "",
             "the chief is slow" if self.slow_chief else "",
             "clips" if self.clips else "",
+            "tables" if self.tables else "",
             "hosts lose their memory" if self.forgets else "",
             "consistent reads" if self.consistent_reads else "",
             "in chunks" if self.in_chunks else "",
@@ -169,14 +172,19 @@ def draw(
     hosts: bool = False,
     epochs: bool = False,
     clips: bool = False,
+    tables: bool = False,
 ) -> Schedule:
     """Return the schedule of a seed; under another policy than it would have, if one is given.
 
     ``hosted``: without ps. What would happen to a ps happens to the worker that hosts the shard.
     ``board``: the same on a board, under sync-replicas unless a policy is given. ``hosts``: each on
-    a host of its own, of which some are lost. ``epochs``: with some, and a slow chief. ``clips``:
-    see :class:`Schedule`.
+    a host of its own, of which some are lost. ``epochs``: with some, and a slow chief. ``clips``,
+    ``tables``: see :class:`Schedule`.
     """
+    if tables:
+        kind = {"hosted": hosted, "hosts": hosts, "epochs": epochs, "clips": clips}
+        schedule = draw(seed, policy, **kind)
+        return replace(schedule, tables=True, consistent_reads=False, copies=1, small=False)
     if clips:
         return replace(draw(seed, policy, hosted=hosted, board=board, hosts=hosts), clips=True)
     if epochs:

@@ -13,7 +13,7 @@ import pytest
 from simulation import fakes
 from simulation.rules import delay, drop
 from tests.traces import calm, held
-from zmqtrain.wire.messages import Chunk
+from zmqtrain.wire.messages import Chunk, Lookup, Message, RowChunk, RowValues
 
 OF_ONE_ANSWER = 5  # chunks, with the simulation's shards
 
@@ -66,3 +66,15 @@ def test_read_of_the_chief_with_lost_chunks_is_answered_again(
 ) -> None:
     again = chunks_sent("chief", ps, *lost) - chunks_sent("chief", ps)
     assert again >= OF_ONE_ANSWER and again % OF_ONE_ANSWER == 0
+
+
+@pytest.mark.parametrize("kind", [RowChunk, Lookup, RowValues])
+@pytest.mark.parametrize("lost", [(1,), (2, 3), (5, 9)])
+def test_rows_that_are_lost_on_their_way_are_sent_again(
+    kind: type[Message], lost: tuple[int, ...]
+) -> None:
+    report = held(calm(lane="tcp", tables=True, ps=2, workers=2, rules=(drop(kind, *lost),)))
+    undisturbed = held(
+        calm(lane="tcp", tables=True, ps=2, workers=2, rules=(delay(kind, by_s=0.0),))
+    )
+    assert report.matched[0] >= undisturbed.matched[0] + len(lost)
