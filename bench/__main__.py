@@ -7,7 +7,17 @@ from importlib import import_module
 import click
 
 MODULES = (
-    *("push_pull", "all_reduce", "kernels", "train", "memory", "mirrored", "models", "profile"),
+    *(
+        "push_pull",
+        "all_reduce",
+        "kernels",
+        "train",
+        "memory",
+        "mirrored",
+        "models",
+        "profile",
+        "tables",
+    ),
     *("headline", "dashboard", "peers.command", "gpu.command", "simulate"),
 )
 COMMANDS: tuple[click.Command, ...] = tuple(

@@ -22,8 +22,9 @@ from typing import Any
 import click
 import numpy as np
 import psutil
+from safetensors.numpy import load_file
 
-from bench.headline_job import BATCH_SIZE, job
+from bench.headline_job import BATCH_SIZE, TABLE, ids_of, job
 from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
 from bench.peers.shared import free_ports
@@ -37,7 +38,7 @@ from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
 from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.store.checkpoint import read_parameters
-from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.manifest import Manifest, read_manifest
 from zmqtrain.store.segment_files import SHARED_MEMORY
 from zmqtrain.wire.messages import Done, SwitchPolicy
 
@@ -105,9 +106,10 @@ class Stage:
         self.segments = Path(tempfile.mkdtemp(prefix=directory.name, dir=SHARED_MEMORY))
         self.keys = str(directory / "keys")
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(ps or WORKERS)]
+        self.settings = {"HEADLINE_STEPS": str(steps), TABLE: "1" if ps else ""}
         self._environment = {
             **os.environ,
-            "HEADLINE_STEPS": str(steps),
+            **self.settings,
             "ZMQTRAIN_SEGMENT_DIR": str(self.segments),
             "ZMQTRAIN_MAX_RESTARTS": "100",
         }
@@ -292,7 +294,7 @@ def _checks(
     checks.append(Check(promise, applied == per_step * steps, f"{applied} applied"))
     checkpoint = stage.logdir / f"checkpoints/step-{steps:08d}"
     if checkpoint.exists():
-        checks += _counted(checkpoint, steps, per_step)
+        checks += _counted(checkpoint, steps, per_step, has_table=stage.ps > 0)
     else:
         checks.append(Check("the last checkpoint is there", False, str(checkpoint)))
     accuracy = re.search(r"test accuracy ([\d.]+)", output)
@@ -314,7 +316,9 @@ def _bounded(stage: Stage, watched: Watched) -> Check:
     return Check("memory of a ps stayed under its ceiling", kept, seen)
 
 
-def _counted(checkpoint: Path, steps: int, per_step: int = 1) -> list[Check]:
+def _counted(
+    checkpoint: Path, steps: int, per_step: int = 1, *, has_table: bool = False
+) -> list[Check]:
     """Compare the counts on all shards with the ledger, example by example.
 
     ``per_step``: of how many gradients, a power of two, an update is the mean.
@@ -331,10 +335,26 @@ def _counted(checkpoint: Path, steps: int, per_step: int = 1) -> list[Check]:
     total = f"{counts.sum():,.0f} of {pushed:,} examples"
     finished = BATCH_SIZE * (min(ledger.open_batches, default=ledger.next_batch)) // len(counts)
     all_there = bool(counts.sum() == pushed)
-    return [
+    checks = [
         Check("parameters hold what was acknowledged", all_there, total),
         Check("every example counted exactly once a pass", exact, f"{finished} whole passes"),
     ]
+    if has_table:
+        rows = _rows_of(checkpoint, manifest)
+        kept = rows == dict(zip(ids_of(np.arange(len(counts))).tolist(), expected, strict=True))
+        seen = f"{len(rows):,} rows, {sum(rows.values()):,.0f} updates of them"
+        checks.append(Check("rows of the table hold the same counts", kept, seen))
+    return checks
+
+
+def _rows_of(checkpoint: Path, manifest: Manifest) -> dict[int, float]:
+    """Return the counts in the table by the ids of their rows."""
+    found: dict[int, float] = {}
+    for written in manifest.files:
+        tensors = load_file(checkpoint / written.file)
+        ids, rows = (tensors.get(f"/{part}/seen", np.empty(0)) for part in ("ids", "rows"))
+        found |= zip(ids.tolist(), rows.ravel().tolist(), strict=True)
+    return found
 
 
 def _undisturbed(steps: int, stage: Stage) -> float:
@@ -343,8 +363,7 @@ def _undisturbed(steps: int, stage: Stage) -> float:
         *("--ps", str(stage.ps), "--workers", str(WORKERS)),
         *("--policy", stage.policies[len(stage.policies) // 2], "--json"),
     ]
-    settings = {"HEADLINE_STEPS": str(steps)}
-    (summary,) = json_lines_of(command, timeout_s=600, settings=settings)
+    (summary,) = json_lines_of(command, timeout_s=600, settings=stage.settings)
     return float(summary["accuracy"])
 
 

@@ -54,8 +54,21 @@ def spec_for(make: Callable[[str], object]) -> Callable[[str], str]:
 lanes_option = click.option(
     "--lane", "lanes", type=list_of(click.Choice(LANES), "lane"), default=",".join(LANES)
 )
+whole_type = click.IntRange(1)
 size_type = FiniteRange(0, min_open=True)  # in megabytes
 sizes_type = list_of(size_type, "number")
+
+
+def rows_type(text: str) -> tuple[int, ...]:
+    """Return whole numbers such as 1e5, with commas between them."""
+    numbers = [size_type.convert(part.strip(), None, None) for part in text.split(",")]
+    for number in numbers:
+        if number != int(number):
+            raise click.BadParameter(f"{number:g} is not a whole number of rows")
+    return tuple(map(int, numbers))
+
+
+rows_type.__name__ = "number,..."
 
 
 def steps_for(megabytes: float) -> int:

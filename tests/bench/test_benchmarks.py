@@ -45,6 +45,11 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         | {"steps_per_second", "loss", "accuracy", "rss_mb"},
     ),
     "gpu": ("--device cpu --parts push-pull --megabytes 0.01", {"bench", "part"}),
+    "tables": (
+        "--tables 2 --rows 100 --batch-size 8 --batches 20 --rule sgd",
+        {"side", "rule", "tables", "rows", "dim", "batch_size", "workers", "examples_per_second"}
+        | {"rows_per_second", "rss_mb", "first_batch_s", "nbytes_per_step", "cpu_ms_per_batch"},
+    ),
     "simulate": ("--workers 10 --ps 2 --policy hogwild --gradients 20", {"bench", "workers"}),
 }
 
@@ -58,7 +63,7 @@ def test_every_benchmark_is_run_here_or_takes_too_long() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_benchmark_prints_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.options.STEPS", {})  # the fewest of them
-    if name == "models":
+    if name in ("models", "tables"):
         pytest.importorskip("torch")
     options, keys = RUNS[name]
     done = CliRunner().invoke(main, [name, *options.split(), "--json"])
@@ -88,6 +93,12 @@ def test_nccl_is_not_measured_without_gpus() -> None:
     done = CliRunner().invoke(main, ["mirrored", "--side", "devices", "--exchange", "nccl"])
     assert done.exit_code == 2
     assert "--side is devices; expected gpus" in done.output
+
+
+def test_rows_of_a_table_are_whole_numbers() -> None:
+    done = CliRunner().invoke(main, ["tables", "--rows", "1e5,10.5"])
+    assert done.exit_code == 2
+    assert "10.5 is not a whole number of rows" in done.output
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
