@@ -45,6 +45,7 @@ from zmqtrain.job_checks import (
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
+from zmqtrain.optim.outer import Outer
 from zmqtrain.optim.pipeline import fits
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
@@ -235,6 +236,11 @@ class Job(BaseModel):
         "gradients, which need the whole gradient",
     )
 
+    outer: Any = Field(
+        None,
+        description="under local-steps, the rule that is applied to the mean of the workers' "
+        "parameters: SGD or Momentum; None: the mean becomes the parameters",
+    )
     initial: Any = Field(
         None,
         validate_default=True,
@@ -348,6 +354,7 @@ class Job(BaseModel):
             clip_value=self.clip_value,
             groups=self.groups,
             ramp=self.average_ramp,
+            outer=Outer(self.outer, of_differences=self.compression != "none"),
         )
 
     def table_updates(self) -> tuple[Update, ...]:

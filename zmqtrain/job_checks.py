@@ -23,6 +23,8 @@ from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
 from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
+from zmqtrain.optim.outer import check_outer
+from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
 from zmqtrain.user_code import is_of
@@ -122,6 +124,19 @@ def _with(other: str, value: Any, job: Options) -> Any:
 def _with_clip_norm(value: Any, job: Options) -> Any:
     is_both = _with("clip_norm", value, job)
     return is_both and policies.make_policy(job.get("policy", "hogwild")).step_per_push
+
+
+NOT_LOCAL = {
+    "moving_average": "an average is of each step's parameters, and the ps has none between two "
+    "rounds; leave moving_average out",
+    "overlap": "a worker sends nothing before its round is over; use --no-overlap",
+}
+
+
+def conflict_with_local(policy: Any, option: str, value: Any) -> str:
+    """Return why local steps forbid the value of an option; "" if they do not."""
+    forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
+    return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
 
 
 _CLIPS = "clip_norm", "clip_norm_each", "clip_value"
@@ -256,6 +271,12 @@ def _initial(value: Any, job: Options) -> Any:
         return named_arrays(value, job.get("model"))
 
 
+def _outer(value: Any, _: Options) -> Any:
+    with _as_mistake():
+        check_outer(value)
+    return value
+
+
 def _steps(value: int, job: Options) -> int:
     return ENDLESS if job.get("epochs") else value
 
@@ -264,6 +285,7 @@ _KEPT: dict[str, Callable[[Any, Options], Any]] = {
     "model": _model,
     "data": _data,
     "optimizer": _optimizer,
+    "outer": _outer,
     "steps": _steps,
     "initial": _initial,
     "groups": _groups,
@@ -283,6 +305,10 @@ def checked_option(name: str, value: Any, job: Options) -> Any:
     for option, is_there, text in _CONFLICTS:
         if option == name and is_there(value, job):
             raise ValueError(text.format(devices=",".join(job.get("devices", ()))))
+    if name in NOT_LOCAL and "policy" in job:
+        policy = policies.make_policy(job["policy"])
+        if text := conflict_with_local(policy, name, value):
+            raise ValueError(text)
     return _KEPT[name](value, job) if name in _KEPT else value
 
 

@@ -50,8 +50,9 @@ def playing(run: Coordinator) -> Callable[[str], None]:
     """Return a function that plays a script of ``event -> answer`` lines to a coordinator.
 
     Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (at shard 0;
-    ``at SHARD`` names another one, ``bad`` makes the gradient non-finite), ``switch SPEC``,
-    ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for BY...``.
+    ``at SHARD`` names another one, ``bad`` makes the gradient non-finite, ``of N`` is the result of
+    a round), ``switch SPEC``, ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer
+    is ``W waits for BY...``. Orders for rounds end with ``alone``, or ``of N steps``.
     """
     return partial(plays.play, partial(_answer, run))
 
@@ -75,7 +76,9 @@ def _event(run: Coordinator, text: str) -> Event:
         case ["push", worker, sequence, batch, *where]:
             finite = "bad" not in where
             if "at" not in where:
-                return PushArrived(int(worker), int(sequence), int(batch), finite=finite)
+                batches = int(where[where.index("of") + 1]) if "of" in where else 1
+                numbers = int(worker), int(sequence), int(batch)
+                return PushArrived(*numbers, finite=finite, batches=batches)
             life = run.members[int(worker)].incarnation
             part = Arrived((int(worker),), (life,), (int(sequence),), (finite,))
             return PushesReported(int(where[where.index("at") + 1]), part)
@@ -92,11 +95,13 @@ def _told(order: Order) -> str:
     """Return an order's name in lower case, and what tells it from others of its kind."""
     name = type(order).__name__.lower()
     match order:
-        case Answer(worker, batches=batches, stop=stop):
+        case Answer(worker, batches=batches, stop=stop, local_steps=steps):
             given = ["with", *batches] if batches else []
-            return _words(name, worker, *given, *["stop"] * stop)
+            return _words(name, worker, *given, *["stop"] * stop, *["alone"] * (steps > 0))
         case Drop(worker, reason):
             return _words(name, worker, reason)
+        case Reduce(workers, local_steps=steps) if steps:
+            return _words(name, *workers, "of", steps, "steps")
         case Apply() | Accumulate() | Reduce() | Roster():
             return _words(name, *order.workers)
         case Switch(text) | Snapshot(text) | Rate(text):

@@ -110,6 +110,15 @@ async def test_switch_after_which_clip_norm_would_be_of_something_else_is_refuse
     assert request.replies == [Done(near)]
 
 
+@pytest.mark.parametrize("field", [{"moving_average": 0.9}, {"overlap": True}], ids=str)
+async def test_switch_to_local_steps_that_an_option_forbids_is_refused(
+    field: dict[str, Any],
+) -> None:
+    _, admin = hosted(policy="sync-replicas", **field)
+    with pytest.raises(RefusedError, match="the policy is local-steps:5, and"):
+        admin.on_switch_policy(Asked(sender="client 0"), SwitchPolicy("local-steps:5"))
+
+
 async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> None:
     """But for a ps that leaves: it may have halted at the one under way, and write no other."""
     _, admin = hosted()

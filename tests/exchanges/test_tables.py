@@ -213,6 +213,7 @@ async def test_id_beyond_the_rows_of_a_table_is_an_error(open_exchange: OpenExch
         ({"exchange": "board"}, "is board, but .*the model has tables"),
         ({"overlap": True}, "overlap is on"),
         ({"consistent_reads": True}, "consistent_reads is on"),
+        ({"policy": "local-steps:4"}, "the policy is local-steps:4"),
         ({"devices": ("cpu:0", "cpu:1")}, "devices are cpu:0, cpu:1: use one"),
         ({"evaluate_every": 2}, "evaluate_every is 2"),
         ({"moving_average": 0.9, "evaluate_average": True}, "rows have no moving average"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.limits import within
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.optim import AVERAGE, SGD
-from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Snapshot, Switch
+from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Reduce, Snapshot, Switch
 from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
@@ -72,7 +73,7 @@ def make_executor(state: ShardState, ears: Ears) -> Executor:
     return Executor(host, state, ears.reports.append)
 
 
-def answer(sequence: int) -> Order:
+def answer(sequence: int) -> Answer:
     return Answer(0, 1, sequence, (5,))
 
 
@@ -80,7 +81,7 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
     state: ShardState, executor: Executor, ears: Ears
 ) -> None:
     worker, request = add_worker(state), Asked(Push(7, 0, 0, 1, 0.5))
-    pending = add_push(state, 7, request)
+    add_push(state, 7, request)
     executor.carry_out([(1, Apply(0)), (2, answer(7))])
     assert np.array_equal(state.shard.parameters, np.full(SIZE, -1, np.float32))
     reply, (tensor,) = request.replies[0]
@@ -91,7 +92,23 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
     executor.count()
     (report,) = ears.reports
     assert isinstance(report, Applied)
-    assert (report.version, report.computed_on) == (1, {0: pending.message.version})
+    assert (report.version, report.staleness) == (1, {0: 0})
+
+
+async def test_round_is_as_many_steps_as_its_order_says(
+    state: ShardState, executor: Executor, ears: Ears
+) -> None:
+    state.shard.learning_rate = 0.25
+    _, request = add_worker(state), Asked(Push(1, 0, 0, 5, 0.5, batches=5))
+    add_push(state, 1, request)
+    following = replace(answer(1), local_steps=3)
+    executor.carry_out([(1, Reduce((0,), local_steps=5)), (2, following)])
+    assert np.array_equal(state.shard.parameters, state.shard.segment.gradient(0))
+    reply, _ = request.replies[0]
+    assert (reply.version, reply.local_steps, reply.learning_rate) == (5, 3, 0.25)
+    executor.count()
+    (report,) = ears.reports
+    assert isinstance(report, Applied) and report.staleness == {0: 0}
 
 
 async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Executor) -> None:

@@ -14,6 +14,7 @@ from tests.kills import dying_at
 from tests.store.conftest import CutParts
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import LAMB, SGD, Adam, Flat, Momentum, Update, redo
+from zmqtrain.optim.outer import Outer
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
 from zmqtrain.store import shard as shards
@@ -52,6 +53,9 @@ GROUPED = Update(
 
 ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, clip_norm=0.5, fused=False)
 """Without any gradient of the first variable, which takes two whole blocks."""
+
+OUTER = Update(Adam(0.1), outer=Outer(Momentum(0.7, 0.5, nesterov=True)), fused=False)
+"""With a rule, and a slot, for the results of local steps."""
 
 INTERRUPTED = (shards.__file__, changes.__file__, dense.__file__, redo.__file__)
 
@@ -115,6 +119,7 @@ CHANGES: dict[str, Callable[[Shard], object]] = {
     "apply": lambda shard: shard.carry_out(Apply(0), 7),
     "accumulate": lambda shard: shard.carry_out(Accumulate(1), 7),
     "reduce": lambda shard: shard.carry_out(Reduce((2, 0, 1)), 7),
+    "round": lambda shard: shard.carry_out(Reduce((2, 0, 1), local_steps=5), 7),
 }
 
 
@@ -141,8 +146,13 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
         ("reduce", LAYERED, SIZE // 3),
         ("reduce", GROUPED, SIZE // 3),
         ("reduce", ABSENT, SIZE // 3),
+        ("round", OUTER, SIZE // 3),
+        ("round", ABSENT, SIZE // 3),
     ],
-    ids=["apply", "accumulate", "reduce by LAMB", "reduce in groups", "without a gradient"],
+    ids=[
+        *("apply", "accumulate", "reduce by LAMB", "reduce in groups", "without a gradient"),
+        *("round by momentum", "round of means"),
+    ],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(
     kind: str, update: Update, part_size: int, tmp_path: Path, cut_parts: CutParts

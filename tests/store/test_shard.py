@@ -43,6 +43,27 @@ def whole(made: list[Shard]) -> bytes:
     return values["w"].tobytes()
 
 
+@pytest.mark.parametrize("rounds", [(), (4,), (3, 2), (5, 5, 5)])
+def test_corrections_of_moments_do_not_count_steps_that_workers_make_alone(
+    rounds: tuple[int, ...],
+) -> None:
+    (layout,) = place([Variable("w", (ROWS,))], 1)
+    shard, plain = (Shard(layout, Update(Adam(0.1))) for _ in range(2))
+    for made in (shard, plain):
+        made.initialize(np.ones(layout.size, np.float32))
+        push(made, 0)
+        made.carry_out(Apply(0))
+    for steps in rounds:
+        shard.segment.gradient(1)[:] = shard.parameters
+        shard.stage(1, 1)
+        shard.carry_out(Reduce((1,), local_steps=steps))
+    for made in (shard, plain):
+        made.carry_out(Apply(0))
+    assert whole([shard]) == whole([plain])
+    assert shard.version == plain.version + sum(rounds)
+    assert shard.dense.missed == ({"w": sum(rounds)} if rounds else {})
+
+
 @pytest.mark.parametrize("early", [0, 1, 2])
 def test_reduce_applies_the_mean_of_all_gradients_in_order(early: int) -> None:
     (shard,) = shards(ps=1)

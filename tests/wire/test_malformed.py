@@ -78,19 +78,19 @@ def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) ->
         ({"body": [1, 1, ""]}, "Shutdown.reason"),
         *(
             (
-                {"kind": "Push", "body": [1, 0, 0, 1, given, True, {}, True, [], None, []]},
+                {"kind": "Push", "body": [1, 0, 0, 1, given, True, {}, True, [], None, [], 1]},
                 "Push.loss",
             )
             for given in ("0.5", True)
         ),
-        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1, {}, True, [], None, []]}, "Push.finite"),
+        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1, {}, True, [], None, [], 1]}, "Push.finite"),
         (
-            {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, {}, 1, [], None, []]},
+            {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, {}, 1, [], None, [], 1]},
             "Push.wants_parameters",
         ),
         *(
             (
-                {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, given, True, [], None, []]},
+                {"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, given, True, [], None, [], 1]},
                 "Push.sums",
             )
             for given in (None, [], {"accuracy": "1"}, {b"accuracy": 1.0})
@@ -99,7 +99,7 @@ def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) ->
         *(
             ({"kind": "Orders", "body": [1, [given], None]}, field)
             for given, field in (
-                (["Reduce", [0, "1"], None], "Orders.orders: Reduce.workers"),
+                (["Reduce", [0, "1"], None, 0], "Orders.orders: Reduce.workers"),
                 (["Rate", "fast"], "Rate.learning_rate"),
                 (["Apply"], "2 fields of Apply"),
                 (["Explode", 1], "one of Apply, Accumulate"),

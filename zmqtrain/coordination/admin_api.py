@@ -22,7 +22,9 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
+from zmqtrain.job_checks import NOT_LOCAL, conflict_with_local
 from zmqtrain.policies import try_policy
+from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.transport.base import RoutingId
@@ -185,6 +187,14 @@ class AdminApi:
                 f"clip_norm is of the mean under policies that average gradients, else of each "
                 f"worker's gradient, so {job.policy} cannot become {policy.spec} in a running job; "
                 f"stop it, and start it again with --policy {policy.spec}"
+            )
+        for option in NOT_LOCAL:
+            if text := conflict_with_local(policy, option, getattr(job, option)):
+                raise RefusedError(text)
+        if isinstance(policy, LocalSteps) and job.table_variables():
+            raise RefusedError(
+                f"the job has tables, whose workers send rows at every step, so {policy.spec} "
+                "cannot train them; keep a policy without local steps"
             )
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))

@@ -24,6 +24,7 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
 from zmqtrain.policies import Decision, Held, Policy, Release, make_policy
 from zmqtrain.policies.base import Clocked, Lockstep
+from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.orders import (
     Accumulate,
     Answer,
@@ -56,7 +57,7 @@ class WorkerState:
     push: PushArrived | None = None  # its part on shard 0
     finite: bool = True  # False if a part is not
     on_board: bool = False  # it has the shard mapped
-    unpushed: int = 0  # gradients that counted in rosters, without a push
+    unpushed: int = 0  # steps without a push of their own: in rosters, and in rounds but the last
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Coordinator:
     dropped: int = 0
     refused: int = 0  # pushes with non-finite gradients
     makes_rosters: bool = False  # workers may make steps by themselves
-    evaluate_every: int = 0  # no roster makes these steps: each shard may be copied then
+    evaluate_every: int = 0  # each shard may be copied then: no roster or round goes over it
     roster: Roster | None = None  # in force; until it is over only Stepped is handled
     stepped: Stepped | None = None  # last report of this roster
     rosters: int = 0  # number of rosters so far
@@ -231,11 +232,8 @@ class Coordinator:
             or not all(member.on_board for member in self.members.values())
         ):
             return
-        end, every = self.steps, self.evaluate_every
-        if every:
-            end = min(end, (self.version // every + 1) * every)
-        left = end - self.version
-        roster = self.roster = roster_for(workers, self.policy, self.ledger, left, self.lookahead)
+        given = self.policy, self.ledger, self._up_to_evaluation(), self.lookahead
+        roster = self.roster = roster_for(workers, *given)
         if roster is not None:  # it must be there when they are released
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
@@ -253,6 +251,7 @@ class Coordinator:
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
         member.push = event
+        member.unpushed += event.batches - 1
         return self._part_arrived(event.worker, member, event.sequence, 1, event.finite)
 
     def _pushes_reported(self, shard: int, arrived: Arrived) -> list[Order]:
@@ -334,7 +333,8 @@ class Coordinator:
                 case Release(worker):
                     released.append(worker)
                 case Reduce(workers):
-                    self.version += 1
+                    decision.local_steps = self._steps_of_round(workers)
+                    self.version += decision.local_steps or 1
                     self.applied += len(workers)
                     self.ledger.count_all()
                     self.undecided.difference_update(workers)
@@ -414,7 +414,7 @@ class Coordinator:
     def _top_up(self, workers: list[int]) -> dict[int, list[int]]:
         """Lease batches in rounds, so that their numbers follow (step, worker) if all go on."""
         leased: dict[int, list[int]] = {worker: [] for worker in workers}
-        for depth in range(1 + self.lookahead):
+        for depth in range(self._local_steps or 1 + self.lookahead):
             for worker in workers:
                 if len(self.ledger.leases.get(worker, ())) <= depth and self._may_lease():
                     leased[worker].append(self.ledger.lease(worker))
@@ -422,8 +422,29 @@ class Coordinator:
 
     def _answer(self, worker: int, batches: tuple[int, ...] = (), *, stop: bool = False) -> Order:
         """Return the order that answers a worker's push; or its pull, if it has pushed nothing."""
-        member = self.members[worker]
-        return Answer(worker, member.incarnation, member.sequence, batches, stop)
+        member, steps = self.members[worker], self._local_steps
+        if steps:
+            steps = min(steps, len(self.ledger.leases.get(worker, ())))
+        return Answer(worker, member.incarnation, member.sequence, batches, stop, steps)
+
+    @property
+    def _local_steps(self) -> int:
+        """How many steps a worker makes by itself from this one on, at most; 0: none."""
+        policy = self.policy
+        most = policy.local_steps(self.version) if isinstance(policy, LocalSteps) else 0
+        return most and max(1, min(most, self._up_to_evaluation()))
+
+    def _steps_of_round(self, workers: Iterable[int]) -> int:
+        """Return how many steps a reduction is that ends a round; 0: it ends none."""
+        if not self._local_steps:
+            return 0
+        return max(len(self.ledger.pending.get(worker, ())) for worker in workers)
+
+    def _up_to_evaluation(self) -> int:
+        """Return the number of steps up to the end, or to the next evaluation."""
+        every = self.evaluate_every
+        end = (self.version // every + 1) * every if every else self.steps
+        return min(end, self.steps) - self.version
 
     def _may_lease(self) -> bool:
         if not self.ledger.may_lease:

@@ -46,7 +46,7 @@ class PushArrived:
 
     It was computed from ``batch``, of ``examples`` examples with this mean ``loss``. ``finite``:
     of this part. ``sums``: of the other measures over these examples. ``weight``: of the loss;
-    None: their number.
+    None: their number. ``batches``: of how many of its leases it is, from that one on.
     """
 
     worker: int
@@ -57,11 +57,12 @@ class PushArrived:
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     weight: float | None = None
+    batches: int = 1
 
     @classmethod
     def of(cls, worker: int, sequence: int, step: Any) -> PushArrived:
         """Return the arrival of a step: its report, or the push of it."""
-        measured = step.examples, step.finite, step.loss, step.sums, step.weight
+        measured = step.examples, step.finite, step.loss, step.sums, step.weight, step.batches
         return cls(worker, sequence, step.batch, *measured)
 
 

@@ -49,12 +49,12 @@ class JobFigures:
         self._show_step(coordinator, coordinator.version)
 
     def applied(
-        self, coordinator: Coordinator, version: int, computed_on: Mapping[int, int], at: float
+        self, coordinator: Coordinator, version: int, staleness: Mapping[int, int], at: float
     ) -> None:
-        """Note an update of the host's shard, from gradients computed on these versions."""
+        """Note an update of the host's shard, from gradients that are stale by these versions."""
         self.throughput.observe(version, at)
-        for worker, base in computed_on.items():
-            self._observe_staleness(worker, max(0, version - 1 - base))
+        for worker, versions in staleness.items():
+            self._observe_staleness(worker, versions)
         self._show_step(coordinator, version)
 
     def _observe_staleness(self, worker: int, versions: int, gradients: int = 1) -> None:

@@ -256,7 +256,8 @@ class Leader:
         """Return the host's orders after the arrival of a worker's request at the host."""
         self.waiting_since[event.worker] = time.monotonic()
         if isinstance(event, PushArrived):
-            self.figures.show_worker(self.coordinator, event.worker, event.sequence, event.loss)
+            sequence = event.sequence + event.batches - 1  # noted for later ones when it is handled
+            self.figures.show_worker(self.coordinator, event.worker, sequence, event.loss)
         return self.handle(event)
 
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
@@ -306,14 +307,14 @@ class Leader:
         ledger, rate = coordinator.ledger.state(), coordinator.learning_rate
         return Saved(coordinator.version, self.policy, ledger, marks=marks, learning_rate=rate)
 
-    def holds_lease(self, worker: int, batch: int) -> bool:
-        """Return whether a push of this batch may come from this worker.
+    def holds_lease(self, worker: int, batch: int, batches: int = 1) -> bool:
+        """Return whether a push of so many batches from this one on may come from this worker.
 
         A worker that pushes has left its roster, so this ends the roster.
         """
         if self.coordinator.roster is not None:
             self.at_rest(nothing)
-        return self.coordinator.ledger.holds(worker, batch)
+        return self.coordinator.ledger.holds(worker, batch, batches)
 
     def at_rest(self, call: Callable[[], None], worker: int | None = None) -> None:
         """Call when no roster is in force; one in force is ended first.
@@ -347,9 +348,9 @@ class Leader:
             for call in calls:
                 self.at_rest(call)
 
-    def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
-        """Note an update of the host's shard, from gradients computed on these versions."""
-        self.figures.applied(self.coordinator, version, computed_on, at)
+    def applied(self, version: int, staleness: Mapping[int, int], at: float) -> None:
+        """Note an update of the host's shard, from gradients that are stale by these versions."""
+        self.figures.applied(self.coordinator, version, staleness, at)
 
     # Events and orders
 

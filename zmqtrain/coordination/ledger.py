@@ -34,7 +34,7 @@ class Ledger:
     next_batch: int = 0
     returned: list[int] = field(default_factory=list)  # to be leased again; a heap
     examples: int = 0  # counted
-    pushes: dict[int, PushArrived] = field(default_factory=dict)  # of the pending batches
+    pushes: dict[int, PushArrived] = field(default_factory=dict)  # pending, by their first batch
     leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
     pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
 
@@ -75,20 +75,27 @@ class Ledger:
         self.outstanding += 1
         return batch
 
-    def holds(self, worker: int, batch: int) -> bool:
-        return batch in self.leases.get(worker, ())
+    def holds(self, worker: int, batch: int, batches: int = 1) -> bool:
+        """Return whether a worker has leased this batch, and so many from it on."""
+        leases = self.leases.get(worker, [])
+        return batch in leases and len(leases) - leases.index(batch) >= batches
 
     def arrive(self, push: PushArrived) -> None:
-        """Note that the gradient of a batch has arrived that its worker has leased."""
+        """Note that the gradient of a batch has arrived that its worker has leased.
+
+        That of several batches is their result.
+        """
         self.pushes[push.batch] = push
-        self.leases[push.worker].remove(push.batch)
-        self.pending.setdefault(push.worker, []).append(push.batch)
+        leases = self.leases[push.worker]
+        first = leases.index(push.batch)
+        self.pending.setdefault(push.worker, []).extend(leases[first : first + push.batches])
+        del leases[first : first + push.batches]
 
     def count(self, worker: int) -> None:
         """Count the worker's pending batches, which were applied."""
         for batch in self.pending.pop(worker, ()):
-            push = self.pushes.pop(batch)
-            self._add(push, weight_of(push) * push.loss)
+            if (push := self.pushes.pop(batch, None)) is not None:
+                self._add(push, weight_of(push) * push.loss)
             self.outstanding -= 1
 
     def count_all(self) -> None:
@@ -114,11 +121,12 @@ class Ledger:
         self.pass_loss += loss
 
     def give_back(self, worker: int) -> None:
-        """Return the batch of the worker's last pending gradient, which was dropped."""
-        heapq.heappush(self.returned, self._last_pending(worker))
+        """Return the batches of the worker's last pending push, which was dropped."""
+        for batch in self._last_pending(worker):
+            heapq.heappush(self.returned, batch)
 
     def skip(self, worker: int) -> None:
-        """Skip the worker's last pending batch, whose gradient is not finite."""
+        """Skip the batches of the worker's last pending push, which is not finite."""
         self._last_pending(worker)
 
     def leave(self, worker: int) -> None:
@@ -145,14 +153,17 @@ class Ledger:
         of_pass = self.limit, self.pass_examples, self.pass_loss, self.pass_sums, self.pass_weight
         return LedgerState(self.next_batch, self.open_batches(), self.examples, *of_pass)
 
-    def _last_pending(self, worker: int) -> int:
-        """Remove and return the worker's last pending batch."""
-        batch = self.pending[worker].pop()
-        if not self.pending[worker]:
+    def _last_pending(self, worker: int) -> list[int]:
+        """Remove and return the batches of the worker's last pending push."""
+        pending = self.pending[worker]
+        first = next(n for n in reversed(range(len(pending))) if pending[n] in self.pushes)
+        del self.pushes[pending[first]]
+        batches = pending[first:]
+        del pending[first:]
+        if not pending:
             del self.pending[worker]
-        del self.pushes[batch]
-        self.outstanding -= 1
-        return batch
+        self.outstanding -= len(batches)
+        return batches
 
 
 def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledger:

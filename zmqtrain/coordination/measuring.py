@@ -50,4 +50,6 @@ class Measuring:
         return self.passed(())
 
     def _waits(self, order: Order) -> bool:
+        if isinstance(order, Reduce) and order.local_steps:
+            return False
         return self.shards > 0 and isinstance(order, Apply | Reduce) and order.square is None

@@ -27,7 +27,7 @@ from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import TableMemory
-from zmqtrain.training.exchange import Membership, StepReport, StepResult
+from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
 from zmqtrain.wire.messages import Close, Extend
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class LocalExchange:
             version=shard.version,
             ledger=ledger,
             lookahead=job.prefetch,
+            evaluate_every=job.evaluate_every,
         )
         if job.epochs and ledger.limit is None:
             ledger.limit = 0
@@ -107,10 +108,10 @@ class LocalExchange:
     async def join(self) -> Membership:
         self._handle(Joined(WORKER, incarnation=1))
         self._handle(PullArrived(WORKER))
-        batches, stop = self._take_release()
+        batches, stop, begun = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
         memory = layouts, parameters, [self._gradient]
-        return Membership(*memory, batches, stop, is_own=True, rows=self.rows)
+        return Membership(*memory, batches, stop, is_own=True, rows=self.rows, round=begun)
 
     def begin(self) -> None:
         """Nothing to do: the gradient buffer is free."""
@@ -133,8 +134,8 @@ class LocalExchange:
         if refused := divergence(self.coordinator.refused, self._job.max_nonfinite):
             self._fail(ExitCode.DIVERGED, refused)
         await self._between_steps()
-        batches, stop = self._take_release()
-        return StepResult(self._result, batches, stop, self._reason, update_s=update_s)
+        batches, stop, begun = self._take_release()
+        return StepResult(self._result, batches, stop, self._reason, update_s=update_s, round=begun)
 
     async def wait_for_end(self) -> None:
         """Return at once: there is no ps that could need the worker again."""
@@ -153,8 +154,8 @@ class LocalExchange:
         """Let the worker go on with batches up to this number."""
         self._handle(Extend(limit))
 
-    def _take_release(self) -> tuple[tuple[int, ...], bool]:
-        """Return the batches that come next, and whether the job needs no more gradients.
+    def _take_release(self) -> tuple[tuple[int, ...], bool, Round | None]:
+        """Return the batches that come next, whether the job needs no more, and the round.
 
         The job fails if the worker has to wait, as there is no other one.
         """
@@ -164,8 +165,10 @@ class LocalExchange:
             text = f"the only worker waits for others, and none can join: {reasons}"
             self._fail(ExitCode.PEER_LOST, text)
         if release is None or self.failure or self.coordinator.finished:
-            return (), True
-        return release.batches, release.stop
+            return (), True, None
+        steps, shard = release.local_steps, self.shard
+        begun = Round(shard.version, steps, shard.learning_rate) if steps else None
+        return release.batches, release.stop, begun
 
     def _fail(self, code: int, text: str) -> None:
         """The job cannot go on; the first reason counts."""

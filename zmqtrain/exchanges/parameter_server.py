@@ -22,7 +22,7 @@ from zmqtrain.exchanges.overlap import Overlap
 from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
-from zmqtrain.training.exchange import Membership, StepReport, StepResult
+from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
 from zmqtrain.wire.chunks import Parts
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -77,6 +77,7 @@ class ParameterServerExchange:
             reply.stop,
             [*self._exact.values()],
             rows=self.rows,
+            round=self._round(reply),
         )
 
     def begin(self) -> None:
@@ -106,6 +107,7 @@ class ParameterServerExchange:
                 lane.layout.numbers_of(report.absent),
                 report.weight,
                 self._counts(of_tables),
+                report.batches,
             )
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
@@ -176,7 +178,12 @@ class ParameterServerExchange:
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
         reply = await self._answer(requests, PushReply)
-        return StepResult(reply.result, reply.batches, reply.stop, reply.reason, reply.held_s)
+        given = reply.result, reply.batches, reply.stop, reply.reason, reply.held_s
+        return StepResult(*given, round=self._round(reply))
+
+    def _round(self, reply: PullReply | PushReply) -> Round | None:
+        steps = reply.local_steps
+        return Round(reply.version, steps, reply.learning_rate) if steps else None
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
         """Wait until every shard has let this worker go on; take in their parameters.

@@ -21,6 +21,7 @@ from zmqtrain.optim.checks import check_decay, check_non_negative, check_positiv
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.norm import clip_scale, square_of
+from zmqtrain.optim.outer import Outer
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.sums import add_up
 
@@ -68,6 +69,8 @@ class Update:
 
     Non-finite values cause no warning here: gradients are checked when they arrive.
 
+    ``outer`` takes over results of local steps, beside all this: see outer.py.
+
     ``groups`` has, by patterns of variables' names such as "*.bias", or tuples of them, other
     options: ``optimizer``, another rule; those of the rule; or ``l2``. The first that fits a name
     counts; group 0 is of those without one. A group's own learning rate, or that of its own
@@ -84,6 +87,7 @@ class Update:
     clip_value: float | None = field(default=None, kw_only=True)
     groups: Groups = field(default_factory=dict, kw_only=True, hash=False)
     ramp: bool = field(default=True, kw_only=True)
+    outer: Outer = field(default=Outer(), kw_only=True)
     fused: bool = field(default=True, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +116,12 @@ class Update:
             )
 
     def __repr__(self) -> str:
-        more = {"clip_norm": self.clip_norm, "clip_value": self.clip_value, "groups": self.groups}
+        more = {
+            "clip_norm": self.clip_norm,
+            "clip_value": self.clip_value,
+            "groups": self.groups,
+            "outer": self.outer.rule,
+        }
         others = "".join(f", {name}={value!r}" for name, value in more.items() if value)
         others += "" if self.ramp else ", ramp=False"
         return (
@@ -122,6 +131,11 @@ class Update:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
+        """The slots of all groups, each once, and those of ``outer``."""
+        return (*self.own_slots, *self.outer.slots)
+
+    @property
+    def own_slots(self) -> tuple[Slot, ...]:
         """The slots of all groups, each once; a group may begin a slot with another value."""
         found = {slot.name: slot for each in self.by_group() for slot in each.rule.slots}
         own = () if self.moving_average is None else (Slot(AVERAGE, None),)
@@ -381,7 +395,7 @@ def _operands(
     update: Update, parameters: Flat, slots: Mapping[str, Flat], redo: Redo | None
 ) -> kernels.Operands:
     """Return what the update of a group changes; ``slots``, and ``redo``: of all groups."""
-    own = {slot.name: slots[slot.name] for slot in update.slots}
+    own = {slot.name: slots[slot.name] for slot in update.own_slots}
     return kernels.Operands(
         update.rule,
         parameters,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from zmqtrain import policies
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
+from zmqtrain.policies.local_steps import LocalSteps
 
 
 def check(job: Job, *, alone: bool) -> None:
@@ -27,6 +29,9 @@ def check(job: Job, *, alone: bool) -> None:
         ),
         "ps_device is gpu: rows are updated in the memory of the host; use cpu": (
             job.ps_device == "gpu"
+        ),
+        f"the policy is {job.policy}: workers send rows at every step; use another policy": (
+            isinstance(policies.make_policy(job.policy), LocalSteps)
         ),
         "overlap is on: rows are sent when the whole gradient is there; use --no-overlap": (
             job.overlap

@@ -20,6 +20,7 @@ from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.policies.base import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
+from zmqtrain.policies.local_steps import MAX_BATCHES, LocalSteps
 from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
 
 ENTRY_POINTS = "zmqtrain.policies"
@@ -32,7 +33,8 @@ Factory: TypeAlias = Callable[[str | None], Policy]
 
 FORMS = (
     "hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
-    'sync-replicas:aggregate=R,tokens=N, the name of an installed plug-in, or "module:Class"'
+    "sync-replicas:aggregate=R,tokens=N, local-steps:H, local-steps:H,after=N, "
+    'the name of an installed plug-in, or "module:Class"'
 )
 
 _METHODS = ("start", "join", "leave", "push", "drain", "held")
@@ -192,12 +194,24 @@ def _sync_replicas(options: str | None) -> Policy:
     return TokenSyncReplicas(values["aggregate"], values["tokens"])
 
 
-def _count(text: str, form: str, *, least: int) -> int:
-    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT))
-    if not is_short or not least <= int(text) <= MAX_COUNT:
+def _local_steps(options: str | None) -> Policy:
+    batches, comma, more = (options or "").partition(",")
+    key, _, after = more.partition("=")
+    if comma and key != "after":
+        raise ConfigError(
+            f"unknown option {more!r:.80} of local-steps: expected local-steps:H (batches of a "
+            "round) or local-steps:H,after=N (sync-replicas up to step N)"
+        )
+    every = _count(batches, "local-steps:H", least=1, most=MAX_BATCHES)
+    return LocalSteps(every, _count(after, "local-steps:H,after=N", least=1) if comma else 0)
+
+
+def _count(text: str, form: str, *, least: int, most: int = MAX_COUNT) -> int:
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not is_short or not least <= int(text) <= most:
         raise ConfigError(
             f"policy {form}: got {text!r:.80}, expected a whole number from {least} to "
-            f"{MAX_COUNT}, as in {re.sub('[A-Z]', '4', form)}"
+            f"{most}, as in {re.sub('[A-Z]', '4', form)}"
         )
     return int(text)
 
@@ -253,4 +267,5 @@ _BUILT_IN: dict[str, Factory] = {
     "hogwild": _hogwild,
     "bounded-staleness": _bounded_staleness,
     "sync-replicas": _sync_replicas,
+    "local-steps": _local_steps,
 }

@@ -36,7 +36,7 @@ class _Averaging(BasePolicy):
         return [Reduce(workers)]
 
 
-class SyncReplicas(_Averaging):
+class Replicas(_Averaging):
     """Average ``aggregate`` gradients a step; None means one from every live worker.
 
     With fewer than the number of workers the others are backups, whose late gradients are dropped.
@@ -44,14 +44,8 @@ class SyncReplicas(_Averaging):
     """
 
     staleness_bound = 0
-
-    def __init__(self, aggregate: int | None = None) -> None:
-        self.aggregate = aggregate
-        self.start(0, 0)
-
-    @property
-    def spec(self) -> str:
-        return "sync-replicas" + (f":aggregate={self.aggregate}" if self.aggregate else "")
+    aggregate: int | None = None
+    _each = "gradients"
 
     def start(self, version: int, workers: int) -> None:
         super().start(version, workers)
@@ -92,7 +86,7 @@ class SyncReplicas(_Averaging):
             missing = tuple(w for w in range(self.expected) if w not in self.waiting)
             return [Held(worker, reason, missing) for worker in sorted(self.waiting)]
         by = tuple(sorted(w for w, version in self.computing.items() if version == self.version))
-        reason = f"step {self.version} has {self.counted} of {self._needed()} gradients"
+        reason = f"{self._step} has {self.counted} of {self._needed()} {self._each}"
         return [Held(worker, reason, by) for worker in sorted(self.waiting)]
 
     @property
@@ -100,14 +94,8 @@ class SyncReplicas(_Averaging):
         return dict.fromkeys(self.waiting, self.version) | self.computing
 
     @property
-    def is_level(self) -> bool:
-        count = len(self.computing)
-        all_in = set(self.computing.values()) == {self.version} and not self.waiting
-        return all_in and not self.counted and self._needed() == self.hands == count
-
-    def advance(self, steps: int) -> None:
-        self.version += steps
-        self.computing = dict.fromkeys(self.computing, self.version)
+    def _step(self) -> str:
+        return f"step {self.version}"
 
     def _needed(self) -> int:
         return self.aggregate or max(1, self.hands)
@@ -147,6 +135,28 @@ class SyncReplicas(_Averaging):
         self.computing[worker] = self.version
         self.hands += 1
         return [Release(worker)]
+
+
+class SyncReplicas(Replicas):
+    """The mean of gradients, whose workers may make the steps by themselves."""
+
+    def __init__(self, aggregate: int | None = None) -> None:
+        self.aggregate = aggregate
+        self.start(0, 0)
+
+    @property
+    def spec(self) -> str:
+        return "sync-replicas" + (f":aggregate={self.aggregate}" if self.aggregate else "")
+
+    @property
+    def is_level(self) -> bool:
+        count = len(self.computing)
+        all_in = set(self.computing.values()) == {self.version} and not self.waiting
+        return all_in and not self.counted and self._needed() == self.hands == count
+
+    def advance(self, steps: int) -> None:
+        self.version += steps
+        self.computing = dict.fromkeys(self.computing, self.version)
 
 
 class TokenSyncReplicas(_Averaging):

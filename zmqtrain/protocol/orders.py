@@ -35,11 +35,13 @@ class Reduce:
 
     The gradients are summed in the order of ``workers``. ``square``: sum of squares of the mean on
     all shards, in the units of optim/norm.py; None if the norm is not limited, or if there is
-    one shard.
+    one shard. ``local_steps``: they are results of so many steps that each worker made by itself,
+    and the update is all of these steps; 0: they are gradients, and it is one step.
     """
 
     workers: tuple[int, ...]
     square: float | None = None
+    local_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -65,7 +67,8 @@ class Drop:
 class Answer:
     """Answer push ``sequence`` of a worker's life, or its pull (0), with its next batches.
 
-    ``stop``: the job needs no more of its gradients.
+    ``stop``: the job needs no more of its gradients. ``local_steps``: it goes on with the result of
+    so many steps that it makes by itself, on its first batches; 0: with a gradient of the first.
     """
 
     worker: int
@@ -73,6 +76,7 @@ class Answer:
     sequence: int = 0
     batches: tuple[int, ...] = ()
     stop: bool = False
+    local_steps: int = 0
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ class Applied:
 
     version: int  # after it
     gradients: int  # averaged in it
-    computed_on: dict[int, int]  # versions, by present worker
+    staleness: dict[int, int]  # of these in versions, by present worker
     seconds: float  # its duration
     at: float  # of the monotonic clock
 
@@ -181,7 +181,8 @@ class Executor:
     def _changed(self, number: int, order: Apply | Reduce | Accumulate, outcome: object) -> None:
         """Note the outcome for gradients; updates are counted after their workers are answered."""
         if outcome == "applied":
-            self._updated(order.workers)
+            steps = order.local_steps if isinstance(order, Reduce) else 0
+            self._updated(order.workers, steps or 1)
         elif outcome == "accumulated":
             self._metrics.pushes.accumulated.inc()
             self._state.decided(order.workers[0], "accumulated")
@@ -189,19 +190,19 @@ class Executor:
             self._not_updated(order.workers, outcome)
             self._done(number)
 
-    def _updated(self, workers: tuple[int, ...]) -> None:
-        version, computed_on = self._state.version, {}
+    def _updated(self, workers: tuple[int, ...], steps: int) -> None:
+        version, staleness = self._state.version, {}
         if self._keep is not None and self._keep.version == version:
             shard = self._state.shard
             copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
             self.work.put(copy, self._copied_values, rare=True, first=True)
         for worker in workers:
             if push := self._state.decided(worker, "applied"):
-                computed_on[worker] = push.version
+                staleness[worker] = max(0, version - steps - push.version)
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
-            Applied(version, len(workers), computed_on, self.work.last_s, time.monotonic())
+            Applied(version, len(workers), staleness, self.work.last_s, time.monotonic())
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
@@ -221,8 +222,8 @@ class Executor:
             metrics.apply_duration_seconds.observe(applied.seconds)
             metrics.pushes.applied.inc(applied.gradients)
             metrics.parameter_version.set(applied.version)
-            for base in applied.computed_on.values():
-                metrics.staleness_versions.observe(max(0, applied.version - 1 - base))
+            for versions in applied.staleness.values():
+                metrics.staleness_versions.observe(versions)
             self._report(applied)
 
     def _log_policy(self, policy: str) -> None:
@@ -242,7 +243,7 @@ class Executor:
                 self._report(Early(worker))
             return
         worker.pending = None
-        reply = worker.reply = pending.reply(order, state.version)
+        reply = worker.reply = pending.reply(order, state.version, state.shard.learning_rate)
         state.keep(worker)  # before the answer: the next push may follow at once
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, reply)

@@ -66,8 +66,8 @@ class LeaderHost(Decider):
 
     def note(self, outcome: Outcome) -> None:
         match outcome:
-            case Applied(version, _, computed_on, _, at):
-                self.leader.applied(version, computed_on, at)
+            case Applied(version, _, staleness, _, at):
+                self.leader.applied(version, staleness, at)
             case Refused(error):
                 self.leader.fail(error.exit_code, str(error))
             case Measured():

@@ -44,9 +44,12 @@ class Receiver:
         buffers: GradientBuffers,
         executor: Executor,
         rows: RowAccess,
-        holds_lease: Callable[[int, int], bool] | None,
+        holds_lease: Callable[[int, int, int], bool] | None,
     ) -> None:
-        """``holds_lease``: whether a worker holds a lease on a batch; None if not known here."""
+        """``holds_lease``: whether a worker holds a lease on a batch, and on how many from it on.
+
+        It is None if that is not known here.
+        """
         self._state = state
         self._peers = peers
         self._buffers = buffers
@@ -185,8 +188,14 @@ class Receiver:
             raise ProtocolError(
                 f"a push lacks variable {min(unknown)}, expected 0 to {variables - 1}"
             )
-        if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
-            raise ProtocolError(f"{worker} pushes batch {push.batch}, which it has no lease on")
+        if push.batches < 1:
+            raise ProtocolError(f"a push of {push.batches} batches, expected 1 or more")
+        lease = worker.index, push.batch, push.batches
+        if self._holds_lease is not None and not self._holds_lease(*lease):
+            more = f" and {push.batches - 1} others" if push.batches > 1 else ""
+            raise ProtocolError(
+                f"{worker} pushes batch {push.batch}{more}, which it has no lease on"
+            )
 
     def _complete(self, request: Request, push: Push, worker: WorkerRecord) -> bool:
         """Complete the gradient in the worker's buffer in the segment.

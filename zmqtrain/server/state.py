@@ -45,13 +45,13 @@ class Pending:
         """Whether it can be answered: a pull always can."""
         return self.result is not None or isinstance(self.message, Pull)
 
-    def reply(self, order: Answer, version: int) -> PullReply | PushReply:
-        """Return the answer to the worker by this order."""
-        given = version, order.batches, order.stop
+    def reply(self, order: Answer, version: int, rate: float | None) -> PullReply | PushReply:
+        """Return the answer to the worker by this order; ``rate``: see :class:`PullReply`."""
+        given, local = (version, order.batches, order.stop), (order.local_steps, rate)
         if isinstance(self.message, Pull) or self.result is None:
-            return PullReply(*given)
+            return PullReply(*given, *local)
         held_s = time.monotonic() - self.arrived_at
-        return PushReply(self.message.sequence, self.result, *given, self.reason, held_s)
+        return PushReply(self.message.sequence, self.result, *given, self.reason, held_s, *local)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ UPDATE, ACCUMULATE = 1, 2
 """Kinds of changes: of parameters and slots; of the sum."""
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
-_HEAD = 8  # words before the contributions
+_HEAD = 10  # words before the contributions
 
 
 def word_of(number: float) -> int:
@@ -56,15 +56,17 @@ class Change:
     with_sum: bool = False  # the sum is part of the update, or is added to instead of begun
     clip: float = 1.0  # factor of the mean, which limits its norm
     order: int = 0  # carried out by it, 0: none
+    local_steps: int = 0  # that each contribution is the result of; 0: they are gradients
+    rested: int = 0  # RESTED before
 
 
 class Note:
     """The note of a segment's last change.
 
     It is int64 words: state, weight, unit, step, whether the sum is part of it, order, number of
-    contributions, the factor that clips, and for each contribution buffer, worker, sequence,
-    weight; of weights, units and factors the bits. The state is 0 while nothing is noted, the kind
-    of a change that is made, and its negative until then.
+    contributions, the factor that clips, its local steps, RESTED before it, and for each
+    contribution buffer, worker, sequence, weight; of weights, units and factors the bits. The state
+    is 0 while nothing is noted, the kind of a change that is made, and its negative until then.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -74,6 +76,7 @@ class Note:
         """Note that a change begins: from here on another process would finish it."""
         values = [word_of(change.weight), word_of(change.unit), change.step, change.with_sum]
         values += [change.order, len(change.contributions), word_of(change.clip)]
+        values += [change.local_steps, change.rested]
         for *names, weight in change.contributions:
             values += [*names, word_of(weight)]
         words = self._words
@@ -97,11 +100,11 @@ class Note:
     def last(self) -> Change | None:
         """Return the last change that was noted."""
         words = self._words
-        state, weight, unit, step, with_sum, order, contributions, clip = words[:_HEAD]
+        state, weight, unit, step, with_sum, order, contributions, clip, *more = words[:_HEAD]
         if not state:
             return None
         at = range(_HEAD, _HEAD + 4 * contributions, 4)
         each = (words[place : place + 4] for place in at)
         given = tuple(Contribution(a, b, c, float_of(bits)) for a, b, c, bits in each)
-        numbers = float_of(weight), float_of(unit)
-        return Change(abs(state), given, *numbers, step, bool(with_sum), float_of(clip), order)
+        numbers = float_of(weight), float_of(unit), step, bool(with_sum), float_of(clip)
+        return Change(abs(state), given, *numbers, order, *more)

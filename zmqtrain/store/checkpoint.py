@@ -8,6 +8,7 @@ stores slices under their global coordinates, so it can be read into any other p
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ from safetensors.numpy import save_file
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular, replace_file, write_file
 from zmqtrain.optim import AVERAGE, Flat
+from zmqtrain.optim.outer import PREFIX
 from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.store import durable
@@ -146,6 +148,10 @@ def tensors_of(
     return tensors
 
 
+_MISSED = "missed"
+"""Name of the metadata of a file that has counts."""
+
+
 def copy_shard(
     directory: Path, shard: int, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]
 ) -> Path:
@@ -179,7 +185,8 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
 def _write(file: Path, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]) -> Path:
     with durable.writing(file):
         try:
-            save_file(dict(tensors), file, {n: str(count) for n, count in missed.items()} or None)
+            # One entry: safetensors writes several in any order, and equal files shall be equal.
+            save_file(dict(tensors), file, {_MISSED: json.dumps(dict(missed))} if missed else None)
         except SafetensorError as error:
             raise OSError(str(error)) from error
     return file
@@ -247,9 +254,9 @@ def read_shard(
     """Read one shard of any placement: (parameters, slots, missed), float32 (layout.size,).
 
     ``missed``: for some variables, the number of updates in which they had no gradient: all of the
-    checkpoint's for one that was frozen in it, whose slots are those of ``initial``. ``manifest``
-    comes from ``read_manifest(path)``, and ``verify`` has passed. Slots of the checkpoint that are
-    not in ``initial`` are left out.
+    checkpoint's for one that was frozen in it, whose slots are those of ``initial``. So are those
+    of an outer rule that its job did not have. ``manifest`` comes from ``read_manifest(path)``, and
+    ``verify`` has passed. Slots of the checkpoint that are not in ``initial`` are left out.
 
     Raises:
         CheckpointError: a variable or a slot is not in the checkpoint, a shape differs, or a file
@@ -267,7 +274,7 @@ def read_shard(
                 continue
             if manifest.tensors[PARAMETERS][name].kind == "frozen":
                 missed[name] = manifest.version
-            else:
+            elif not key.startswith(PREFIX) or key in manifest.tensors:
                 source.read(key, cut, cut.run(slots[key]))
         return parameters, slots, source.missed | missed
 
@@ -371,12 +378,12 @@ class _Source:
 
     @property
     def missed(self) -> dict[str, int]:
-        """The counts in the files that were read; those of older versions have none."""
+        """The counts in the files that were read; those of older versions may have none."""
         found, most = (
-            [file.metadata() or {} for file in self._files.values()],
+            [_counts_in(file.metadata() or {}) for file in self._files.values()],
             self._manifest.version,
         )
-        return {n: min(int(c), most) for each in found for n, c in each.items() if c.isdecimal()}
+        return {name: min(count, most) for each in found for name, count in each.items()}
 
     def _rows(self, stored: SliceRecord, record: TensorRecord) -> NDArray[Any]:
         """Return a stored slice in shape (rows, row size)."""
@@ -424,3 +431,13 @@ def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variabl
 def _described(shape: tuple[int, ...], dtype: str, kind: str) -> str:
     """Say of what kind a variable is; what is trained is float32."""
     return f"shape {shape}" + ("" if kind == "trained" else f", dtype {dtype}, kind {kind},")
+
+
+def _counts_in(metadata: Mapping[str, str]) -> dict[str, int]:
+    """Return the counts in a file's metadata; older versions gave each an entry of its own."""
+    text = metadata.get(_MISSED, "")
+    try:
+        found = json.loads(text) if text.startswith("{") else metadata
+    except ValueError:
+        found = {}
+    return {name: int(count) for name, count in found.items() if str(count).isdecimal()}

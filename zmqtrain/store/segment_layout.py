@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 17
+LAYOUT_VERSION = 18
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -58,8 +58,9 @@ WORDS_AT = 64
     INCARNATION,  # highest of any life that has joined
     RATE,  # a learning rate in place of the optimizer's: the bits of its negative; 0: none
     MISSED,  # whether a variable had no gradient in some update; members of a board write it, too
-) = range(14)
-WORDS = 14
+    RESTED,  # steps that workers made by themselves, without the optimizer's slots of the shard
+) = range(15)
+WORDS = 15
 
 PROGRESS_AT = 256
 """Where, for each part, the two words of redo.py begin, how far it is changed."""

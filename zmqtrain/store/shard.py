@@ -44,6 +44,7 @@ from zmqtrain.store.segment_layout import (
     IN_FORCE,
     ORDERS,
     RATE,
+    RESTED,
     VERSION,
     SegmentLayout,
 )
@@ -218,10 +219,17 @@ class Shard:
         """Return the share of this shard in ``square`` of this order: see optim/norm.py."""
         return sum(holding.square(self._change_of(update, 0)) for holding in self._holdings)
 
+    def rest(self, version: int) -> None:
+        """Go on at a later version; the optimizer's slots had no part in the steps up to it."""
+        words = self.segment.words
+        self.dense.carry_missed(words[VERSION], version)
+        words[RESTED] += version - words[VERSION]
+        words[VERSION] = version
+
     def _clip(self, change: Change, square: float | None) -> None:
         """Set the factor of an update; ``square``: None if this shard holds all variables."""
         limit = self.rule.clip_norm
-        if limit is not None and change.kind == UPDATE:
+        if limit is not None and change.kind == UPDATE and not change.local_steps:
             if square is None:
                 square = float(sum(holding.square(change) for holding in self._holdings))
             change.clip = clip_scale(square, limit)
@@ -229,11 +237,14 @@ class Shard:
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])
         before = 0.0 if isinstance(order, Apply) else self.accumulated
+        local_steps = order.local_steps if isinstance(order, Reduce) else 0
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
         weights = [one.weight for one in staged]
         unit = self._batch_size if before or kind == ACCUMULATE else max(weights)
         weight = before + sum(weights)
-        return Change(kind, staged, weight, unit, self.version, before > 0, order=number)
+        rested = self.segment.words[RESTED]
+        given = kind, staged, weight, unit, self.version, before > 0
+        return Change(*given, order=number, local_steps=local_steps, rested=rested)
 
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""
@@ -255,7 +266,7 @@ class Shard:
         words = self.segment.words
         words[CLOCK] += 1
         yield
-        words[VERSION], words[ACCUMULATED], words[RATE] = version, 0, 0
+        words[VERSION], words[ACCUMULATED], words[RATE], words[RESTED] = version, 0, 0, 0
         words[CLOCK] += 1
         self._note.forget()
         self._staged.clear()
@@ -279,7 +290,8 @@ class Shard:
         if change.kind == UPDATE:
             for holding in self._holdings:
                 holding.update(change)
-            words[VERSION] = change.step + 1
+            words[VERSION] = change.step + (change.local_steps or 1)
+            words[RESTED] = change.rested + change.local_steps
             if change.with_sum:  # else the step that the sum is of goes on
                 words[ACCUMULATED] = 0
         else:

@@ -17,6 +17,19 @@ from zmqtrain.store.layout import ShardLayout
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """Local steps: the worker updates parameters of its own with its next ``batches``.
+
+    It sends these parameters then, in the place of a gradient; see optim/outer.py. ``step``: the
+    global step that is the first of them. ``learning_rate``: in place of the optimizer's.
+    """
+
+    step: int
+    batches: int
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
     """The memory and the first batches of a worker that has joined.
 
@@ -27,6 +40,7 @@ class Membership:
     a step. ``stop``: the job needs no gradients.
     ``is_own``: no other task has these parameters, so the model's writes to them count.
     ``rows``: where the rows of the job's tables are read; None: it has none.
+    ``round``: that begins; None: the worker sends a gradient for each batch.
     """
 
     layouts: Sequence[ShardLayout]
@@ -37,17 +51,19 @@ class Membership:
     exact: Sequence[Flat] = ()
     is_own: bool = False
     rows: RowSource | None = None
+    round: Round | None = None
 
 
 @dataclass(slots=True)
 class StepReport:
-    """The result of one batch; the gradient itself is in the membership's memory.
+    """The result of one batch, or of a round; the gradient itself is in the membership's memory.
 
     ``loss`` is the mean over ``examples``, and ``weight`` that of loss and gradient; None: the
     number of examples. ``finite`` is False if the loss or the gradient holds
     NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
     examples; see :mod:`zmqtrain.training.measuring`. ``absent``: names of the variables that have
     no gradient; it is zero. ``rows``: the gradient of each table's rows, at most one of a table.
+    ``batches``: of a round, of which ``batch`` is the first.
     """
 
     batch: int
@@ -58,6 +74,7 @@ class StepReport:
     absent: frozenset[str] = frozenset()
     weight: float | None = None
     rows: tuple[RowsOf, ...] = ()
+    batches: int = 1
 
 
 @dataclass(slots=True)
@@ -66,7 +83,7 @@ class StepResult:
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
     ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
-    update of parameters.
+    update of parameters. ``round``: as in :class:`Membership`.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
@@ -75,6 +92,7 @@ class StepResult:
     reason: str = ""
     held_s: float = 0.0
     update_s: float = 0.0
+    round: Round | None = None
 
 
 class Exchange(Protocol):

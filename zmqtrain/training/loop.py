@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from zmqtrain.models.tables import RowsOf
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
+from zmqtrain.training.local_steps import LocalSteps
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
 from zmqtrain.training.profiling import StepProfile
@@ -86,7 +88,7 @@ class TrainingLoop:
         self._job, self._exchange, self._metrics = job, exchange, metrics
         self._plan = job.plan_of(dataset)
         self._prefetcher = Prefetcher(dataset, self._plan)
-        self._team = ThreadTeam(threads)
+        self._threads, self._team = threads, ThreadTeam(threads)
         self._runner: Runner = (
             Towers(job, self._team)
             if job.devices
@@ -98,6 +100,8 @@ class TrainingLoop:
         self._computing = Offload("compute", in_place=self._may_be_in_place)
         self._membership: Membership
         self._rows: RowSource | None = None  # of the membership
+        self._local: LocalSteps | None = None  # of this membership, once it has begun a round
+        self._round: LocalSteps | None = None  # while rounds are made
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
@@ -140,15 +144,16 @@ class TrainingLoop:
         membership = self._membership = self._seen(await self._exchange.join())
         rows = self._rows = membership.rows
         self._computing.in_place = self._may_be_in_place and not (rows and rows.may_wait)
+        self._local = self._round = None
         self._runner.bind(membership)
         self.has_joined = True
         self._metrics.role_state.set("training")
-        self._add_batches(membership.batches)
+        self._go_on(membership)
         stop = membership.stop
         while not stop:
-            result = await self._step()
-            self._add_batches(result.batches)
-            stop = result.stop
+            if (result := await self._step()) is not None:
+                self._go_on(result)
+                stop = result.stop
         self._count_last_step()
         self._metrics.role_state.set("draining")
 
@@ -159,38 +164,80 @@ class TrainingLoop:
             return membership
         return replace(membership, rows=RowsOfLoop(rows, job.table_variables()))
 
-    async def _step(self) -> StepResult:
+    def _go_on(self, given: Membership | StepResult) -> None:
+        """Take up the batches of an answer, for gradients or for a round."""
+        self._batches.extend(given.batches)
+        before, self._round = self._round, None
+        if given.round is not None:
+            if self._local is None:
+                self._local = LocalSteps(self._job, self._membership, self._team, self._threads)
+            local = self._round = self._local
+            if before is None:
+                self._runner.bind(local.memory)
+            local.go_on(given.round)
+        elif before is not None:
+            self._batches.extendleft(report.batch for report in reversed(before.reports))
+            before.reports.clear()
+            self._runner.bind(self._membership)
+
+    async def _step(self) -> StepResult | None:
+        """Compute a batch, and send what is to be sent; return the answer, None without one."""
+        if self._round is None:
+            self._exchange.begin()
+        began_at = time.perf_counter()
+        is_over = self._round is not None and self._round.is_over  # its last batch was refused
+        computed = None if is_over else await self._computed()
+        report = await self._to_send(computed)
+        if self._round is not None and report is not None:
+            self._exchange.begin()
+        computed_at = time.perf_counter()
+        answer = None if report is None else self._exchange.finish(report)
+        self._count_last_step()  # while this one is being sent
+        result = None if answer is None else await answer
+        if computed is not None:
+            self.steps += 1
+            times = began_at, computed_at, time.perf_counter()
+            self._last_step = _Step(computed, result or StepResult("accumulated"), *times)
+        return result
+
+    async def _to_send(self, computed: _Computed | None) -> StepReport | None:
+        """Return the report of a batch, or of a round that is over; None if it goes on."""
+        report = None if computed is None else computed.report
+        if self._round is None or (report is not None and not report.finite):
+            return report
+        return await self._computing.run(self._round.result) if self._round.is_over else None
+
+    async def _computed(self) -> _Computed:
+        """Compute the next batch."""
         if not self._batches:
             raise ProtocolError("this worker should go on, but received no batch")
         batch = self._batches.popleft()
-        began_at = time.perf_counter()
-        self._exchange.begin()
+        for number in islice(self._batches, self._job.prefetch):
+            self._prefetcher.prepare(number)
         self.is_computing = True
         try:
             compute = partial(self._compute, batch)
             profiled = self._profile and partial(self._profile.step, compute)
-            computed = await self._computing.run(profiled or compute)
+            return await self._computing.run(profiled or compute)
         finally:
             self.is_computing = False
-        computed_at = time.perf_counter()
-        answer = self._exchange.finish(computed.report)
-        self._count_last_step()  # while this one is being sent
-        result = await answer
-        self.steps += 1
-        self._last_step = _Step(computed, result, began_at, computed_at, time.perf_counter())
-        return result
 
     def _compute(self, number: int) -> _Computed:
         began_at = time.perf_counter()
+        local = self._round
         batch = self._take(number)
         examples = self._plan.rows(number)
         batch = self._runner.place(batch)
         taken_at = time.perf_counter()
+        if local is not None:
+            local.load()
         self._runner.load_parameters()
         read_at = time.perf_counter()
         report = self._runner.compute(batch, number, examples)
         if report.finite and self._job.clips_alone:
             self._clip(report.rows)
+        if report.finite and local is not None:
+            local.apply(report)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 
     def _clip(self, rows: Sequence[RowsOf]) -> None:
@@ -218,12 +265,6 @@ class TrainingLoop:
             at = labels_at(self._job.model, batch, "class_weight")
             return with_class_weights(batch, self._job.class_weight, at)
         return batch
-
-    def _add_batches(self, numbers: Iterable[int]) -> None:
-        """Add batches to compute, and prepare all but the next one."""
-        self._batches.extend(numbers)
-        for number in tuple(self._batches)[1:]:
-            self._prefetcher.prepare(number)
 
     def _count_last_step(self) -> None:
         """Count the last step, and the times of its phases."""

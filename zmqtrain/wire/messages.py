@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Status, TableStatus, Wait
 
-PROTOCOL_VERSION = 26
+PROTOCOL_VERSION = 27
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -128,12 +128,15 @@ class PullReply:
 
     They are in a segment, in the tensor, or were sent before in chunks, as for a push.
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
-    needs no gradients.
+    needs no gradients. ``local_steps``: the worker updates parameters of its own with so many of
+    its batches, and pushes these; with this ``learning_rate``, None: the optimizer's own.
     """
 
     version: int
     batches: tuple[int, ...] = ()
     stop: bool = False
+    local_steps: int = 0
+    learning_rate: float | None = None
 
 
 @dataclass(slots=True)
@@ -148,7 +151,9 @@ class Push:
     ``wants_parameters``: as in a Pull. ``absent``: numbers of the shard's trained variables that
     have no gradient; it is zero. ``weight``: of the gradient and the mean ``loss``; None: the
     number of ``examples``. ``rows``: how many rows of each table have a gradient, () if none has;
-    they are in the memory of the rows, or were sent before the push.
+    they are in the memory of the rows, or were sent before the push. ``batches``: number of the
+    worker's leases that it is of, the first of which is ``batch``; a worker that makes local steps
+    pushes their result: see optim/outer.py.
     """
 
     sequence: int
@@ -162,6 +167,7 @@ class Push:
     absent: tuple[int, ...] = ()
     weight: float | None = None
     rows: tuple[int, ...] = ()
+    batches: int = 1
 
 
 @dataclass(slots=True)
@@ -212,6 +218,8 @@ class PushReply:
     stop: bool = False
     reason: str = ""
     held_s: float = 0.0
+    local_steps: int = 0
+    learning_rate: float | None = None
 
 
 @dataclass(slots=True)

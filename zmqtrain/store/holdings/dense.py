@@ -10,7 +10,7 @@ into the segment before the first element is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.optim import AVERAGE, Slot, Update
+from zmqtrain.optim import AVERAGE, BoundUpdate, Slot, Update
 from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
@@ -35,7 +35,7 @@ from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import MISSED, VERSION, PartLayout, parts_of
+from zmqtrain.store.segment_layout import MISSED, RESTED, VERSION, PartLayout, parts_of
 
 
 class Dense:
@@ -85,8 +85,9 @@ class Dense:
 
     def begin(self, change: Change) -> None:
         if change.kind == UPDATE:
-            self._begun = change, self._parts[0].bound.numbers(change.step)
-            if self._is_layered:
+            bound = self._parts[0].bound_for(change)
+            self._begun = change, bound.numbers(change.step)
+            if self._is_layered and not change.local_steps:
                 self._measure(change)
         self.begin_parts(range(len(self._parts)))
 
@@ -95,10 +96,11 @@ class Dense:
 
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
-        factors = self._segment.factors if self._is_layered else None
-        numbers, absences = self._numbers(change), self._absences(self._absent(change), step)
+        is_layered = self._is_layered and not change.local_steps
+        factors = self._segment.factors if is_layered else None
+        given, absences = (step, factors, self._numbers(change)), self._absences_in(change)
         calls = [
-            partial(part.bound.apply, part.own(mean, change.clip), step, factors, numbers, absences)
+            partial(part.bound_for(change).apply, part.own(mean, change.clip), *given, absences)
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
             for part in self._parts
@@ -113,7 +115,12 @@ class Dense:
 
     def repair(self, change: Change) -> None:
         for part in self._parts:
-            part.resume(of_sum=change.kind == ACCUMULATE)
+            part.resume(of_sum=change.kind == ACCUMULATE, bound=part.bound_for(change))
+
+    def carry_missed(self, before: int, version: int) -> None:
+        """Note that no variable has missed an update between these versions."""
+        if before % 2 != version % 2:
+            self._segment.missed[version % 2] = self._segment.missed[before % 2]
 
     def initialize(
         self,
@@ -150,8 +157,9 @@ class Dense:
 
     @property
     def missed(self) -> dict[str, int]:
-        """Number of updates in which a variable had no gradient, unless 0."""
-        counts = self._segment.missed[self._segment.words[VERSION] % 2].tolist()
+        """Number of steps in which the shard updated a variable by no gradient, unless 0."""
+        words = self._segment.words
+        counts = (self._segment.missed[words[VERSION] % 2] + words[RESTED]).tolist()
         return {name: counts[n] for name, n in self._layout.numbers.items() if counts[n]}
 
     def begin_parts(self, numbers: Iterable[int]) -> None:
@@ -177,7 +185,7 @@ class Dense:
             clip = clip_scale(float(self._square(mean)), limit)
         for number in numbers:
             part = self._parts[number]
-            part.resume(of_sum=False)
+            part.resume(of_sum=False, bound=part.bound)
             given = absences if part.is_trained else None
             part.bound.apply(part.own(mean, clip), step, absences=given)
 
@@ -200,7 +208,7 @@ class Dense:
         """Return the hyperparameters: those of :meth:`begin`, unless the change is repaired."""
         if self._begun is not None and self._begun[0] is change:
             return self._begun[1]
-        return self._parts[0].bound.numbers(change.step)
+        return self._parts[0].bound_for(change).numbers(change.step)
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
@@ -227,13 +235,22 @@ class Dense:
 
         ``absent``: of all gradients. The counts before stay, for a repair counts again.
         """
-        segment = self._segment
-        if not absent[0].item(0) and not segment.words[MISSED]:
+        segment, rested = self._segment, self._segment.words[RESTED]
+        if not absent[0].item(0) and not segment.words[MISSED] and not rested:
             return None
         in_all, before = np.minimum.reduce(absent)[1:], segment.missed[step % 2]
         np.add(before, in_all, out=segment.missed[(step + 1) % 2])
         segment.words[MISSED] = 1
-        return Absences(in_all.tolist(), before.tolist())
+        return Absences(in_all.tolist(), (before + rested).tolist())
+
+    def _absences_in(self, change: Change) -> Absences | None:
+        """Return the variables without a gradient in an update, counted as its kind has it."""
+        absent = self._absent(change)
+        if not change.local_steps:
+            return self._absences(absent, change.step)
+        self.carry_missed(change.step, change.step + change.local_steps)
+        in_all = np.minimum.reduce(absent)[1:]
+        return Absences(in_all.tolist(), [0] * len(in_all)) if in_all.any() else None
 
     def _mean(self, change: Change) -> Mean:
         """Return what is averaged, where the arithmetic happens.
@@ -278,7 +295,20 @@ class _Part:
             changed = [parameters, *slots.values()]
             self._redo = Redo(changed, copies[: len(changed)], progress)
             self._redo_of_sum = Redo([self._sum], copies[:1], progress)
-        self.bound = update.bind(parameters, slots, self._redo, list(_within(where, runs)))
+        own = list(_within(where, runs))
+        self.bound = update.bind(parameters, slots, self._redo, own)
+        alone = [run._replace(group=0) for run in own]
+        self._bind_outer = partial(
+            Update(update.outer, fused=update.fused).bind, parameters, slots, self._redo, alone
+        )
+
+    @cached_property
+    def _outer(self) -> BoundUpdate:
+        return self._bind_outer()
+
+    def bound_for(self, change: Change) -> BoundUpdate:
+        """Return the update that makes this change."""
+        return self._outer if change.local_steps and self.is_trained else self.bound
 
     def own(self, mean: Mean, clip: float = 1.0) -> Mean:
         """Return what a mean of gradients of the whole block is for this part.
@@ -296,10 +326,10 @@ class _Part:
         if self._redo is not None:
             self._redo.begin()
 
-    def resume(self, *, of_sum: bool) -> None:
-        """Finish the block in which a killed process left an update, or the sum."""
+    def resume(self, *, of_sum: bool, bound: BoundUpdate) -> None:
+        """Finish the block in which a killed process left an update (``bound``), or the sum."""
         if not of_sum:
-            self.bound.resume()
+            bound.resume()
         elif self._redo_of_sum is not None:
             self._redo_of_sum.resume()
 

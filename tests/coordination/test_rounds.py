@@ -1,0 +1,131 @@
+"""Rounds of local steps: many batches are leased at once, and count with one push or not at all."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.coordination.plays import coordinator, playing
+from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.protocol.orders import Answer, Reduce
+
+
+def test_round_counts_all_batches_of_each_worker_with_its_push() -> None:
+    run = coordinator("local-steps:2", joined=2, steps=5)
+    playing(run)("""
+        pull 0          -> -
+        pull 1          -> answer 0 with 0 2 alone, answer 1 with 1 3 alone
+        push 1 1 1 of 2 -> -
+        held            -> 1 waits for 0
+        push 0 1 0 of 2 -> reduce 0 1 of 2 steps, answer 0 with 4 6 alone, answer 1 with 5 7 alone
+        push 0 2 4 of 2 -> -
+        push 1 2 5 of 2 -> reduce 0 1 of 2 steps, answer 0 with 8 alone, answer 1 with 9 alone
+        push 0 3 8      -> -
+        push 1 3 9      -> reduce 0 1 of 1 steps, answer 0 stop, answer 1 stop
+    """)
+    assert (run.version, run.applied, run.ledger.uncounted) == (5, 6, 10)
+
+
+def test_batches_of_a_worker_that_dies_are_leased_again() -> None:
+    playing(coordinator("local-steps:2", joined=2))("""
+        pull 0          -> -
+        pull 1          -> answer 0 with 0 2 alone, answer 1 with 1 3 alone
+        push 0 1 0 of 2 -> -
+        leave 1         -> reduce 0 of 2 steps, answer 0 with 1 3 alone
+    """)
+
+
+def test_last_round_of_a_pass_is_shorter() -> None:
+    playing(coordinator("local-steps:4", joined=2, ledger=Ledger(limit=5)))("""
+        pull 0          -> -
+        pull 1          -> answer 0 with 0 2 4 alone, answer 1 with 1 3 alone
+        push 0 1 0 of 3 -> -
+        push 1 1 1 of 2 -> reduce 0 1 of 3 steps
+        extend 9        -> switch local-steps:4, answer 0 with 5 7 alone, answer 1 with 6 8 alone
+    """)
+
+
+def test_round_ends_at_an_evaluation() -> None:
+    playing(coordinator("local-steps:4", workers=1, joined=1, evaluate_every=6))("""
+        pull 0          -> answer 0 with 0 1 2 3 alone
+        push 0 1 0 of 4 -> reduce 0 of 4 steps, answer 0 with 4 5 alone
+        push 0 2 4 of 2 -> reduce 0 of 2 steps, answer 0 with 6 7 8 9 alone
+    """)
+
+
+def test_refused_batch_is_replaced_and_the_rest_of_the_round_stays_leased() -> None:
+    run = coordinator("local-steps:3", workers=1, joined=1)
+    playing(run)("""
+        pull 0              -> answer 0 with 0 1 2 alone
+        push 0 1 1 bad      -> answer 0 with 3 alone
+        push 0 2 0 of 3     -> reduce 0 of 3 steps, answer 0 with 4 5 6 alone
+        push 0 3 4 of 3 bad -> answer 0 with 7 8 9 alone
+    """)
+    assert (run.refused, run.version, run.ledger.uncounted) == (2, 3, 7)
+
+
+def test_rounds_begin_after_steps_of_gradients() -> None:
+    playing(coordinator("local-steps:2,after=1", workers=1, joined=1, lookahead=1))("""
+        pull 0          -> answer 0 with 0 1
+        push 0 1 0      -> reduce 0, answer 0 with 2 alone
+        push 0 2 1 of 2 -> reduce 0 of 2 steps, answer 0 with 3 4 alone
+    """)
+
+
+def test_round_is_no_longer_than_the_job_whatever_was_leased_before() -> None:
+    run = coordinator("sync-replicas", workers=1, joined=1, lookahead=3, steps=2)
+    playing(run)("""
+        pull 0               -> answer 0 with 0 1 2 3
+        switch local-steps:2 -> -
+    """)
+    *_, answer = run.handle(PushArrived(0, 1, 0))
+    assert answer == Answer(0, 1, 1, (), local_steps=1)
+
+
+def test_switch_begins_and_ends_rounds_when_no_worker_computes() -> None:
+    playing(coordinator("sync-replicas", workers=1, joined=1))("""
+        pull 0               -> answer 0 with 0
+        switch local-steps:2 -> -
+        push 0 1 0           -> reduce 0, switch local-steps:2, answer 0 with 1 2 alone
+        switch sync-replicas -> -
+        push 0 2 1 of 2      -> reduce 0 of 2 steps, switch sync-replicas, answer 0 with 3
+        push 0 3 3           -> reduce 0, answer 0 with 4
+    """)
+
+
+Play: TypeAlias = list[tuple[str, int]]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "push", "push", "join", "leave"]),
+                          st.integers(0, 2)), max_size=60))  # fmt: skip
+def test_each_batch_counts_once_whoever_dies(play: Play) -> None:
+    run = coordinator("local-steps:3", workers=2, steps=12)
+    held: dict[int, list[int]] = {}
+    counted = 0
+    for life, (what, worker) in enumerate(play, 1):
+        member = run.members.get(worker)
+        if what != "push":
+            orders = run.handle(Joined(worker, life) if what == "join" else Left(worker))
+            orders += run.handle(PullArrived(worker)) if what == "join" else []
+            held.pop(worker, None)
+        elif member is not None and (batches := held.pop(worker, [])):
+            sequence = member.sequence + 1
+            push = PushArrived(worker, sequence, batches[0], 1, batches=len(batches))
+            orders = run.handle(push)
+        else:
+            continue
+        for order in orders:
+            if isinstance(order, Answer) and not order.stop and order.worker in run.members:
+                held[order.worker] = [*order.batches]
+        ledger = run.ledger
+        leased = [*ledger.leases.values(), *ledger.pending.values()]
+        assert ledger.outstanding == sum(map(len, leased))
+        open_batches = ledger.open_batches()
+        assert len(open_batches) == len(set(open_batches))
+        now = ledger.next_batch - len(open_batches)
+        assert now >= counted and (now > counted) == any(isinstance(o, Reduce) for o in orders)
+        counted = now
+    assert run.version <= 12

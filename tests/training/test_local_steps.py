@@ -1,0 +1,211 @@
+"""Local steps: what they promise, in whole runs and by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.callbacks import LearningRateScheduler
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.data import Arrays
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.errors import ConfigError
+from zmqtrain.models import MLP
+from zmqtrain.optim import LAMB, SGD, Adam, Cosine, Momentum, Piecewise
+from zmqtrain.store.placement import place
+from zmqtrain.training.exchange import Membership, Round, StepReport
+from zmqtrain.training.local_steps import LocalSteps
+
+chosen = np.random.default_rng(0)
+ROWS = chosen.standard_normal((38, 5)).astype(np.float32)
+CLASSES = chosen.integers(0, 3, 38)
+
+
+def job(**fields: Any) -> Job:
+    defaults: dict[str, Any] = {
+        "model": MLP(5, 4, 3),
+        "data": Arrays((ROWS, CLASSES), (ROWS, CLASSES)),
+        "optimizer": Adam(Cosine(0.1, 30)),
+        "batch_size": 4,
+        "partition_nbytes": 16,
+        "policy": "local-steps:5",
+    }
+    return Job(**defaults | ({} if "epochs" in fields else {"steps": 17}) | fields)
+
+
+def bits(summary: Any) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in summary.parameters.items()}
+
+
+class NotFinite(MLP):
+    """A model whose loss of two batches is NaN."""
+
+    def seed_batch(self, seed: int, batch: int) -> None:
+        self.is_bad = batch in (3, 9)
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        loss = super().loss_and_gradients(parameters, batch, out)
+        return float("nan") if self.is_bad else loss
+
+
+@pytest.mark.parametrize("way", [{}, {"workers": 1, "ps": 2}, {"workers": 1, "ps": 0}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"evaluate_every": 3},
+        {"optimizer": LAMB(0.1), "l2": 0.01, "clip_norm": 0.5, "partition_nbytes": 0},
+        {"groups": {"*/bias": {"optimizer": Momentum(0.1)}}, "policy": "local-steps:100"},
+        {"model": NotFinite(5, 4, 3)},
+        {"epochs": 2, "callbacks": [LearningRateScheduler(lambda epoch, rate: 0.1 / 2**epoch)]},
+        {"policy": "local-steps:3,after=6", "optimizer": SGD(0.1)},
+        {"devices": "cpu:0,cpu:1", "batch_size": 2},
+    ],
+    ids=["schedule", "lamb", "groups", "not finite", "passes", "after", "devices"],
+)
+def test_one_worker_ends_as_without_local_steps_bit_for_bit(
+    fields: dict[str, Any], way: dict[str, int]
+) -> None:
+    found = zmqtrain.run(job(**fields), **way)
+    expected = zmqtrain.run(job(**fields | {"policy": "sync-replicas"}))
+    assert bits(found) == bits(expected)
+    assert found.global_step == expected.global_step
+    assert found.examples == expected.examples
+    every = fields.get("evaluate_every", 1)
+    assert all(each["step"] % every in (0, 17 % every) for each in found.evaluations)
+
+
+def trained_by_hand(workers: int, every: int, rate: float, momentum: float) -> dict[str, Any]:
+    """Return what 7 steps of local SGD give, with Nesterov's outer rule of rate 0.7."""
+    whole, model = job(), MLP(5, 4, 3)
+    common = whole.initial_parameters()
+    velocity = {name: np.zeros_like(value) for name, value in common.items()}
+    plan = BatchPlan(len(ROWS), 4, whole.seed)
+    first = 0
+    for steps in (every, every, 7 - 2 * every):
+        results = []
+        for worker in range(workers):
+            own = {name: value.copy() for name, value in common.items()}
+            out = {name: np.empty_like(value) for name, value in common.items()}
+            for step in range(steps):
+                at = plan.indices(first + step * workers + worker)
+                model.loss_and_gradients(own, (ROWS[at], CLASSES[at]), out)
+                for name in own:
+                    own[name] -= np.float32(rate) * out[name]
+            results.append(own)
+        first += steps * workers
+        for name in common:
+            change = common[name] - sum(own[name] for own in results) / workers
+            velocity[name] = momentum * velocity[name] + change
+            step_of = momentum * velocity[name] + change if momentum else change
+            common[name] = common[name] - np.float32(0.7 if momentum else 1.0) * step_of
+    return common
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+@pytest.mark.parametrize("ps", [0, 1])
+def test_workers_make_the_steps_of_local_sgd(momentum: float, compression: str, ps: int) -> None:
+    outer = Momentum(0.7, momentum, nesterov=True) if momentum else None
+    fields = {"policy": "local-steps:3", "optimizer": SGD(0.1), "outer": outer, "steps": 7}
+    found = zmqtrain.run(job(**fields, compression=compression), workers=2, ps=ps)
+    expected = trained_by_hand(2, 3, 0.1, momentum)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found.parameters[name], value, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("ps", [0, 2])
+def test_rounds_of_one_step_are_sync_replicas_up_to_rounding(ps: int) -> None:
+    given: dict[str, Any] = {"optimizer": SGD(0.1), "epochs": 2}
+    found = zmqtrain.run(job(policy="local-steps:1", **given), workers=3, ps=ps)
+    expected = zmqtrain.run(job(policy="sync-replicas", **given), workers=3, ps=ps)
+    for name, value in expected.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], value, rtol=2e-5, atol=2e-6)
+    assert (found.global_step, found.examples) == (expected.global_step, expected.examples)
+
+
+LAYOUT = place(job().variables(), 1)[0]
+
+
+def elements(flat: Flat) -> Flat:
+    """Return all elements of the variables, without the zeros between them."""
+    return np.concatenate([cut.run(flat) for cut in LAYOUT.slices])
+
+
+def member(**fields: Any) -> tuple[LocalSteps, Flat, Flat]:
+    """Return a worker's local steps, the common parameters and where its result lies."""
+    whole = job(**fields)
+    common = LAYOUT.flat_of(whole.initial_parameters())
+    result = np.zeros_like(common)
+    memory = Membership([LAYOUT], [common], [result], ())
+    return LocalSteps(whole, memory, ThreadTeam(1), 1), common, result
+
+
+def made(local: LocalSteps, batch: int = 0) -> StepReport:
+    """Make a step whose gradient is 1 everywhere; return the report of the round."""
+    local.load()
+    local.memory.gradients[0][:] = 1
+    local.apply(StepReport(batch, 4, 0.5, True))
+    return local.result()
+
+
+def test_joiner_has_the_rate_of_the_jobs_step_and_the_moments_of_its_own() -> None:
+    local, common, result = member(optimizer=Adam(Piecewise([100], [0.5, 0.25])))
+    local.go_on(Round(200, 1))
+    made(local)  # Adam's first step is as long as the rate
+    np.testing.assert_allclose(elements(common - result), 0.25, rtol=1e-5)
+    local.go_on(Round(300, 1, learning_rate=0.125))
+    made(local)
+    np.testing.assert_allclose(elements(common - result), 0.125, rtol=1e-5)
+
+
+def test_round_begins_from_the_common_parameters() -> None:
+    local, common, result = member(optimizer=SGD(0.5))
+    local.go_on(Round(0, 1))
+    made(local)
+    common[:] = 3
+    made(local)
+    assert not (elements(result) == 2.5).any()
+    local.go_on(Round(1, 1))
+    report = made(local, batch=7)
+    assert (elements(result) == 2.5).all()
+    assert (report.batch, report.batches, report.examples) == (7, 1, 4)
+
+
+def test_result_that_is_not_finite_is_reported() -> None:
+    local, common, _ = member(optimizer=SGD(0.5))
+    common[0] = np.inf
+    local.go_on(Round(0, 1))
+    assert not made(local).finite
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_path: Path) -> None:
+    outer = Momentum(0.7, 0.9, nesterov=True)
+    zmqtrain.run(job(policy="sync-replicas", steps=6, logdir=str(tmp_path)), workers=workers)
+    for steps in (16, 26):
+        fields: dict[str, Any] = {"steps": steps, "outer": outer, "logdir": str(tmp_path)}
+        found = zmqtrain.run(job(**fields), workers=workers)
+        assert (found.global_step, found.examples) == (steps, steps * workers * 4)
+    back = job(policy="sync-replicas", steps=30, logdir=str(tmp_path))
+    assert zmqtrain.run(back, workers=workers).examples == 30 * workers * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"moving_average": 0.9}, "moving_average is 0.9; the policy is local-steps:5"),
+        ({"overlap": True}, "overlap is True; the policy is local-steps:5"),
+        ({"outer": Adam(0.1)}, "expected SGD or Momentum"),
+        ({"outer": Momentum(0.1, dampening=0.5)}, "expected no dampening"),
+        ({"exchange": "board"}, "the policy is local-steps:5 instead of sync-replicas"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        zmqtrain.run(job(**fields), workers=2, ps=0)
