@@ -98,6 +98,12 @@ class Schedule:
         return all(make_policy(spec).coordinated for spec in specs)
 
     @property
+    def is_local(self) -> bool:
+        """Whether under some of its policies a push may be of several batches."""
+        specs = [self.policy, *(fault.spec for fault in self.faults)]
+        return any(spec.startswith("local-steps") for spec in specs)
+
+    @property
     def names(self) -> list[str]:
         """The names of all tasks."""
         return [
@@ -218,6 +224,8 @@ def draw(
         tokens = f"sync-replicas:aggregate={random.randint(1, workers)},tokens={workers}"
         schedule = replace(schedule, policy=tokens)
     schedule = replace(schedule, faults=tuple(faults))
+    if not policy:
+        schedule = _with_local_steps(schedule)
     if hosted or board:
         schedule = _hosted(schedule)
     if board:
@@ -228,6 +236,21 @@ def draw(
         )
         schedule = _with_sleep(random, schedule)
     return _without_oblivion(schedule)
+
+
+def _with_local_steps(drawn: Schedule) -> Schedule:
+    """Have workers make local steps in one of eight schedules: from the begin, or after switches.
+
+    The numbers are drawn apart, so that a seed's other choices are as they were without.
+    """
+    random = Random(f"{drawn.seed} local steps")
+    if random.randrange(8):
+        return drawn
+    spec = f"local-steps:{random.randint(1, 5)}" + random.choice(("", "", ",after=3"))
+    faults = tuple(replace(fault, spec=spec) if fault.spec else fault for fault in drawn.faults)
+    if faults != drawn.faults and _coin(random):
+        return replace(drawn, faults=faults)
+    return replace(drawn, policy=spec)
 
 
 def _on_hosts(drawn: Schedule) -> Schedule:

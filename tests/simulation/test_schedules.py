@@ -48,6 +48,9 @@ WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER = 402822
             {},
             {"epochs": 3, "keeps": True, "sets_weights": True},
         ),
+        (range(4), {}, {"policy": "local-steps:3"}),
+        (range(4), {"hosted": True}, {"policy": "local-steps:2", "evaluates": 3}),
+        (range(2), {}, {"policy": "local-steps:2", "epochs": 3}),
         (range(0, 4, 3), {}, {"evaluates": 1}),
         ([1], {}, {"evaluates": 2}),
         ([2], {}, {"evaluates": 5}),
@@ -161,6 +164,8 @@ def test_policy_of_ones_own_goes_through_the_same_schedules(
         "sync-replicas:aggregate=2",
         "sync-replicas:aggregate=5",
         "sync-replicas:aggregate=2,tokens=3",
+        "local-steps:3",
+        "local-steps:2,after=3",
     ],
 )
 def test_every_policy_gets_through_calm_weather(policy: str, ps: int) -> None:
