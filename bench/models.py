@@ -65,7 +65,8 @@ class Work:
     @property
     def steps(self) -> int:
         """Global steps in which each worker computes its batches."""
-        return self.batches * (1 if self.policy.startswith("sync") else self.workers)
+        is_of_all = self.policy.startswith(("sync", "local-steps"))
+        return self.batches * (1 if is_of_all else self.workers)
 
 
 class _Watch:
@@ -170,13 +171,15 @@ def rows_between(
     with end_in_order(), Hosts(work.workers) as hosts:
         for host in range(work.workers):
             hosts.throttle(host, mbit)
-        forms = [{"compression": c, "overlap": o} for o in (False, True) for c in compressions]
+        overlaps = (False,) if work.policy.startswith("local-steps") else (False, True)
+        forms = [{"compression": c, "overlap": o} for o in overlaps for c in compressions]
         for _ in range(rounds):
             for form in forms:
                 overrides = {"policy": work.policy, "steps": work.steps, **form}
                 flags = {"job": work.reference, "overrides": json.dumps(overrides)}
                 (summary,) = on_hosts(hosts, "train", work.workers, **flags)
                 row = {"bench": "models", "model": work.model, "workers": work.workers}
+                row["policy"] = work.policy
                 told = ("steps_per_second", "loss", "accuracy")
                 yield row | {"mbit": mbit} | form | {name: summary[name] for name in told}
 
@@ -234,6 +237,7 @@ def models_command(
       python -m bench models --framework jax
       python -m bench models --framework keras-torch --model mobilenet
       python -m bench models --model gpt:large --workers 2 --mbit 1000 --compression none,int8
+      python -m bench models --model gpt --workers 2 --mbit 100 --policy local-steps:10
     """
     framework = options["framework"]
     theirs = options["model"] in MODELS[framework] and against == ("plain",)
