@@ -44,9 +44,9 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         {"framework", "model", "side", "workers", "policy", "examples_per_second"}
         | {"steps_per_second", "loss", "accuracy", "rss_mb"},
     ),
-    "gpu": ("--device cpu --parts push-pull --megabytes 0.01", {"bench", "part"}),
+    "gpu": ("--device cpu --parts copies", {"bench", "part"}),
     "tables": (
-        "--tables 2 --rows 100 --batch-size 8 --batches 20 --rule sgd",
+        "--tables 2 --rows 100 --batch-size 8 --batches 10 --rule sgd",
         {"side", "rule", "tables", "rows", "dim", "batch_size", "workers", "examples_per_second"}
         | {"rows_per_second", "rss_mb", "first_batch_s", "nbytes_per_step", "cpu_ms_per_batch"},
     ),
