@@ -189,7 +189,7 @@ def draw(
     """
     if tables:
         kind = {"hosted": hosted, "hosts": hosts, "epochs": epochs, "clips": clips}
-        schedule = draw(seed, policy, **kind)
+        schedule = _with_gradients(draw(seed, policy, **kind))
         return replace(schedule, tables=True, consistent_reads=False, copies=1, small=False)
     if clips:
         return replace(draw(seed, policy, hosted=hosted, board=board, hosts=hosts), clips=True)
@@ -251,6 +251,16 @@ def _with_local_steps(drawn: Schedule) -> Schedule:
     if faults != drawn.faults and _coin(random):
         return replace(drawn, faults=faults)
     return replace(drawn, policy=spec)
+
+
+def _with_gradients(drawn: Schedule) -> Schedule:
+    """Have workers send gradients where they would make local steps, which tables cannot have."""
+
+    def policy(spec: str) -> str:
+        return "sync-replicas" if spec.startswith("local-steps") else spec
+
+    faults = tuple(replace(fault, spec=policy(fault.spec)) for fault in drawn.faults)
+    return replace(drawn, policy=policy(drawn.policy), faults=faults)
 
 
 def _on_hosts(drawn: Schedule) -> Schedule:
