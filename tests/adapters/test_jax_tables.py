@@ -157,3 +157,9 @@ def test_training_has_the_bits_of_dense_parameters(one_thread: None) -> None:
         found = runs[0].parameters[name]
         found = found.whole() if isinstance(found, TableReader) else found
         np.testing.assert_array_equal(found, value)
+
+
+def test_weights_without_rows_are_refused_by_name() -> None:
+    model = JaxModel(init, loss, predict=score, tables=TABLES)
+    with pytest.raises(ConfigError, match="no rows of the table 'user'"):
+        model.predict(model.parameters(0), (X, Y))

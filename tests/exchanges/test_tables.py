@@ -16,7 +16,7 @@ from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.tables import Ids, Rows, RowsOf, Table
-from zmqtrain.optim import SGD, Adagrad, Rule
+from zmqtrain.optim import SGD, Adagrad, RowwiseAdagrad, Rule
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
 
@@ -221,6 +221,7 @@ async def test_id_beyond_the_rows_of_a_table_is_an_error(open_exchange: OpenExch
         ({"tables": {"user": Table(dim=DIM + 1)}}, f"have {DIM + 1} elements; expected {DIM}, as"),
         ({"tables": {"user": Table(rows=0)}}, "'user' has 0 rows; expected a whole number"),
         ({"tables": {"user": 3}}, "expected tables by patterns"),
+        ({"optimizer": RowwiseAdagrad(0.1)}, "rule for rows of tables, but would train 'bias'"),
         ({"tables": {"user": Table(optimizer=SGD)}}, "this is a class; expected an object"),
     ],
 )

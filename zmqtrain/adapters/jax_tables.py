@@ -70,7 +70,13 @@ def look_up(tables: Mapping[str, TableOf], parameters: Parameters, batch: Batch)
 
     Raises:
         DataError: an id is no integer, or none of its table's.
+        ConfigError: the parameters have no rows of a table.
     """
+    if missing := [name for name in tables if name not in parameters]:
+        raise ConfigError(
+            f"these weights have no rows of the table {missing[0]!r}; expected those that a run "
+            "returns (Summary.parameters): weights of a logdir are without the rows of tables"
+        )
     found = LookedUp({}, {}, {}, {}, batch)
     at: dict[int, Any] = {}  # the places of the ids that an array of the batch holds
     for name, table in tables.items():

@@ -1,21 +1,23 @@
-"""What keeps a job from training tables of rows. Pure."""
+"""Options that contradict a job's tables of rows. Pure."""
 
 from __future__ import annotations
 
 from zmqtrain import policies
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
+from zmqtrain.optim import RowwiseAdagrad
 from zmqtrain.policies.local_steps import LocalSteps
 
 
 def check(job: Job, *, alone: bool) -> None:
-    """Check that a job's tables can be trained as its other options say.
+    """Check that a job's options suit its tables, and that no other variable has a rule of rows.
 
     ``alone``: one worker trains in its process, without other tasks.
 
     Raises:
-        ConfigError: some option is impossible with tables.
+        ConfigError: some option is impossible with tables, or a rule of rows without them.
     """
+    _check_dense(job)
     tables = job.table_variables()
     if not tables:
         return
@@ -53,3 +55,18 @@ def check(job: Job, *, alone: bool) -> None:
     if obstacles := [text for text, is_there in found.items() if is_there]:
         names = ", ".join(table.name for table in tables)
         raise ConfigError(f"{job.model!r} has tables ({names}), but {'; '.join(obstacles)}")
+
+
+def _check_dense(job: Job) -> None:
+    update = job.update()
+    rules = [each.rule for each in update.by_group()]
+    if not any(isinstance(rule, RowwiseAdagrad) for rule in rules):
+        return
+    for variable in job.variables():
+        rule = rules[update.group_of(variable.name)]
+        if variable.kind == "trained" and isinstance(rule, RowwiseAdagrad):
+            raise ConfigError(
+                f"{rule!r} is a rule for rows of tables, but would train {variable.name!r}, which "
+                "is none; give it to tables alone, by tables={...: Table(optimizer=...)}, and the "
+                "job another optimizer, such as Adagrad(0.05)"
+            )
