@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,18 +26,39 @@ settings.load_profile("machines differ")
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """Give the process its logging back: a command that a test calls sets up its own."""
-    root = logging.getLogger()
-    handlers, levels = list(root.handlers), {each: each.level for each in _loggers()}
+    root, own = logging.getLogger(), logging.getLogger("zmqtrain")
+    handlers, levels = list(root.handlers), (root.level, own.level)
     yield
     root.handlers[:] = handlers
-    for each in _loggers():
-        if each.level != (before := levels.get(each, logging.NOTSET)):
-            each.setLevel(before)
+    for logger, level in zip((root, own), levels, strict=True):
+        if logger.level != level:
+            logger.setLevel(level)
 
 
-def _loggers() -> list[logging.Logger]:
-    known = logging.root.manager.loggerDict.values()
-    return [logging.root, *(each for each in known if isinstance(each, logging.Logger))]
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests share what XLA has compiled, in a directory for each process that runs tests.
+
+    Most of a test with JAX would otherwise compile the functions of tests before it again.
+    """
+    if hasattr(config, "cache"):
+        process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir(f"jax-{process}"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+def pytest_collection_finish() -> None:
+    """Spare each test work on what the imported frameworks have left.
+
+    Pytest would add its handlers to each of the 60 loggers of PyTorch that do not propagate, three
+    times a test, and the garbage collector would look at a million objects that stay.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
