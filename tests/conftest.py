@@ -16,6 +16,7 @@ from hypothesis import settings
 from tests.clock import Clock, StopClock
 from tests.golden import RENEW, Snapshot
 from tests.harness import stage
+from zmqtrain.compute.threads import usable_cores
 
 __all__ = ["stage"]
 
@@ -48,17 +49,27 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
-def pytest_collection_finish() -> None:
-    """Spare each test work on what the imported frameworks have left.
+def pytest_xdist_auto_num_workers() -> int:
+    """Return half again as many processes as there are cores: some tests wait for real time."""
+    return usable_cores() * 3 // 2
 
-    Pytest would add its handlers to each of the 60 loggers of PyTorch that do not propagate, three
-    times a test, and the garbage collector would look at a million objects that stay.
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare the collection and each test the cost of what stays in memory.
+
+    The garbage collector would look at a million objects of imported frameworks, and pytest would
+    add its handlers to the 60 loggers of PyTorch that do not propagate, three times a test.
     """
-    for logger in logging.root.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):
-            logger.propagate = True
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

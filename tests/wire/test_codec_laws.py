@@ -165,7 +165,7 @@ def with_a_wrong_value(draw: st.DrawFn) -> list[Buffer]:
     return [msgpack.packb(header), *frames[1:]]
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(frames=mutated() | with_a_wrong_value())
 def test_damaged_message_decodes_or_is_refused(frames: list[Buffer]) -> None:
     inputs.check(frames)
