@@ -31,7 +31,7 @@ from zmqtrain.optim import (
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.board import Seat
 
-STEPS = 30
+STEPS = 12
 ROWS = 92
 CUT = 16
 """Bytes of a variable at which it is cut: most are."""

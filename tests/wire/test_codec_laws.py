@@ -73,7 +73,7 @@ def assert_same(received: Envelope, sent: Envelope) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
     sent = Envelope(
