@@ -98,6 +98,10 @@ class KerasModel(BaseModel):
         """The Keras model; on torch its parameters are the worker's memory during a step."""
         return self._ready.model
 
+    def new_variables(self) -> dict[str, Any]:
+        """Return the trained variables of a new model, by name."""
+        return self._built(0, self._patterns).trained
+
     @property
     def optimizer(self) -> Rule | None:
         """The rule of :mod:`zmqtrain.optim` that the compiled optimizer computes, if there is one.

@@ -156,6 +156,10 @@ class TorchModel(BaseModel):
         """The module; during a step its parameters are the worker's memory."""
         return self._built.module
 
+    def new_module(self) -> Any:
+        """Return another module of ``build``."""
+        return copy.deepcopy(self).module
+
     def parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
         """Return the parameters that need a gradient.
 

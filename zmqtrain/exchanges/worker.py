@@ -96,6 +96,7 @@ class Worker(JobActor):
             self.metrics,
             threads=self._threads,
             profile=self._profile,
+            worker=self.task.index,
         )
         if isinstance(self.job.model, LoopBridge):
             found = self.task.index, self.plan.workers, evaluation, lambda: exchange.versions[0]

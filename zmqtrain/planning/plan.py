@@ -14,6 +14,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
+from zmqtrain.job_checks import without_own_optimizer
 from zmqtrain.models.base import as_model
 from zmqtrain.planning import strategy, tables
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
@@ -196,7 +197,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
     site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
-    tables.check(job, alone=False)
+    _check(job, alone=False)
     _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
@@ -226,6 +227,12 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return config.of(task), plan
 
 
+def _check(job: Job, *, alone: bool) -> None:
+    tables.check(job, alone=alone)
+    if text := without_own_optimizer(policies.make_policy(job.policy), job.optimizer):
+        raise ConfigError(text)
+
+
 def _check_loss(job: Job, workers: int) -> None:
     """Check that a mean over workers is the gradient of the loss over all of their batches."""
     is_mean = isinstance(policies.make_policy(job.policy), Lockstep)
@@ -247,7 +254,7 @@ WITHOUT_PS = (
 def plan_alone(job: Job) -> Plan:
     """Return how one worker trains a job by itself, in this process."""
     job = as_trained(job, on_workers=strategy.is_mirrored(job, alone=True))
-    tables.check(job, alone=True)
+    _check(job, alone=True)
     return Plan(job, (f"{IPC}alone",), 1, 1, has_chief=True, exchange=DIRECT, copies=1)
 
 

@@ -77,9 +77,10 @@ class TrainingLoop:
         *,
         threads: int | None = None,
         profile: Path | None = None,
+        worker: int = 0,
     ) -> None:
         """``threads``: number that check a large gradient for NaN; None: one for each core.
-        ``profile``: where some steps are profiled, without a suffix.
+        ``profile``: where some steps are profiled, without a suffix. ``worker``: its index.
 
         Raises:
             ConfigError: the job needs a GPU that is not there, or the profile cannot be made.
@@ -88,7 +89,7 @@ class TrainingLoop:
         self._job, self._exchange, self._metrics = job, exchange, metrics
         self._plan = job.plan_of(dataset)
         self._prefetcher = Prefetcher(dataset, self._plan)
-        self._threads, self._team = threads, ThreadTeam(threads)
+        self._threads, self._team, self._worker = threads, ThreadTeam(threads), worker
         self._runner: Runner = (
             Towers(job, self._team)
             if job.devices
@@ -152,6 +153,7 @@ class TrainingLoop:
         stop = membership.stop
         while not stop:
             if (result := await self._step()) is not None:
+                await self._keep_state(result)
                 self._go_on(result)
                 stop = result.stop
         self._count_last_step()
@@ -164,13 +166,19 @@ class TrainingLoop:
             return membership
         return replace(membership, rows=RowsOfLoop(rows, job.table_variables()))
 
+    async def _keep_state(self, result: StepResult) -> None:
+        """Keep the state of the inner optimizer if the last round is over."""
+        if self._round is not None and result.round is None:
+            await self._computing.run(partial(self._round.save, result.step))
+
     def _go_on(self, given: Membership | StepResult) -> None:
         """Take up the batches of an answer, for gradients or for a round."""
         self._batches.extend(given.batches)
         before, self._round = self._round, None
         if given.round is not None:
             if self._local is None:
-                self._local = LocalSteps(self._job, self._membership, self._team, self._threads)
+                memory = self._membership
+                self._local = LocalSteps(self._job, memory, self._team, self._threads, self._worker)
             local = self._round = self._local
             if before is None:
                 self._runner.bind(local.memory)
