@@ -16,6 +16,7 @@ _REMEDIES = {
     "use_ema": "leave it out: the averages would stay with the worker",
     "loss_scale_factor": "compute in bfloat16, which needs none",
     "gradient_accumulation_steps": "give a larger batch_size",
+    "exclude_from_weight_decay": "leave it out",
 }
 """Options that cannot act inside local steps, and remedies."""
 
@@ -78,22 +79,17 @@ def check(optimizer: Any) -> str:
     Raises:
         ConfigError: an option cannot act inside local steps.
     """
-    name, options = type(optimizer).__name__, optimizer.get_config()
-    found = {option: options.get(option) for option in _REMEDIES}
-    found["exclude_from_weight_decay"] = getattr(
-        optimizer, "_exclude_from_weight_decay_cache", None
-    )
-    remedies = _REMEDIES | {"exclude_from_weight_decay": "leave it out"}
-    rate = optimizer._learning_rate
+    name, rate = type(optimizer).__name__, optimizer._learning_rate
     if callable(rate) and not isinstance(rate, LearningRateSchedule):
         raise ConfigError(
             f"the learning rate of {name} is {rate!r}, a function of nothing; expected a number or "
             "a keras.optimizers.schedules.LearningRateSchedule"
         )
-    for option, value in found.items():
-        if value:
+    options = optimizer.get_config()
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_cache", None)
+    for option, remedy in _REMEDIES.items():
+        if value := options.get(option) or (option == "exclude_from_weight_decay" and excluded):
             raise ConfigError(
-                f"{option} of {name} is {value!r}, which has no effect inside local steps; "
-                f"{remedies[option]}"
+                f"{option} of {name} is {value!r}, which cannot act inside local steps; {remedy}"
             )
     return f"{name} {options}"

@@ -55,7 +55,7 @@ class TorchInner:
     def go_on(self, step: int, learning_rate: float | None) -> None:
         self._step, self._rate = step, learning_rate
         with warnings.catch_warnings():  # of a scheduler that is ahead of a new optimizer
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step()`")
+            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step")
             self._follow()
 
     def update(self, absent: Collection[str]) -> None:
