@@ -253,7 +253,8 @@ def _optimizer(value: Any, _: Options) -> Any:
     if is_of(value, "torch.optim", "optax"):
         raise ValueError(
             "this is another library's; expected a rule of zmqtrain.optim, such as AdamW(0.001); "
-            "docs/optimizers.md lists those that make the same steps"
+            "docs/optimizers.md lists those that make the same steps; or train it inside local "
+            'steps, by Job(inner=..., policy="local-steps:50"): see docs/slow_links.md'
         )
     _checked_methods(Rule, value, "; zmqtrain.optim has them: SGD, Adam, AdamW and others")
     if ADDRESS.search(repr(value)):
@@ -377,7 +378,7 @@ def with_those_of_optimizer(given: Options) -> dict[str, Any]:
         found = {"optimizer": optimizer} | fields_of(optimizer, model)
     except ConfigError as error:
         raise ConfigError(f"the job is not valid: optimizer: {error}") from error
-    for name in ("l2", "groups"):
+    for name in ("l2", "groups", "clip_norm", "clip_value"):
         if found.get(name) and given.get(name):
             raise ConfigError(
                 f"the job is not valid: {name} is {given[name]!r:.80}, and its optimizer gives "

@@ -29,8 +29,8 @@ def options_of(kind: Any, given: Mapping[str, Any], ours: Mapping[str, str]) -> 
 def train_inside(optimizer: str) -> str:
     """Return the way out for an optimizer that no rule computes, as the end of a sentence."""
     return (
-        f"train it inside local steps: Job(inner=lambda parameters: {optimizer}, "
-        'policy="local-steps:50")'
+        f'train it inside local steps, by Job(inner={optimizer}, policy="local-steps:50"): see '
+        "docs/slow_links.md"
     )
 
 

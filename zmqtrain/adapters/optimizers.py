@@ -19,7 +19,7 @@ _INNER = {
 
 
 def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
-    """Return what the optimizer makes of the fields optimizer, l2 and groups; {}: it is no other's.
+    """Return the job's fields that the optimizer decides; {}: it is of no framework.
 
     Raises:
         ConfigError: no rule computes the same.
@@ -27,7 +27,7 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
     if is_of(optimizer, "keras"):
         from zmqtrain.adapters import keras_optimizers
 
-        return {"optimizer": keras_optimizers.rule_of(optimizer)}
+        return keras_optimizers.fields_of(optimizer)
     is_class = isinstance(optimizer, type)
     if is_of(optimizer, "torch.optim") and not is_class:
         raise ConfigError(

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from zmqtrain.adapters.common import options_of, train_inside
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import SGD, Adagrad, AdamW, Momentum, RMSProp
+from zmqtrain.optim import SGD, Adagrad, Adamax, AdamW, Momentum, NAdam, RAdam, RMSProp
 from zmqtrain.optim.schedules import Function
 from zmqtrain.user_code import user_code
 
@@ -29,6 +29,9 @@ _TWINS: dict[str, Any] = {
     "SGD": Momentum(0.0),
     "Adam": AdamW(weight_decay=0.0),
     "AdamW": AdamW(),
+    "Adamax": Adamax(),
+    "NAdam": NAdam(),
+    "RAdam": RAdam(),
     "Adagrad": Adagrad.torch(),
     "RMSprop": RMSProp.torch(),
 }
@@ -54,8 +57,9 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
     made, members = made_by(make, module)
     for name, kind in ((type(each).__name__, type(each)) for each, _, _ in made):
         if name not in _TWINS or kind is not getattr(optim, name):
+            inside = f"lambda parameters: torch.optim.{name}(parameters)"
             expected = f"expected one of {', '.join(_TWINS)}"
-            raise _no_twin(name, f"{expected}; or {train_inside(f'torch.optim.{name}(...)')}")
+            raise _no_twin(name, f"{expected}; or {train_inside(inside)}")
     (base, l2), *_ = twins = [twin for each in made for twin in _twins(*each)]
     options = {
         tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})

@@ -6,8 +6,10 @@ The notation is that of rules.py; the sources are the papers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
-from typing import Any
+from threading import Lock
+from typing import Any, cast
 
 import numpy as np
 
@@ -112,6 +114,148 @@ class AdamW(Moments):
             greatest = v_max = np.maximum(v_max, v)
         step = alpha * m / (np.sqrt(greatest) * correction + epsilon)
         return w - decay * w - step, m, v, v_max
+
+
+@dataclass(frozen=True, slots=True)
+class NAdam(Moments):
+    """Adam with Nesterov's momentum, which rises slowly (Dozat, ICLR Workshop 2016).
+
+    With m and v the slots of these names, 0 at first, t = step + 1, and mu(t) = beta1 * (1 - 0.5 *
+    0.96^(t * momentum_decay)), whose product from 1 to t is p:
+
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        w -= lr * weight_decay * w
+        w -= lr * (mu(t + 1) / (1 - p * mu(t + 1)) * m + (1 - mu(t)) / (1 - p) * g)
+                / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+    It is torch.optim.NAdam with ``decoupled_weight_decay``, and its defaults. Keras's Nadam has a
+    ``momentum_decay`` of 1 and an epsilon of 1e-7.
+    """
+
+    learning_rate: Rate = 0.002
+    momentum_decay: NonNegative = 0.004
+    weight_decay: NonNegative = 0.0
+
+    def hyperparameters(self, step: int) -> Numbers:
+        t, rate = step + 1, rate_at(self.learning_rate, step)
+        beta1, slow = momentum_at(self.beta1, step), self.momentum_decay
+        product = _product(cast(Any, self.beta1), slow).up_to(t)
+        mu, following = _mu(beta1, slow, t), _mu(beta1, slow, t + 1)
+        return rounded(
+            rate * following / (1 - product * following),
+            rate * (1 - mu) / (1 - product),
+            rate * self.weight_decay,
+            1 - beta1,
+            1 - self.beta2,
+            1 / sqrt(1 - self.beta2**t),
+            self.epsilon,
+        )
+
+    @staticmethod
+    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
+        of_momentum, of_gradient, decay, share1, share2, correction, epsilon = numbers
+        m = approach(m, g, share1)
+        v = approach(v, g * g, share2)
+        step = (of_momentum * m + of_gradient * g) / (np.sqrt(v) * correction + epsilon)
+        return w - decay * w - step, m, v
+
+
+def _mu(beta1: float, slow: float, t: int) -> float:
+    return float(beta1 * (1 - 0.5 * 0.96 ** (t * slow)))
+
+
+class _Product:
+    """The products of NAdam's first mu(t), which are kept."""
+
+    def __init__(self, beta1: Coefficient, slow: float) -> None:
+        self._beta1, self._slow = beta1, slow
+        self._found, self._lock = [1.0], Lock()
+
+    def up_to(self, t: int) -> float:
+        """Return mu(1) * ... * mu(t), or 0 if it is below 1e-20."""
+        found = self._found
+        with self._lock:
+            while len(found) <= t and found[-1] > 1e-20:
+                beta1 = momentum_at(self._beta1, len(found) - 1)
+                found.append(found[-1] * _mu(beta1, self._slow, len(found)))
+            return found[t] if t < len(found) else 0.0
+
+
+@lru_cache(maxsize=64)
+def _product(beta1: Any, slow: float) -> _Product:
+    return _Product(beta1, slow)
+
+
+@dataclass(frozen=True, slots=True)
+class RAdam(Moments):
+    """Adam that rectifies the variance of its first steps (Liu et al., arXiv:1908.03265).
+
+    With m and v the slots of these names, 0 at first, t = step + 1, r = 2 / (1 - beta2) - 1 and
+    s = r - 2 * t * beta2^t / (1 - beta2^t):
+
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        w -= lr * weight_decay * w
+        w -= lr * m / (1 - beta1^t) * f         with f = 1 if s <= 5, else
+            sqrt((s - 4) * (s - 2) * r / ((r - 4) * (r - 2) * s)) * sqrt(1 - beta2^t)
+            / (sqrt(v) + epsilon)
+
+    It is torch.optim.RAdam with ``decoupled_weight_decay``, and its defaults.
+    """
+
+    weight_decay: NonNegative = 0.0
+
+    def hyperparameters(self, step: int) -> Numbers:
+        t, rate, beta1 = step + 1, rate_at(self.learning_rate, step), momentum_at(self.beta1, step)
+        length, correction = rate / (1 - beta1**t), 1 - self.beta2**t
+        most = 2 / (1 - self.beta2) - 1
+        s = most - 2 * t * self.beta2**t / correction
+        plain, adaptive = length, 0.0
+        if s > 5:
+            rectified = (s - 4) * (s - 2) * most / ((most - 4) * (most - 2) * s)
+            plain, adaptive = 0.0, length * sqrt(rectified * correction)
+        shares = 1 - beta1, 1 - self.beta2
+        return rounded(plain, adaptive, rate * self.weight_decay, *shares, self.epsilon)
+
+    @staticmethod
+    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
+        plain, adaptive, decay, share1, share2, epsilon = numbers
+        m = approach(m, g, share1)
+        v = approach(v, g * g, share2)
+        return w - decay * w - m * (plain + adaptive / (np.sqrt(v) + epsilon)), m, v
+
+
+@dataclass(frozen=True, slots=True)
+class Adamax(Moments):
+    """Adam with the greatest gradient in place of the root (Kingma and Ba, arXiv:1412.6980).
+
+    With m and u the slots of these names, 0 at first, and t = step + 1:
+
+        m += (1 - beta1) * (g - m)
+        u = max(beta2 * u, |g| + epsilon)
+        w -= lr / (1 - beta1^t) * m / u
+
+    It is torch.optim.Adamax, and its defaults. Keras adds its epsilon of 1e-7 to u in the last line
+    instead: ``epsilon_in_max=False``.
+    """
+
+    zero_slots = ("m", "u")
+    learning_rate: Rate = 0.002
+    epsilon_in_max: bool = True
+
+    def hyperparameters(self, step: int) -> Numbers:
+        beta1 = momentum_at(self.beta1, step)
+        alpha = rate_at(self.learning_rate, step) / (1 - beta1 ** (step + 1))
+        epsilons = (self.epsilon, 0.0) if self.epsilon_in_max else (0.0, self.epsilon)
+        return rounded(alpha, 1 - beta1, self.beta2, *epsilons)
+
+    @staticmethod
+    def formula(w: Any, g: Any, m: Any, u: Any, *numbers: Any) -> tuple[Any, ...]:
+        alpha, share1, beta2, inner, outer = numbers
+        m = approach(m, g, share1)
+        u = np.maximum(beta2 * u, np.abs(g) + inner)
+        return w - alpha * m / (u + outer), m, u
 
 
 @dataclass(frozen=True, slots=True)
