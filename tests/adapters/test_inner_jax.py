@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +60,17 @@ def heads_apart(parameters: Any) -> Any:
 
 TRANSFORMATIONS = {
     "schedule": optax.adam(optax.cosine_decay_schedule(0.1, 20)),
-    "chain": optax.chain(optax.clip_by_global_norm(0.1), optax.nadamw(0.05), optax.ema(0.9)),
     "by labels": optax.multi_transform(
         {"matrices": optax.contrib.muon(0.02), "rest": optax.adamw(0.01)}, heads_apart
-    ),
-    "injected": optax.inject_hyperparams(optax.adam)(
-        learning_rate=optax.linear_schedule(0.1, 0.0, 20)
     ),
 }
 
 
-def by_jax(transformation: Any) -> Any:
+@cache
+def by_jax(case: str) -> Any:
     """Return the leaves after the steps of a compiled loop."""
-    parameters = init(jax.random.key(0))
-    state, gradient = transformation.init(parameters), jax.jit(jax.grad(loss))
+    transformation, parameters = TRANSFORMATIONS[case], init(jax.random.key(0))
+    state, gradient = jax.jit(transformation.init)(parameters), jax.jit(jax.grad(loss))
 
     @jax.jit
     def update(gradients: Any, state: Any, parameters: Any) -> Any:
@@ -90,21 +87,19 @@ def by_jax(transformation: Any) -> Any:
 
 @pytest.mark.parametrize("case", TRANSFORMATIONS)
 def test_one_worker_ends_as_a_loop_of_optax_bit_for_bit(case: str) -> None:
-    found = zmqtrain.run(job(TRANSFORMATIONS[case])).parameters
-    expected = by_jax(TRANSFORMATIONS[case])
+    same_bits(zmqtrain.run(job(TRANSFORMATIONS[case])).parameters, by_jax(case))
+
+
+def same_bits(found: dict[str, Any], expected: Any) -> None:
     for (name, value), own in zip(found.items(), expected, strict=True):
         assert value.tobytes() == np.asarray(own).tobytes(), name
 
 
-def test_kept_state_makes_a_resumed_job_end_as_one_without_a_break(tmp_path: Path) -> None:
-    inner = TRANSFORMATIONS["schedule"]
-    expected = zmqtrain.run(job(inner, steps=15)).parameters
+def test_kept_state_makes_a_resumed_job_end_as_a_loop_without_a_break(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"inner_state": "keep", "logdir": str(tmp_path)}
-    zmqtrain.run(job(inner, steps=10, **fields))
-    found = zmqtrain.run(job(inner, steps=15, **fields)).parameters
-    assert {n: v.tobytes() for n, v in found.items()} == {
-        n: v.tobytes() for n, v in expected.items()
-    }
+    zmqtrain.run(job(TRANSFORMATIONS["schedule"], steps=5, **fields))
+    found = zmqtrain.run(job(TRANSFORMATIONS["schedule"], **fields))
+    same_bits(found.parameters, by_jax("schedule"))
 
 
 def inner_of(transformation: Any) -> tuple[JaxInner, dict[str, Any]]:
@@ -160,8 +155,8 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     ("inner", "text"),
     [
         (optax.MultiSteps(optax.adam(0.1), 4), "MultiSteps adds gradients up"),
-        (optax.adam, "expected a rule of zmqtrain.optim or a transformation of optax"),
-        (partial(optax.adam, 0.1), "or a transformation of optax, such as optax.adam"),
+        (optax.adam, "expected a rule of zmqtrain.optim, or one of its framework"),
+        (partial(optax.adam, 0.1), "such as optax.adam"),
     ],
 )
 def test_what_is_no_transformation_is_refused(inner: Any, text: str) -> None:

@@ -10,12 +10,11 @@ from zmqtrain.optim.inner import Inner
 from zmqtrain.user_code import is_of, user_code
 
 _INNER = {
-    "torch": "a function of the parameters, such as lambda parameters: "
-    "torch.optim.NAdam(parameters, lr=0.001)",
-    "jax": "a transformation of optax, such as optax.adam(0.001)",
-    "keras": "an optimizer of Keras, such as keras.optimizers.Nadam(0.001)",
+    "torch": "lambda parameters: torch.optim.NAdam(parameters, lr=0.001)",
+    "jax": "optax.adam(0.001)",
+    "keras": "keras.optimizers.Nadam(0.001)",
 }
-"""What may be the inner optimizer of a framework's model."""
+"""Inner optimizers of the models of a framework."""
 
 
 def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def inner_text(given: Any, model: Any) -> str:
         return keras_inner.check(given)
     if framework == "jax" and _is_transformation(given):
         return f"optax {given.update.__qualname__}"
-    others = f" or {_INNER[framework]}" if framework else ""
+    others = f", or one of its framework, such as {_INNER[framework]}" if framework else ""
     raise ConfigError(f"expected a rule of zmqtrain.optim{others}; correct inner in the job")
 
 

@@ -38,8 +38,9 @@ class TorchInner:
                 self._parameters[name] = parameter
                 self._gradients[name] = tensor_over(gradients[name])
         self._made = _checked(make, module)
-        self.kind = _kind_of(self._made)
         self._optimizers = [optimizer for optimizer, _, _ in self._made]
+        kinds = [f"{type(one).__module__}.{type(one).__qualname__}" for one in self._optimizers]
+        self.kind = ", ".join(kinds)
         first = self._optimizers[0]
         rate = float(first.param_groups[0]["lr"]) if "lr" in first.param_groups[0] else None
         self._with_first_rate = [
@@ -114,7 +115,3 @@ def _checked(make: Callable[..., Any], module: Any) -> list[Made]:
                 "such as torch.optim.NAdam"
             )
     return made
-
-
-def _kind_of(made: list[Made]) -> str:
-    return ", ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each, _, _ in made)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
-from threading import Lock
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +139,7 @@ class NAdam(Moments):
     def hyperparameters(self, step: int) -> Numbers:
         t, rate = step + 1, rate_at(self.learning_rate, step)
         beta1, slow = momentum_at(self.beta1, step), self.momentum_decay
-        product = _product(cast(Any, self.beta1), slow).up_to(t)
+        product = _product(self.beta1, slow, t)
         mu, following = _mu(beta1, slow, t), _mu(beta1, slow, t + 1)
         return rounded(
             rate * following / (1 - product * following),
@@ -165,26 +164,19 @@ def _mu(beta1: float, slow: float, t: int) -> float:
     return float(beta1 * (1 - 0.5 * 0.96 ** (t * slow)))
 
 
-class _Product:
-    """The products of NAdam's first mu(t), which are kept."""
-
-    def __init__(self, beta1: Coefficient, slow: float) -> None:
-        self._beta1, self._slow = beta1, slow
-        self._found, self._lock = [1.0], Lock()
-
-    def up_to(self, t: int) -> float:
-        """Return mu(1) * ... * mu(t), or 0 if it is below 1e-20."""
-        found = self._found
-        with self._lock:
-            while len(found) <= t and found[-1] > 1e-20:
-                beta1 = momentum_at(self._beta1, len(found) - 1)
-                found.append(found[-1] * _mu(beta1, self._slow, len(found)))
-            return found[t] if t < len(found) else 0.0
-
-
 @lru_cache(maxsize=64)
-def _product(beta1: Any, slow: float) -> _Product:
-    return _Product(beta1, slow)
+def _products(beta1: Any, slow: float) -> list[float]:
+    """Return the known products of NAdam's first mu(t)."""
+    return [1.0]
+
+
+def _product(beta1: Any, slow: float, t: int) -> float:
+    """Return mu(1) * ... * mu(t), or 0 if it is below 1e-20."""
+    found = _products(beta1, slow)
+    while (known := len(found)) <= t and found[-1] > 1e-20:
+        product = found[known - 1] * _mu(momentum_at(beta1, known - 1), slow, known)
+        found[known : known + 1] = [product]  # another thread may have the same one
+    return found[t] if t < len(found) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,7 @@ class InnerStates:
             if step not in self._checkpoints():
                 return False  # of an earlier job in this logdir
             found = read(path)
-            saved = found.pop(_KIND).tobytes().decode()
-            if saved != kind:
+            if (saved := found.pop(_KIND).tobytes().decode()) != kind:
                 raise ValueError(f"it is of {saved:.80}, and this optimizer is {kind:.80}")
             take_over(found)
         except (CheckpointError, ConfigError, ValueError, LookupError, RuntimeError) as error:
@@ -65,16 +63,12 @@ class InnerStates:
         return True
 
     def _path(self, step: int) -> Path:
-        return self._directory / f"step-{step:08}.npz"
+        return self._directory / f"{step}.npz"
 
     def _checkpoints(self) -> set[int]:
         return {step_of(path) for path in checkpoints(self._logdir)}
 
     def _prune(self) -> None:
-        found = {path: re.fullmatch(r"step-(\d+)\.npz", path.name)
-                 for path in self._directory.iterdir()}  # fmt: skip
-        steps = sorted(int(name[1]) for name in found.values() if name)
-        kept = self._checkpoints() | set(steps[-_RECENT:])
-        for step in steps:
-            if step not in kept:
-                self._path(step).unlink(missing_ok=True)
+        steps = sorted(int(path.stem) for path in self._directory.glob("*.npz"))
+        for step in set(steps[:-_RECENT]) - self._checkpoints():
+            self._path(step).unlink(missing_ok=True)

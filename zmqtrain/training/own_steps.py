@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.optimizers import inner_of
-from zmqtrain.compute.arrays import Flat, zeros
+from zmqtrain.compute.arrays import zeros
 from zmqtrain.job import Job
 from zmqtrain.models.weights import weight_of
 from zmqtrain.optim import Rule
@@ -32,49 +32,7 @@ _WORKER, _GRADIENT = 0, 0  # the shard has one of each
 State = Mapping[str, NDArray[Any]]
 
 
-class OwnSteps(Protocol):
-    """``parameters``, ``gradient``: of shape (layout.size,). ``step``: of the job.
-
-    ``kind``: names what has a state, which another kind cannot take over.
-    """
-
-    parameters: Flat
-    gradient: Flat
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def step(self) -> int: ...
-
-    def begin(self) -> None:
-        """Forget all state; the parameters have their values."""
-        ...
-
-    def go_on(self, step: int, learning_rate: float | None) -> None:
-        """Go on at a step of the job, whose rate a callback may have set."""
-        ...
-
-    def apply(self, report: StepReport) -> None:
-        """Make a step by the gradient.
-
-        Raises:
-            ConfigError: the optimizer cannot make this step.
-        """
-        ...
-
-    def state(self) -> State: ...
-
-    def load(self, state: State) -> None:
-        """Take over a state of this kind after :meth:`begin`.
-
-        Raises:
-            ValueError, LookupError, RuntimeError: it does not fit.
-        """
-        ...
-
-
-def own_steps(job: Job, layout: ShardLayout, threads: int | None) -> OwnSteps:
+def own_steps(job: Job, layout: ShardLayout, threads: int | None) -> RuleSteps | InnerSteps:
     """``threads``: number that update a large model by a rule; None: one for each core."""
     if job.inner is None or isinstance(job.inner, Rule):
         return RuleSteps(job, layout, threads)
@@ -82,7 +40,13 @@ def own_steps(job: Job, layout: ShardLayout, threads: int | None) -> OwnSteps:
 
 
 class RuleSteps:
-    """Steps by a rule, in a shard of private memory, with the bits of a single process."""
+    """Steps by a rule, in a shard of private memory, with the bits of a single process.
+
+    ``parameters``, ``gradient``: of shape (layout.size,). ``kind``: names what has the state, which
+    another kind cannot take over.
+    """
+
+    kind = "rule"
 
     def __init__(self, job: Job, layout: ShardLayout, threads: int | None) -> None:
         update = replace(job.update(), outer=Outer())
@@ -92,20 +56,27 @@ class RuleSteps:
         self._shard = Shard(layout, update, threads=threads, batch_size=size)
         self.parameters = self._shard.parameters
         self.gradient = self._shard.segment.gradient(_GRADIENT)
-        self.kind = "rule"
 
     @property
     def step(self) -> int:
+        """The job's step, after those that are made."""
         return self._shard.version
 
     def begin(self) -> None:
+        """Forget all state; the parameters have their values."""
         self._shard.initialize(self.parameters.copy())
 
     def go_on(self, step: int, learning_rate: float | None) -> None:
+        """Go on at a step of the job, whose rate a callback may have set."""
         self._shard.rest(step)
         self._shard.learning_rate = learning_rate
 
     def apply(self, report: StepReport) -> None:
+        """Make a step by the gradient.
+
+        Raises:
+            ConfigError: the optimizer cannot make this step.
+        """
         shard = self._shard
         shard.segment.note_absent(_GRADIENT, shard.layout.numbers_of(report.absent))
         shard.stage(_WORKER, _GRADIENT, weight=weight_of(report))
@@ -118,6 +89,11 @@ class RuleSteps:
         return self._shard.slots | {"/missed": counts, "/step": np.array(self.step)}
 
     def load(self, state: State) -> None:
+        """Take over a state of this kind after :meth:`begin`.
+
+        Raises:
+            ValueError, LookupError, RuntimeError: it does not fit.
+        """
         names = self._shard.layout.numbers
         missed = dict(zip(names, state["/missed"].tolist(), strict=True))
         slots = {name: state[name] for name in self._shard.slots}
@@ -127,18 +103,16 @@ class RuleSteps:
 
 
 class InnerSteps:
-    """Steps by an optimizer of a framework, over whole variables in the memory."""
+    """Steps by an optimizer of a framework, with the methods of :class:`RuleSteps`."""
 
     def __init__(self, job: Job, layout: ShardLayout) -> None:
         self._job, self._trained = job, layout.trained
         self.parameters, self.gradient = zeros(layout.size), zeros(layout.size)
-        variables = [variable for variable in job.variables() if variable.kind == "trained"]
-        flats = [self.parameters], [self.gradient]
-        values, gradients = (WorkerMemory(job.variables(), [layout], flat).values for flat in flats)
-        names = [variable.name for variable in variables]
-        self._given = {n: values[n] for n in names}, {n: gradients[n] for n in names}
-        self.step = 0
-        self._inner: Inner
+        variables, blocks = job.variables(), (self.parameters, self.gradient)
+        whole = [WorkerMemory(variables, [layout], [block]).values for block in blocks]
+        names = [variable.name for variable in variables if variable.kind == "trained"]
+        self._given = [{name: values[name] for name in names} for values in whole]
+        self.step, self._inner = 0, cast(Inner, None)  # until it begins
 
     @property
     def kind(self) -> str:
@@ -169,7 +143,6 @@ class InnerSteps:
         job, gradient = self._job, self.gradient[: self._trained]
         if (limit := job.clip_norm) is not None:
             scale = clip_scale(float(square_of(gradient, limit)), limit)
-            if scale < 1:
-                gradient *= np.float32(scale)
+            gradient *= np.float32(scale)
         if job.clip_value is not None:
             np.clip(gradient, -job.clip_value, job.clip_value, out=gradient)
