@@ -412,4 +412,7 @@ def load_state_dict(
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ConfigError(f"the weights do not fit the module: {error}") from None
+        raise ConfigError(
+            f"the weights do not fit the module: {error}; expected those of this module: leave out "
+            "the others, by {name: weights[name] for name in module.state_dict()}"
+        ) from None

@@ -31,6 +31,7 @@ from zmqtrain.store.layout import ShardLayout, variables_of
 from zmqtrain.store.manifest import PARAMETERS, Manifest, TensorRecord, tensor_records
 from zmqtrain.store.placement import place
 from zmqtrain.store.table_checkpoint import table_records
+from zmqtrain.units import shortened
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Saver:
         """Return the newest valid checkpoint (None if there is none), its generation, the last one.
 
         Raises:
-            CheckpointError: there are checkpoints, and none is valid.
+            CheckpointError: there are checkpoints, and none is valid, or it has unknown variables.
         """
         if self._logdir is None:
             return None, 0, 0
@@ -131,6 +132,7 @@ class Saver:
         path, manifest = found
         level = logging.WARNING if self._found_damage else logging.INFO
         log.log(level, "resuming from %s, step %d", path, manifest.global_step)
+        self._check_known(path, manifest)
         self._log_changes(manifest)
         return path, manifest.generation, max(generation, manifest.generation)
 
@@ -265,6 +267,23 @@ class Saver:
             )
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports do not fit together: {error}") from error
+
+    def _check_known(self, path: Path, manifest: Manifest) -> None:
+        """
+        Raises:
+            CheckpointError: the checkpoint has variables that the job would leave out.
+        """
+        job = self._job
+        own = {*job.frozen(), *(each.name for each in job.variables())}
+        own |= {table.name for table in job.table_variables()}
+        saved = [each.name for each in manifest.variables()] + list(manifest.tables)
+        if unknown := [name for name in saved if name not in own]:
+            raise CheckpointError(
+                f"{path} has variables that {job.model!r} does not have: {shortened(unknown)}; go "
+                f"back to the model that wrote it, or take over what fits: zmqtrain export "
+                f"{self._logdir} --to weights.safetensors, then Job(initial='weights.safetensors', "
+                "initial_strict=False) in a new logdir"
+            )
 
     def _log_changes(self, manifest: Manifest) -> None:
         """Log in one line how the job differs from the one that saved a checkpoint."""
