@@ -124,7 +124,7 @@ def counting_job(
     return Job(
         model=CountingModel(shards, bad, has_tables=tables),
         data=Numbers(examples),
-        optimizer=SGD(1.0),
+        optimizer=fields.pop("optimizer", SGD(1.0)),
         batch_size=1,
         placement="round-robin",
         partition_nbytes=0,

@@ -127,6 +127,18 @@ def test_joiner_has_the_rate_of_the_jobs_step(transformation: Any) -> None:
         np.testing.assert_allclose(before - values["w"], expected, rtol=1e-5)
 
 
+def test_edited_rate_counts_after_a_resume() -> None:
+    def injected(rate: float) -> tuple[JaxInner, dict[str, Any]]:
+        return inner_of(optax.inject_hyperparams(optax.sgd)(learning_rate=rate, momentum=0.5))
+
+    before, _ = injected(1.0)
+    before.update(())
+    after, values = injected(0.25)
+    after.load(before.state())
+    after.update(())
+    assert values["w"] == -0.25 * 1.5
+
+
 def test_callback_sets_the_rate_of_a_transformation_that_has_one() -> None:
     inner, values = inner_of(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0))
     inner.go_on(0, 0.25)

@@ -88,6 +88,13 @@ def test_kept_state_makes_a_resumed_job_end_as_one_without_a_break(tmp_path: Pat
     same(zmqtrain.run(job(inner, steps=15, **fields)).parameters, expected)
 
 
+def test_edited_rate_counts_after_a_resume(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"inner_state": "keep", "logdir": str(tmp_path)}
+    first = zmqtrain.run(job(optimizers.SGD(0.1), steps=5, **fields)).parameters
+    found = zmqtrain.run(job(optimizers.SGD(0.0), steps=10, **fields)).parameters
+    assert all((found[name] == first[name]).all() for name in found if "dense" in name)
+
+
 @pytest.mark.parametrize(
     ("inner", "text"),
     [

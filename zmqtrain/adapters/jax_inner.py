@@ -76,13 +76,20 @@ class JaxInner:
         return {str(n): np.array(leaf) for n, leaf in enumerate(jax.tree.leaves(self._state))}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        leaves, structure = jax.tree.flatten(self._state)
-        given = [jnp.array(state[str(n)], leaf.dtype) for n, leaf in enumerate(leaves)]
+        leaves, structure = jax.tree_util.tree_flatten_with_path(self._state)
+        given = [
+            leaf if "hyperparams" in map(_name_of, path) else jnp.array(state[str(n)], leaf.dtype)
+            for n, (path, leaf) in enumerate(leaves)
+        ]  # hyperparameters may have been edited
         self._state = jax.tree.unflatten(structure, given)
 
     def _tree(self, arrays: Mapping[str, Any]) -> Any:
         """Return copies, since the memory changes while a step may still be computed."""
         return self._tree_of({name: jnp.array(value) for name, value in arrays.items()})
+
+
+def _name_of(key: Any) -> str:
+    return str(getattr(key, "name", ""))
 
 
 def _at_step(state: Any, step: int) -> Any:

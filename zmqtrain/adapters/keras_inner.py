@@ -40,6 +40,8 @@ class KerasInner:
         config["learning_rate"] = 0.0 if self._schedule else float(optimizer.learning_rate)
         self._optimizer = type(optimizer).from_config(config)
         self._optimizer.build([variables[name] for name in values])
+        rate = self._optimizer._learning_rate
+        self._slots = [one for one in self._optimizer.variables if one is not rate]
         self.kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         self._step = 0
         self._rate: float | None = None
@@ -65,11 +67,11 @@ class KerasInner:
         self._step += 1
 
     def state(self) -> dict[str, NDArray[Any]]:
-        every = enumerate(self._optimizer.variables)
+        every = enumerate(self._slots)
         return {str(n): np.array(keras.ops.convert_to_numpy(one)) for n, one in every}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        for number, variable in enumerate(self._optimizer.variables):
+        for number, variable in enumerate(self._slots):
             variable.assign(state[str(number)])
 
 
