@@ -10,6 +10,7 @@ import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 from numpy.typing import NDArray
 
+from zmqtrain.adapters.keras_optimizers import options_in
 from zmqtrain.errors import ConfigError
 
 _REMEDIES = {
@@ -87,10 +88,9 @@ def check(optimizer: Any) -> str:
             f"the learning rate of {name} is {rate!r}, a function of nothing; expected a number or "
             "a keras.optimizers.schedules.LearningRateSchedule"
         )
-    options = optimizer.get_config()
-    excluded = getattr(optimizer, "_exclude_from_weight_decay_cache", None)
+    options = options_in(optimizer)
     for option, remedy in _REMEDIES.items():
-        if value := options.get(option) or (option == "exclude_from_weight_decay" and excluded):
+        if value := options.get(option):
             raise ConfigError(
                 f"{option} of {name} is {value!r}, which cannot act inside local steps; {remedy}"
             )

@@ -37,6 +37,7 @@ from zmqtrain.optim import (
 _REMEDIES = {
     "clipnorm": "give the job clip_norm, which is for all variables together",
     "use_ema": "give the job moving_average",
+    "exclude_from_weight_decay": "leave it out",
     "loss_scale_factor": "compute in bfloat16, which needs none",
     "gradient_accumulation_steps": "use the policy sync-replicas:aggregate=R",
 }
@@ -61,13 +62,10 @@ def rule_of(optimizer: Any) -> Rule:
     Raises:
         ConfigError: there is none.
     """
-    options = optimizer.get_config()
+    options = options_in(optimizer)
     for name, remedy in _REMEDIES.items():
         if options.get(name):
-            text = f"{name}={options[name]!r} of {_name(optimizer)}"
-            raise _no_twin(text, remedy)
-    if getattr(optimizer, "_exclude_from_weight_decay_cache", None) is not None:
-        raise _no_twin(f"exclude_from_weight_decay of {_name(optimizer)}", "leave it out")
+            raise _no_twin(f"{name}={options[name]!r} of {_name(optimizer)}", remedy)
     # On torch, Keras has a class of the same name for each optimizer.
     if not type(optimizer).__module__.startswith("keras.") or _name(optimizer) not in _RULES:
         inside = f"keras.optimizers.{_name(optimizer)}(...)"
@@ -80,6 +78,12 @@ def rule_of(optimizer: Any) -> Rule:
     if decay and decay != getattr(rule, "weight_decay", None):
         raise _no_twin(f"weight_decay of {_name(optimizer)}", "use AdamW or Lion")
     return rule
+
+
+def options_in(optimizer: Any) -> dict[str, Any]:
+    """Return all options of a Keras optimizer, those that its config lacks, too."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_cache", None)
+    return {**optimizer.get_config(), "exclude_from_weight_decay": excluded is not None}
 
 
 _RULES: dict[str, Rule] = {

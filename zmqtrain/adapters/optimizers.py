@@ -55,7 +55,7 @@ def inner_text(given: Any, model: Any) -> str:
 
         with user_code("build()", model):
             module = model.module
-        return torch_inner.check(given, module)
+        return repr(torch_inner.checked(given, module))
     if framework == "keras" and is_of(given, "keras") and not isinstance(given, type):
         from zmqtrain.adapters import keras_inner
 

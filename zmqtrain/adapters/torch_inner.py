@@ -29,7 +29,7 @@ class TorchInner:
         """``module``: a new one. ``values``, ``gradients``: arrays of its trained parameters.
 
         Raises:
-            ConfigError: see :func:`check`.
+            ConfigError: see :func:`checked`.
         """
         self._parameters, self._memory, self._gradients = {}, {}, {}
         for name, parameter in module.named_parameters():
@@ -37,7 +37,7 @@ class TorchInner:
                 self._memory[name] = parameter.data = tensor_over(values[name])
                 self._parameters[name] = parameter
                 self._gradients[name] = tensor_over(gradients[name])
-        self._made = _checked(make, module)
+        self._made = checked(make, module)
         self._optimizers = [optimizer for optimizer, _, _ in self._made]
         kinds = [f"{type(one).__module__}.{type(one).__qualname__}" for one in self._optimizers]
         self.kind = ", ".join(kinds)
@@ -93,17 +93,12 @@ class TorchInner:
                 self._turns[number] += 1
 
 
-def check(make: Callable[..., Any], module: Any) -> str:
-    """Return a text of the optimizers that ``make`` returns, see ``torch_optimizers.taken_over``.
+def checked(make: Callable[..., Any], module: Any) -> list[Made]:
+    """Return what ``make`` makes, see ``torch_optimizers.made_by``.
 
     Raises:
-        ConfigError: one of them cannot train in local steps, or ``make`` fails.
+        ConfigError: one of the optimizers cannot train in local steps, or ``make`` fails.
     """
-    return "; ".join(f"{optimizer!r} {type(s).__name__} {n}" for optimizer, s, n in
-                     _checked(make, module))  # fmt: skip
-
-
-def _checked(make: Callable[..., Any], module: Any) -> list[Made]:
     made, _ = made_by(make, module)
     for optimizer, _, _ in made:
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.formula import FormulaRule, Numbers
 
-Arrays = Mapping[str, NDArray[Any]]
-
 
 class Inner(Protocol):
     """An optimizer over the memory of one worker: parameters and gradients by name, float32.
@@ -28,19 +26,15 @@ class Inner(Protocol):
         Raises:
             ConfigError: the optimizer has no learning rate that can be set.
         """
-        ...
 
     def update(self, absent: Collection[str]) -> None:
         """Make one step in place; variables in ``absent`` have no gradient."""
-        ...
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> Mapping[str, NDArray[Any]]:
         """Return copies of the moments and other state, without that of schedules."""
-        ...
 
-    def load(self, state: Arrays) -> None:
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take over what :meth:`state` of an optimizer of this kind has returned."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
