@@ -47,6 +47,7 @@ from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
 from zmqtrain.optim.outer import Outer
 from zmqtrain.optim.pipeline import fits
+from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.model_tables import tables_of
@@ -354,8 +355,14 @@ class Job(BaseModel):
             clip_value=self.clip_value,
             groups=self.groups,
             ramp=self.average_ramp,
-            outer=Outer(self.outer, of_differences=self.compression != "none"),
+            outer=self._outer(),
         )
+
+    def _outer(self) -> Outer:
+        made = compression.make_compression(self.compression)
+        is_local = isinstance(policies.make_policy(self.policy), LocalSteps)
+        keeps = made is not None and made.feedback and is_local
+        return Outer(self.outer, of_differences=made is not None, keeps_residual=keeps)
 
     def table_updates(self) -> tuple[Update, ...]:
         """Return what a ps does with one accepted gradient of each table's rows.

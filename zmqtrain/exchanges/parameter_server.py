@@ -121,6 +121,7 @@ class ParameterServerExchange:
                     tensors=tensors,
                     chunks=parts,
                     out=out,
+                    add=lane.add,
                     sequence=self._sequence,
                     reason=reason,
                 )

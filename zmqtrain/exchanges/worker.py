@@ -71,7 +71,7 @@ class Worker(JobActor):
         to = config.profile
         self._profile = None if to is None else Path(to, config.task.hyphenated)
         self._data = data
-        self._exchange: ClusterExchange | None = None
+        self.exchange: ClusterExchange | None = None
         self._training: TrainingLoop | None = None
         self.end: Shutdown | None = None
         self._failure = "it ended with an error"
@@ -87,7 +87,7 @@ class Worker(JobActor):
         return is_in, "training" if is_in else "joining"
 
     async def main(self) -> int:
-        exchange = self._exchange = open_exchange(self, self.link_all())
+        exchange = self.exchange = open_exchange(self, self.link_all())
         training, evaluation = self._data or await self.load_data()
         loop = self._training = TrainingLoop(
             self.job,
@@ -162,6 +162,6 @@ class Worker(JobActor):
         return reply.expect(Done).text
 
     def heartbeat(self) -> Heartbeat:
-        is_finished = self._exchange is not None and self._exchange.is_finished
+        is_finished = self.exchange is not None and self.exchange.is_finished
         phases_s = self.metrics.phase_duration_seconds.totals()
         return replace(super().heartbeat(), finished=is_finished, phases_s=phases_s)

@@ -21,7 +21,7 @@ from zmqtrain.optim.checks import check_decay, check_non_negative, check_positiv
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.norm import clip_scale, square_of
-from zmqtrain.optim.outer import Outer
+from zmqtrain.optim.outer import RESIDUAL, Outer
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.sums import add_up
 
@@ -132,7 +132,8 @@ class Update:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The slots of all groups, each once, and those of ``outer``."""
-        return (*self.own_slots, *self.outer.slots)
+        residual = (Slot(RESIDUAL, 0.0),) if self.outer.keeps_residual else ()
+        return (*self.own_slots, *self.outer.slots, *residual)
 
     @property
     def own_slots(self) -> tuple[Slot, ...]:

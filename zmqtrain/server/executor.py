@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,9 +32,12 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
+from zmqtrain.server.differences import Differences
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
+from zmqtrain.store.shard import Shard
+from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
 
 log = logging.getLogger(__name__)
@@ -82,6 +85,7 @@ class Executor:
         self._report = report
         self._spawn = actor.spawn
         self._copies_sent = actor.job.consistent_reads  # updates continue while they are sent
+        self._differences = _differences_of(actor, state.shard)
         self.work = WorkQueue(str(state.task), on_error=actor.crash)
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, actor.crash)
@@ -113,6 +117,8 @@ class Executor:
         """Drop the unfinished orders: their generation is over. ``further``: later ones, too."""
         self.work.forget()
         self._is_over = further
+        if self._differences is not None:
+            self._differences.forget()
 
     def keep(self, keep: Keep | None) -> None:
         """Copy the shard's own part at this version, in place of the previous copy."""
@@ -138,7 +144,7 @@ class Executor:
             match order:
                 case Apply() | Reduce() | Accumulate():
                     put(None, keep_changed)
-                    change = partial(shard.carry_out, order, number)
+                    change = partial(self._carry_out_of(order), order, number)
                     put(change, partial(self._changed, number, order))
                 case Measure(update, measure):
                     square = partial(shard.square_of, update)
@@ -149,6 +155,15 @@ class Executor:
                 case _:
                     put(None, partial(self._go_on, number, order))
         self.work.run()
+
+    def _carry_out_of(self, order: Order) -> Callable[[Order, int], object]:
+        """Return what carries out a change: if its answers travel, their difference is encoded."""
+        differences, workers = self._differences, self._state.workers
+        if differences is not None and isinstance(order, Reduce) and order.local_steps:
+            given = [workers[index].pushed for index in order.workers if index in workers]
+            if any(push is not None and push.wants_parameters for push in given):
+                return differences.carry_out
+        return self._state.shard.carry_out
 
     def _go_on(self, number: int, order: Order, _: object) -> None:
         """Carry out an order that changes no parameters."""
@@ -259,6 +274,10 @@ class Executor:
             return
         shard = self._state.shard
         flat = shard.parameters[shard.layout.owned]
+        if self._differences and isinstance(asked, Push) and isinstance(reply, PushReply):
+            if (encode := self._differences.since(asked.version)) is not None:
+                request.reply_with(replace(reply, is_difference=True), flat, encode)
+                return
         request.reply_with(reply, flat.copy() if self._copies_sent else flat)
 
     def _copied_values(self, copy: Any) -> None:
@@ -286,6 +305,18 @@ class Executor:
         self._metrics.checkpoint_failures.write.inc()
         log.error("this shard's part of the checkpoint was not written: %s", error)
         self._report(ShardWritten(directory, None, f"{self._state.task}: {error}"))
+
+
+def _differences_of(actor: JobActor, shard: Shard) -> Differences | None:
+    """Return what encodes answers after local steps; None: they are sent as they are.
+
+    A shard on a GPU has no residual to add to, nor has one of a job that began without local steps.
+    """
+    made = make_compression(actor.job.compression)
+    if made is None or actor.job.ps_device != "cpu":
+        return None
+    can_keep = shard.rule.outer.keeps_residual or not made.feedback
+    return Differences(shard, made) if can_keep else None
 
 
 def _copy(directory: str, state: ShardState) -> Path:

@@ -215,6 +215,21 @@ class Shard:
                 self.learning_rate = learning_rate
         return "unchanged"
 
+    def settle(self, target: Flat) -> None:
+        """Move the trained parameters to ``target``, after an update; the shard is idle.
+
+        ``target``: float32, of shape (layout.trained,). The slot RESIDUAL, if there is one, takes
+        up the difference. If the process is killed, elements not yet moved stay where they are.
+        """
+        words = self.segment.words
+        self.dense.begin_settling()
+        words[CLOCK] += 1
+        if self.safe:
+            self._note.settle()
+        self.dense.settle(target)
+        self._note.finish()
+        words[CLOCK] += 1
+
     def square_of(self, update: Apply | Reduce) -> int:
         """Return the share of this shard in ``square`` of this order: see optim/norm.py."""
         return sum(holding.square(self._change_of(update, 0)) for holding in self._holdings)
@@ -294,7 +309,7 @@ class Shard:
             words[RESTED] = change.rested + change.local_steps
             if change.with_sum:  # else the step that the sum is of goes on
                 words[ACCUMULATED] = 0
-        else:
+        elif change.kind == ACCUMULATE:
             for holding in self._holdings:
                 holding.add(change)
             words[ACCUMULATED] = word_of(change.weight)

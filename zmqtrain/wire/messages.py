@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Status, TableStatus, Wait
 
-PROTOCOL_VERSION = 27
+PROTOCOL_VERSION = 28
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -175,11 +175,12 @@ class Chunk:
     """Chunk ``index`` of a tensor, sent before the message that the tensor belongs to.
 
     All chunks have the same size but the last. ``sequence`` is the push's, or the version of the
-    parameters.
+    parameters. ``is_difference``: as in a PushReply.
     """
 
     sequence: int
     index: int
+    is_difference: bool = False
 
 
 @dataclass(slots=True)
@@ -208,7 +209,8 @@ class PushReply:
     """The worker may go on, with this shard's parameters at ``version``, as in a PullReply.
 
     ``result``: of push ``sequence``. ``reason``: why it was not used. ``batches``: further leases.
-    ``held_s``: seconds from the push's arrival to its answer.
+    ``held_s``: seconds from the push's arrival to its answer. ``is_difference``: the tensor is what
+    is added to the parameters at the push's version, encoded by the job's compression.
     """
 
     sequence: int
@@ -220,6 +222,7 @@ class PushReply:
     held_s: float = 0.0
     local_steps: int = 0
     learning_rate: float | None = None
+    is_difference: bool = False
 
 
 @dataclass(slots=True)

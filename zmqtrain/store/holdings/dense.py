@@ -26,10 +26,11 @@ from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.norm import clip_scale
+from zmqtrain.optim.outer import RESIDUAL
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.sums import add_up
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
+from zmqtrain.store.changes import ACCUMULATE, SETTLE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
@@ -113,9 +114,20 @@ class Dense:
         self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
         np.minimum.reduce(self._absent(change), out=self._segment.absent_of_sum)
 
+    def begin_settling(self) -> None:
+        """Note that no parameter is settled."""
+        self.begin_parts(range(len(self._parts)))
+
+    def settle(self, target: Flat) -> None:
+        """Move the trained parameters to ``target``: see :meth:`Shard.settle`."""
+        self._team.run([partial(part.settle, target) for part in self._parts if part.is_trained])
+
     def repair(self, change: Change) -> None:
         for part in self._parts:
-            part.resume(of_sum=change.kind == ACCUMULATE, bound=part.bound_for(change))
+            if change.kind == SETTLE:
+                part.resume_settling()
+            else:
+                part.resume(of_sum=change.kind == ACCUMULATE, bound=part.bound_for(change))
 
     def carry_missed(self, before: int, version: int) -> None:
         """Note that no variable has missed an update between these versions."""
@@ -295,6 +307,9 @@ class _Part:
             changed = [parameters, *slots.values()]
             self._redo = Redo(changed, copies[: len(changed)], progress)
             self._redo_of_sum = Redo([self._sum], copies[:1], progress)
+        self._settled = [parameters, *([slots[RESIDUAL]] if RESIDUAL in slots else [])]
+        of_settled = [0, *([1 + [*slots].index(RESIDUAL)] if RESIDUAL in slots else [])]
+        self._redo_of_settling = self._redo and self._redo.of(of_settled)
         own = list(_within(where, runs))
         self.bound = update.bind(parameters, slots, self._redo, own)
         alone = [run._replace(group=0) for run in own]
@@ -332,6 +347,23 @@ class _Part:
             bound.resume()
         elif self._redo_of_sum is not None:
             self._redo_of_sum.resume()
+
+    def settle(self, target: Flat) -> None:
+        """Move the parameters to their part of ``target``; the residual takes up the rest."""
+        parameters, *residuals = self._settled
+        own, size = target[self.where], len(parameters)
+        whole = [(slice(0, size), self._settled)]
+        blocks = self._redo_of_settling.blocks(size) if self._redo_of_settling else whole
+        for block, (moved, *rests) in blocks:
+            rest = parameters[block] - own[block]
+            for residual, out in zip(residuals, rests, strict=True):
+                np.add(residual[block], rest, out=out)
+            np.copyto(moved, own[block])
+
+    def resume_settling(self) -> None:
+        """Finish the block in which a killed process was settling."""
+        if self._redo_of_settling is not None:
+            self._redo_of_settling.resume()
 
     def add(self, mean: Mean, *, begin: bool) -> None:
         """Add the only gradient, weighted, to the sum of the step, or begin the sum with it."""
