@@ -345,7 +345,8 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     model = view()
     worker = SimpleNamespace(task="worker 7", role="worker")
-    model.status = SimpleNamespace(staleness={"mean": 1.25}, tasks=[worker])  # type: ignore[assignment]
+    told = {"staleness": {"mean": 1.25}, "rounds": 9, "of_rounds": {"agreement": 0.75}}
+    model.status = SimpleNamespace(**told, tasks=[worker])  # type: ignore[assignment]
     model.source = as_model(
         SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
     )
@@ -367,6 +368,8 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
         assert found["train", epoch, "examples_per_second"] > 0
         assert found["train", epoch, "staleness/mean"] == 1.25
         assert found["train", epoch, "staleness/worker_7"] == 1.5 + epoch
+        assert found["train", epoch, "rounds/number"] == 9
+        assert found["train", epoch, "rounds/agreement"] == 0.75
         of_phases = [found["train", epoch, f"{phase}_s/worker_7"] for phase in phases]
         assert of_phases == ([1, 2, 3, 4, 5, 6] if epoch == 0 else [3, 6, 9, 12, 15, 18])
         assert {("train", epoch, tag) for tag in ("w", "gradients/w")} <= found.keys()

@@ -17,7 +17,7 @@ from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
 from zmqtrain.cli.top_view import OTHER_ROWS, PHASES, phase_bar, top_view
 from zmqtrain.cli.why import why_view
-from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.protocol.status import Progress, Status, Wait
 
 NO_PUSHES = dict.fromkeys(("applied", "dropped", "duplicate", "refused"), 0)
 
@@ -68,6 +68,13 @@ def changed(**changes: Any) -> Callable[[Status], Status]:
     return lambda status: replace(status, **changes)
 
 
+def with_progress(status: Status, **changes: Any) -> Status:
+    """Return a status in which workers are within a round."""
+    progress = Progress(batches=620, nbytes=52_000_000, local_step=17)
+    tasks = [replace(t, progress=progress) if t.role == "worker" else t for t in status.tasks]
+    return replace(status, policy="local-steps:50", tasks=tuple(tasks), **changes)
+
+
 SITUATIONS: dict[str, Callable[[Status], Status]] = {
     "training": changed(),
     "before the job begins": before_the_job_begins,
@@ -78,6 +85,7 @@ SITUATIONS: dict[str, Callable[[Status], Status]] = {
     "a save is requested": changed(save_wanted=True, stop_wanted=True),
     "a save failed": changed(save_failure="no room"),
     "policy changes": changed(switching="hogwild", waits=()),
+    "local steps": lambda status: with_progress(status, rounds=12, agreement=0.874),
     "groups and rosters": changed(group=2, group_members=(1, 2), rosters=7),
     "absent tasks": with_absent_tasks,
     "without a host": without_a_host,

@@ -116,6 +116,7 @@ class JobView:
             "examples": str(status.examples),
             "pushes": ", ".join(f"{count} {what}" for what, count in status.pushes.items()),
             "staleness": staleness.format(**status.staleness),
+            "local steps": _rounds(status),
             "tables": shortened(
                 [
                     f"{name} {table.trained} rows trained, {data_size(table.nbytes)}"
@@ -145,6 +146,7 @@ class JobView:
             *self.speeds(),
             f"loss {self.loss}",
             f"{status.policy}{change}",
+            *filter(None, [_rounds(status)]),
             "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
             "{dropped} dropped".format(**status.pushes),
             *([f"group {status.group}"] if status.group > 1 else []),
@@ -324,6 +326,18 @@ def _news_of(task: TaskStatus, earlier: TaskStatus | None) -> str:
 
 def _loss(loss: float) -> str:
     return NOTHING if math.isnan(loss) else f"{loss:.4f}"
+
+
+def _rounds(status: Status) -> str:
+    """Return the rounds of local steps, what they cost, and how alike workers moved in the last."""
+    if not status.rounds:
+        return ""
+    most = max((task.progress.local_step for task in status.tasks), default=0)
+    known = status.of_rounds
+    parts = [counted(status.rounds, "round"), f"step {most} of the next"]
+    parts += [f"agreement {known[name]:.2f}" for name in known if name == "agreement"]
+    sizes = [round(known[name]) for name in known if name == "nbytes_per_batch"]
+    return ", ".join([*parts, *(f"{data_size(nbytes)} a batch" for nbytes in sizes)])
 
 
 def _holding(task: TaskStatus) -> str:

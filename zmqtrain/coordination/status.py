@@ -79,6 +79,8 @@ def status_of(
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
         tables=of_all_shards((host.tables, *_reported_tables(leader))),
+        rounds=leader.figures.rounds,
+        agreement=leader.figures.agreement,
     )
 
 
@@ -190,6 +192,7 @@ def _task(leader: Leader, peer: Peer, behind: Mapping[int, int]) -> TaskStatus:
         nbytes=peer.report.nbytes if peer.report is not None else 0,
         restarts=peer.restarts,
         phases_s=peer.phases_s,
+        progress=peer.progress,
         staleness=peer.staleness.summary()["mean"],
         behind=behind.get(peer.index) if peer.is_worker and not peer.gone else None,
     )

@@ -24,6 +24,7 @@ from zmqtrain.exchanges.lanes import Lane, read_variables
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.rows import RowSource, readers_of
 from zmqtrain.planning.plan import Plan
+from zmqtrain.protocol.status import Progress
 from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, Place
@@ -163,5 +164,12 @@ class Worker(JobActor):
 
     def heartbeat(self) -> Heartbeat:
         is_finished = self.exchange is not None and self.exchange.is_finished
-        phases_s = self.metrics.phase_duration_seconds.totals()
-        return replace(super().heartbeat(), finished=is_finished, phases_s=phases_s)
+        metrics = self.metrics
+        nbytes = metrics.bytes_sent.total + metrics.bytes_received.total
+        counts = metrics.steps.total, nbytes, metrics.local_step.value
+        return replace(
+            super().heartbeat(),
+            finished=is_finished,
+            phases_s=metrics.phase_duration_seconds.totals(),
+            progress=Progress(*map(int, counts)),
+        )

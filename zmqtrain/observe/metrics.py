@@ -52,6 +52,11 @@ class Counter(prometheus_client.Counter):
     def inc(self, amount: float = 1.0, exemplar: dict[str, str] | None = None) -> None:
         self._sum += amount
 
+    @property
+    def total(self) -> float:
+        """The sum of what was added."""
+        return self._sum
+
     def _child_samples(self) -> Iterable[Sample]:
         return (Sample("_total", {}, self._sum, None, None),)
 
@@ -134,6 +139,10 @@ class Level:
     def set(self, value: float) -> None:
         # A value that is not a number must fail here, not in a scrape.
         self._value = float(value)
+
+    @property
+    def value(self) -> float:
+        return self._value
 
 
 class Series(dict[K, S], Generic[K, S]):
@@ -263,6 +272,8 @@ class Metrics:
         self.steps = make.counter("steps", "Steps that this worker finished.")
         self.examples = make.counter("examples", "Training examples in those steps.")
         self.train_loss = make.level("train_loss", "Loss of the last batch.", nan)
+        text = "Batches of the current round of local steps that this worker has computed."
+        self.local_step = make.level("local_step", text)
         text = "One step, from its first phase to its last."
         self.step_duration_seconds = make.histogram("step_duration_seconds", text)
         phases = make.histogram("phase_duration_seconds", "One phase of a step.", "phase")
@@ -305,6 +316,9 @@ class Metrics:
         self.group = make.gauge("group", text)
         text = "How often workers began to make steps by themselves, on the board."
         self.rosters = make.level("rosters", text)
+        self.rounds = make.level("rounds", "Rounds of local steps.")
+        text = "How alike workers moved in the last round; 1 is the same, 1/sqrt(N) is unrelated."
+        self.round_agreement = make.level("round_agreement", text, nan)
         self.policy = make.info("policy", "Policy in force.")
         text = "Changes of policy while the job ran."
         self.policy_switches = make.counter("policy_switches", text)

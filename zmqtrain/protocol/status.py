@@ -35,6 +35,42 @@ class TableStatus:
     nbytes: int
 
 
+@dataclass(slots=True)
+class Moves:
+    """How far workers moved a shard's parameters in the last round of local steps.
+
+    ``mean``: the square of the norm of their weighted mean move. ``each``: the weighted mean of the
+    squares of each worker's. Both are 0 before the second worker's first round.
+    """
+
+    mean: float = 0.0
+    each: float = 0.0
+
+
+def agreement_of(shards: Iterable[Moves]) -> float:
+    """Return the norm of the mean move of all shards by the root of the workers' mean square.
+
+    It is 1 if all workers make the same move, and about 1/sqrt(N) if the moves of N workers have
+    nothing in common; NaN if nothing is known.
+    """
+    found = list(shards)
+    each = sum(moves.each for moves in found)
+    return math.sqrt(sum(moves.mean for moves in found) / each) if each > 0 else math.nan
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker has done since it started.
+
+    ``batches``: that it has computed. ``nbytes``: of messages sent and received. ``local_step``:
+    how many batches of its current round are computed.
+    """
+
+    batches: int = 0
+    nbytes: int = 0
+    local_step: int = 0
+
+
 Tables: TypeAlias = dict[str, TableStatus]
 """Tables by name: what one shard holds of them, or all do."""
 
@@ -72,6 +108,7 @@ class TaskStatus:
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
     staleness: float = 0.0  # mean, of a worker's gradients
     behind: int | None = None  # a worker's steps behind the first one, None if it takes no part
+    progress: Progress = field(default_factory=Progress)  # of a worker, as in its last heartbeat
 
     @property
     def task(self) -> str:
@@ -122,3 +159,18 @@ class Status:
     idle_s: float = 0.0  # since the last update
     tables: dict[str, TableStatus] = field(default_factory=dict)  # as of the last heartbeats
     save_failure: str = ""  # why the last checkpoint failed, "" if it did not
+    rounds: int = 0  # of local steps so far
+    agreement: float = math.nan  # of the workers in the last one: see agreement_of
+
+    @property
+    def nbytes_per_batch(self) -> float:
+        """Bytes that workers have sent and received for a batch; NaN before the first one."""
+        each = [task.progress for task in self.tasks]
+        batches = sum(progress.batches for progress in each)
+        return sum(progress.nbytes for progress in each) / batches if batches else math.nan
+
+    @property
+    def of_rounds(self) -> dict[str, float]:
+        """What is known of rounds of local steps, for logs and charts; {} before the first one."""
+        known = {"agreement": self.agreement, "nbytes_per_batch": self.nbytes_per_batch}
+        return {name: x for name, x in known.items() if self.rounds and not math.isnan(x)}

@@ -54,6 +54,7 @@ class Applied:
     staleness: dict[int, int]  # of these in versions, by present worker
     seconds: float  # its duration
     at: float  # of the monotonic clock
+    is_round: bool = False  # of local steps
 
 
 @dataclass(slots=True)
@@ -197,7 +198,7 @@ class Executor:
         """Note the outcome for gradients; updates are counted after their workers are answered."""
         if outcome == "applied":
             steps = order.local_steps if isinstance(order, Reduce) else 0
-            self._updated(order.workers, steps or 1)
+            self._updated(order.workers, steps)
         elif outcome == "accumulated":
             self._metrics.pushes.accumulated.inc()
             self._state.decided(order.workers[0], "accumulated")
@@ -213,11 +214,11 @@ class Executor:
             self.work.put(copy, self._copied_values, rare=True, first=True)
         for worker in workers:
             if push := self._state.decided(worker, "applied"):
-                staleness[worker] = max(0, version - steps - push.version)
+                staleness[worker] = max(0, version - (steps or 1) - push.version)
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
-            Applied(version, len(workers), staleness, self.work.last_s, time.monotonic())
+            Applied(version, len(workers), staleness, self.work.last_s, time.monotonic(), steps > 0)
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: object) -> None:

@@ -21,7 +21,7 @@ from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
-from zmqtrain.protocol.status import TableStatus
+from zmqtrain.protocol.status import Moves, TableStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.changes import (
     ACCUMULATE,
@@ -37,6 +37,7 @@ from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
+from zmqtrain.store.moves import moves_of
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -87,6 +88,7 @@ class Shard:
             self._use_rate_for_tables()
         self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
+        self.moves = Moves()
 
     @property
     def version(self) -> int:
@@ -208,6 +210,9 @@ class Shard:
         match order:
             case Apply() | Reduce() | Accumulate():
                 change = self._change_of(order, number)
+                if change.local_steps and len(change.contributions) > 1:
+                    given, is_moved = (self.segment, self.layout), self.rule.outer.of_differences
+                    self.moves = moves_of(change, *given, of_differences=is_moved)
                 self._clip(change, None if isinstance(order, Accumulate) else order.square)
                 self._make(self._begun(change))
                 return "accumulated" if isinstance(order, Accumulate) else "applied"

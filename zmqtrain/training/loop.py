@@ -188,8 +188,10 @@ class TrainingLoop:
         is_over = self._round is not None and self._round.is_over  # its last batch was refused
         computed = None if is_over else await self._computed()
         report = await self._to_send(computed)
-        if self._round is not None and report is not None:
-            self._exchange.begin()
+        if self._round is not None:
+            self._metrics.local_step.set(len(self._round.reports))
+            if report is not None:
+                self._exchange.begin()
         computed_at = time.perf_counter()
         answer = None if report is None else self._exchange.finish(report)
         self._count_last_step()  # while this one is being sent

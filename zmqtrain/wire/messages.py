@@ -13,7 +13,7 @@ from typing import Literal
 
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
-from zmqtrain.protocol.status import Status, TableStatus, Wait
+from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 
 PROTOCOL_VERSION = 28
 """Rises with every change to this file; peers of another version are refused."""
@@ -316,12 +316,14 @@ class Heartbeat:
     ``finished``: a worker was sent a stop, and every shard has answered all its pushes.
     ``saved_step``: of the chief's last checkpoint. ``phases_s``: how long a worker's steps have
     spent in each phase since it started, in the order of :class:`~zmqtrain.observe.metrics.Phases`.
+    ``progress``: of a worker.
     """
 
     waits: tuple[Wait, ...] = ()
     finished: bool = False
     saved_step: int = 0
     phases_s: tuple[float, ...] = ()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(slots=True)
@@ -356,7 +358,7 @@ class ShardReport:
     ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
     its parameters. ``failure``: why it cannot update them, "" if it can. ``measured``: number of
     the last Measure, 0: none; ``square``: its result, in hexadecimal digits. ``tables``: what it
-    holds of them.
+    holds of them. ``moves``: of the last round.
     """
 
     orders: int
@@ -366,6 +368,7 @@ class ShardReport:
     measured: int = 0
     square: str = "0"
     tables: dict[str, TableStatus] = field(default_factory=dict)
+    moves: Moves = field(default_factory=Moves)
 
 
 @dataclass(slots=True)
