@@ -360,9 +360,14 @@ class Job(BaseModel):
 
     def _outer(self) -> Outer:
         made = compression.make_compression(self.compression)
-        is_local = isinstance(policies.make_policy(self.policy), LocalSteps)
-        keeps = made is not None and made.feedback and is_local
+        keeps = made is not None and made.feedback and self.encodes_answers
         return Outer(self.outer, of_differences=made is not None, keeps_residual=keeps)
+
+    @property
+    def encodes_answers(self) -> bool:
+        """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
+        is_local = isinstance(policies.make_policy(self.policy), LocalSteps)
+        return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:
         """Return what a ps does with one accepted gradient of each table's rows.

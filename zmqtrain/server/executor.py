@@ -311,13 +311,11 @@ class Executor:
 def _differences_of(actor: JobActor, shard: Shard) -> Differences | None:
     """Return what encodes answers after local steps; None: they are sent as they are.
 
-    A shard on a GPU has no residual to add to, nor has one of a job that began without local steps.
+    A job that did not begin with local steps has no slot for the residual.
     """
-    made = make_compression(actor.job.compression)
-    if made is None or actor.job.ps_device != "cpu":
-        return None
-    can_keep = shard.rule.outer.keeps_residual or not made.feedback
-    return Differences(shard, made) if can_keep else None
+    job = actor.job
+    made = make_compression(job.compression) if job.encodes_answers else None
+    return None if made is None else Differences(shard, made)
 
 
 def _copy(directory: str, state: ShardState) -> Path:

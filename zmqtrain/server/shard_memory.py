@@ -176,9 +176,14 @@ def note_alive(segment: Segment) -> None:
 
 
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
-    """Return the most bytes of copies of its own part: one for readers, one kept."""
+    """Return the most bytes of copies of its own part.
+
+    One is for readers, one is kept for evaluations, and three are of differences as they are
+    encoded: see differences.py.
+    """
     owned = len(range(layout.size)[layout.owned])
-    return owned * ITEM_NBYTES * (2 if job.evaluate_every else 1)
+    copies = 1 + (job.evaluate_every > 0) + 3 * job.encodes_answers
+    return owned * ITEM_NBYTES * copies
 
 
 def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
