@@ -138,6 +138,8 @@ def draw_curves(
         look = {"linewidth": 1.8, "label": row["label"]} if is_first else {"linewidth": 0.6}
         axes.plot(*row["curve"], color=colours[row["label"]], marker=".", **look)
     tidy(axes)
+    if is_dark:
+        axes.grid(color="#30363D", linewidth=0.6)
     axes.set_xlabel(f"seconds\n{machine}", fontsize=9, color=QUIET)
     axes.set_ylabel("loss on held-out text", fontsize=9, color=QUIET)
     figure.suptitle(title, color=ink)
