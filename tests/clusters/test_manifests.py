@@ -59,6 +59,13 @@ CHANGES: dict[str, dict[str, object]] = {
     "a local image": {"image": "localhost/zmqtrain"},
     "a pull policy": {"image_pull_policy": "Never"},
     "without ps": {"ps": 0, "workers": 4},
+    "pods": {
+        "node_selector": "disk=ssd,zone=a",
+        "service_account": "trainer",
+        "mount": "datasets/mnist:/PS:ro,scratch:/scratch",
+        "working_dir": "/PS",
+        "ps_gpu": 1,
+    },
 }
 
 
@@ -245,6 +252,28 @@ def test_wrong_number_of_cpus_is_refused(cpu: object) -> None:
 def test_limit_with_more_than_one_word_is_refused(time: str) -> None:
     with pytest.raises(ValidationError):
         example_plan(time=time)
+
+
+def test_parts_of_gpus_are_for_ray_alone() -> None:
+    Submission.model_validate({"on": "ray", "gpu": 0.5}).refuse_options_of_other_engines()
+    with pytest.raises(ConfigError, match=r"--gpu .* is 0\.5"):
+        Submission.model_validate({"on": "slurm", "gpu": 0.5}).refuse_options_of_other_engines()
+
+
+def test_gpus_of_ps_need_a_ps() -> None:
+    with pytest.raises(ConfigError, match="--ps-gpu"):
+        example_plan(ps=0, ps_gpu=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restart_policy_is_that_of_a_tfjob_alone(kind: str) -> None:
+    plan = example_plan(kind=kind, restart_policy="Never")
+    if kind == "tfjob":
+        (replicas,) = found_under(manifests(plan), "tfReplicaSpecs")
+        assert {each["restartPolicy"] for each in replicas.values()} == {"Never"}
+    else:
+        with pytest.raises(ConfigError, match="--restart-policy"):
+            manifests(plan)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -154,7 +154,7 @@ def _launches(plan: SubmitPlan, role: Role, tasks: Sequence[Task], listening: Se
     for slot, task in enumerate(own):
         command = shlex.join([*plan.command(role), "--index", str(task.index)])
         if role is Role.WORKER:
-            gpu = plan.resources[role].gpu
+            gpu = int(plan.resources[role].gpu)
             devices = ",".join(map(str, range(slot * gpu, (slot + 1) * gpu)))
             lines += [f"export CUDA_VISIBLE_DEVICES={devices}"] if gpu else []
             command = f'[ {task.index} -ge "$1" ] || launch {task.hyphenated} {command}'

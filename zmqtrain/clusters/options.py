@@ -8,10 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from zmqtrain.clusters.pod_options import PodOptions
+
 _HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
 
 
-class KubernetesOptions(BaseModel):
+class PsGpuOptions(BaseModel):
+    ps_gpu: int = Field(0, ge=0, le=64, description="Kubernetes, Ray: GPUs of each ps")
+
+
+class KubernetesOptions(PodOptions, PsGpuOptions):
     kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
         "jobset",
         title="as",
@@ -102,7 +108,7 @@ class SshOptions(BaseModel):
     )
 
 
-class RayOptions(BaseModel):
+class RayOptions(PsGpuOptions):
     address: str | None = Field(
         None,
         min_length=1,

@@ -61,7 +61,7 @@ class Resources:
 
     cpu: float = 1.0
     memory_nbytes: int = 0
-    gpu: int = 0
+    gpu: float = 0
     shared_nbytes: int = 0
 
     @property
@@ -198,6 +198,11 @@ def plan_of(
             f"{names_of('max_workers')} is {most}, but without ps the number of workers is fixed, "
             "since each hosts a part; leave it out, or give at least one ps"
         )
+    if not ps and asked.ps_gpu:
+        raise ConfigError(
+            f"{names_of('ps_gpu')} is {asked.ps_gpu}, but the job has no ps; expected GPUs of "
+            f"workers, by {names_of('gpu')}; leave it out"
+        )
     if asked.ps_memory is None and job is None:
         raise ConfigError(
             f"{names_of('ps_memory')} is not given, and the job was not loaded; give one of both"
@@ -233,7 +238,7 @@ def _resources(
         limit = memory + shared if memory else 0
         return {Role.WORKER: Resources(asked.cpu, limit, asked.gpu, shared)}
     return {
-        Role.PS: Resources(asked.ps_cpu, process + shared, 0, shared),
+        Role.PS: Resources(asked.ps_cpu, process + shared, asked.ps_gpu, shared),
         Role.CHIEF: Resources(CHIEF_CPU, memory),
         Role.WORKER: Resources(asked.cpu, memory, asked.gpu),
     }

@@ -142,7 +142,7 @@ class RayJob:
     def wanted(self) -> dict[Role, str]:
         """Return the resources that a task of each role asks Ray for."""
         return {
-            role: f"{each.cpu:g} CPU, {each.gpu} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
+            role: f"{each.cpu:g} CPU, {each.gpu:g} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
             for role, each in self._plan.resources.items()
         }
 

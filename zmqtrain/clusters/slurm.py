@@ -109,7 +109,7 @@ def _head(plan: SubmitPlan, role: Role, options: list[str]) -> str:
         *(f"--{name}={text}" for name in LIMITS if (text := getattr(asked, name))),
         f"--cpus-per-task={wanted.threads}",
         *([f"--mem-per-cpu={per_cpu}M"] if per_cpu else []),
-        *([f"--gpus-per-task={wanted.gpu}"] if wanted.gpu else []),
+        *([f"--gpus-per-task={wanted.gpu:g}"] if wanted.gpu else []),
         "--requeue",
         "--open-mode=append",
     ]
