@@ -86,6 +86,8 @@ def test_options_change_these_lines(change: str, kind: str, snapshot: Snapshot) 
 
 LIMITS = {"account": "lab-7", "qos": "long", "time": "2-12:00:00"}
 CHANGES_ON_SLURM: dict[str, dict[str, object]] = {
+    "nodes": {"constraint": "a100&nvlink", "exclude": "n[1-3]", "gres": "lustre:1"},
+    "other options": {"sbatch": "--reservation=lab --exclusive"},
     "limits": LIMITS,
     "parts of CPUs": {"cpu": "1500m", "ps_cpu": "0.5", "memory": "3Gi"},
     "GPUs": {"gpu": 2},
@@ -252,6 +254,14 @@ def test_wrong_number_of_cpus_is_refused(cpu: object) -> None:
 def test_limit_with_more_than_one_word_is_refused(time: str) -> None:
     with pytest.raises(ValidationError):
         example_plan(time=time)
+
+
+@pytest.mark.parametrize(
+    "options", ["reservation=lab", "-N 2", "--output=a", "--out=a", "--comment=$(id)", "--Nice"]
+)
+def test_options_of_sbatch_that_scripts_set_or_that_are_none_are_refused(options: str) -> None:
+    with pytest.raises(ValidationError):
+        example_plan(sbatch=options)
 
 
 def test_parts_of_gpus_are_for_ray_alone() -> None:

@@ -17,7 +17,7 @@ from zmqtrain.errors import ConfigError, ExitCode
 
 PREFIX = "#SBATCH "  # of an option in a script
 
-LIMITS = ("account", "qos", "time")
+SAME = ("account", "qos", "time", "constraint", "exclude", "gres")
 """Options of a submission that sbatch has under the same names."""
 
 MOST_REQUEUES = 100
@@ -106,7 +106,8 @@ def _head(plan: SubmitPlan, role: Role, options: list[str]) -> str:
         f"--job-name={plan.name}-{role}",
         *options,
         *([f"--partition={partition}"] if partition else []),
-        *(f"--{name}={text}" for name in LIMITS if (text := getattr(asked, name))),
+        *(f"--{name}={text}" for name in SAME if (text := getattr(asked, name))),
+        *(asked.sbatch or "").split(),
         f"--cpus-per-task={wanted.threads}",
         *([f"--mem-per-cpu={per_cpu}M"] if per_cpu else []),
         *([f"--gpus-per-task={wanted.gpu:g}"] if wanted.gpu else []),
