@@ -31,7 +31,7 @@ from zmqtrain.clusters.slurm import render as render_scripts
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import FieldType, fields_of, mistyped
-from zmqtrain.config.task import TaskConfig, load_task
+from zmqtrain.config.task import TaskConfig, load_task, role_of_script
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 
@@ -382,6 +382,7 @@ def test_mistyped_field_is_found(wrong: str, right: str) -> None:
 
 
 TRAINER_MODELS = {
+    "ClusterTrainingRuntime": "TrainerV1alpha1ClusterTrainingRuntime",
     "TrainJob": "TrainerV1alpha1TrainJob",
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
     "JobSet": "JobsetV1alpha2JobSet",
@@ -430,6 +431,32 @@ def test_mistyped_field_of_a_training_runtime_is_found(wrong: str, right: str) -
     items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
     found = [unknown_to_trainer(item) for item in items if item["kind"] == "TrainingRuntime"]
     assert any(path.endswith(f".{wrong}") for path in found[0])
+
+
+RUNTIME: Manifest = yaml.safe_load((ROOT / "deploy/kubernetes/runtime.yaml").read_text())
+
+
+def test_runtime_for_the_sdk_is_known_field_by_field() -> None:
+    assert unknown_to_trainer(RUNTIME) == []
+    (job,) = as_plain_objects([RUNTIME])
+    job["spec"] |= {"completions": 2, "parallelism": 2}  # as the Trainer sets them
+    assert mistakes_of(job, "1.36") == ""
+
+
+def test_runtime_for_the_sdk_starts_workers_that_find_one_another() -> None:
+    """With the variables that the Trainer sets in a node of a TrainJob."""
+    (job,) = next(found_under(RUNTIME, "replicatedJobs"))
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    variables = {item["name"]: item["value"] for item in container["env"]}
+    assert not list(mistyped(variables, TaskConfig, Job))
+    assert role_of_script(variables) == (Role.WORKER, "ZMQTRAIN_ROLE")
+    node = {"JAX_COORDINATOR_ADDRESS": "t-node-0-0.t:29500", "JAX_NUM_PROCESSES": "3"}
+    flags = {"job": "job.py", "ps": read_option("ps", variables)}
+    config = load_task(Role.WORKER, flags, variables | node | {"JOB_COMPLETION_INDEX": "2"})
+    assert config.worker_addresses == tuple(f"t-node-0-{i}.t:2222" for i in range(3))
+    assert config.index == 2
+    (rule, _) = job["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == list(PERMANENT)
 
 
 @pytest.mark.parametrize("ps, workers", [(33, 2), (0, 33)])
