@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,25 +94,30 @@ def _command(of: Role | None) -> click.Command:
             Path("/proc/self/comm").write_text(f"zmqtrain {named}")
         config = load_task(named, flags)
         setup_logging(str(config.task), config.log_level, config.log_format)
-        if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has warned
-            for text in mistyped(ENVIRON, TaskConfig, Job):
-                log.warning("%s", text)
-        overrides = values_of(Job, flags)
-        if "strategy" in overrides:  # a contradiction is found before the job is loaded
-            task_under(overrides["strategy"], config.task, config.cluster)
-        job = load_job(config.job, **overrides)
-        own, plan = planned(config, job)
-        if config.threads is not None:
-            limit_threads(config.threads)
-        if own.role is Role.WORKER and job.own_loop:
-            task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
-            return exit_code_of(partial(script.run, task, config.job))
-        return exit_code_of(partial(_run, own, plan))
+        return exit_code_of(partial(_load_and_run, config, flags))
 
     if of is None:
         kinds = click.Choice([str(role) for role in Role])
         run.params.insert(0, click.Option(["--role"], type=kinds, help="what this task does"))
     return run
+
+
+def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
+    """Run the task of the job that its file describes; return the exit code."""
+    if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has warned
+        for text in mistyped(ENVIRON, TaskConfig, Job):
+            log.warning("%s", text)
+    overrides = values_of(Job, flags)
+    if "strategy" in overrides:  # a contradiction is found before the job is loaded
+        task_under(overrides["strategy"], config.task, config.cluster)
+    job = load_job(config.job, **overrides)
+    own, plan = planned(config, job)
+    if config.threads is not None:
+        limit_threads(config.threads)
+    if own.role is Role.WORKER and job.own_loop:
+        task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
+        return script.run(task, config.job)
+    return _run(own, plan)
 
 
 def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
