@@ -5,12 +5,16 @@ The transcripts are in tests/snapshots/submit.txt. Texts of engines are from the
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clusters.conftest import Answer, Play, Step, given, refused, said
+from tests.clusters.examples import JOB, ROOT
+from zmqtrain.cli.main import main
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.transport.curve import make_keys
@@ -53,6 +57,14 @@ def pod(role: str, index: int, phase: str = "Running", **status: Any) -> dict[st
     }
     metadata = {"name": f"digits-{role}-0-{index}-abcde", "labels": labels}
     return {"kind": "Pod", "metadata": metadata, "status": {"phase": phase} | status}
+
+
+def once(answer: Answer) -> Answer:
+    return (*answer[:4], True)
+
+
+def restarted(times: int) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "zmqtrain", "restartCount": times}]}
 
 
 def made_on(day: int, item: dict[str, Any]) -> dict[str, Any]:
@@ -228,6 +240,14 @@ PARTS = given(
 JOB_MADE = held("Job", "digits-worker-0")
 IMMUTABLE = refused('The JobSet "digits" is invalid: field is immutable', "patch", once=True)
 RUNS = pods(pod("ps", 0))
+
+
+def printed(command: str) -> None:
+    """Call a command whose output is in no transcript."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(command.replace("JOB", str(ROOT / JOB)).split()) == 0
+    assert "kind: JobSet" in output.getvalue()
+
 
 CASES: dict[str, tuple[Step, ...]] = {
     "a job is checked, made and remembered": (WILLING, f"{SUBMIT} --logdir pvc:training/digits"),
@@ -438,8 +458,57 @@ CASES: dict[str, tuple[Step, ...]] = {
         (
             pods(made_on(2, pod("worker", 1)), made_on(1, pod("worker", 1)), pod("worker", 0)),
             said("a line\n", "logs"),
+            held(condition="Completed"),
         ),
         "logs digits worker=1 -f",
+    ),
+    "logs go on in the next pod": (
+        *SUBMITTED,
+        (
+            once(pods(made_on(1, pod("worker", 1)))),
+            pods(made_on(2, pod("worker", 1)), made_on(1, pod("worker", 1))),
+            *(said(f"{name}\n", "logs", f"pod-of-{name}") for name in ("day-1", "day-2")),
+            once(held()),
+            held(condition="Completed"),
+        ),
+        "logs digits worker=1 -f",
+    ),
+    "logs of earlier lives": (
+        *SUBMITTED,
+        (
+            pods(
+                made_on(1, pod("worker", 1, **restarted(2))),
+                made_on(2, pod("worker", 1, **restarted(1))),
+                pod("worker", 0),
+            ),
+            said("a line\n", "logs"),
+        ),
+        *("logs digits worker=1 -p", "logs digits worker=0 -p", "logs digits worker=1 -pf"),
+        saved("slurm", "two"),
+        "logs two worker=1 -p",
+    ),
+    "logs of all tasks": (
+        *SUBMITTED,
+        (
+            pods(pod("ps", 0), pod("chief", 0), pod("worker", 1)),
+            once(said('{"message": "of ps 0", "level": "INFO"}\nno end', "logs")),
+            said("2026 INFO a line\n\n", "logs"),
+            held(condition="Completed"),
+        ),
+        *("logs digits", "logs digits --json", "logs digits worker=0 worker=2"),
+    ),
+    "logs of too many tasks to follow": (
+        saved("kubernetes", workers=64, kind="jobset"),
+        "logs digits -f",
+    ),
+    "a job that others apply": (
+        (CONTEXT,),
+        f"{SUBMIT} --record",
+        f"{ELSEWHERE} slurm --print --record",
+        lambda: make_keys(Path("keys"), {"ps": 1, "chief": 1, "worker": 4}),
+        lambda: printed(f"{SUBMIT} --keys keys --print --record"),
+        (NOTHING, *DONE),
+        "stop digits",
     ),
     "a registry that changes is not that of the tasks yet": (
         *(WILLING, SUBMIT),

@@ -237,6 +237,33 @@ def test_silent_port_forward_is_given_up(
     assert "port-forward" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_logs_of_several_tasks_are_followed_side_by_side(
+    form: list[str], kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    over = {
+        "kind": "JobSet",
+        "metadata": {"name": "digits"},
+        "status": {"conditions": [{"type": "Completed", "status": "True"}]},
+    }
+    kubectl.answers(
+        given({"items": [pod("ps", 0), pod("worker", 1)]}, "pods"),
+        said("of ps\nits end", "logs", "digits-ps-0-0-abcde"),
+        said("of worker\n", "logs", "digits-worker-0-1-abcde"),
+        given({"items": [over]}, "get"),
+    )
+    capsys.readouterr()
+    assert main(["logs", "digits", "ps=0", "worker=1", "worker=0", "-f", *form]) == ExitCode.OK
+    told = capsys.readouterr()
+    lines = [("ps 0", "of ps"), ("ps 0", "its end"), ("worker 1", "of worker")]
+    expected = [f"{task:<8} | {text}" for task, text in lines]
+    if form:
+        expected = [json.dumps({"task": task, "message": text}) for task, text in lines]
+    assert sorted(told.out.splitlines()) == sorted(expected)
+    assert told.err == "worker 0 of digits does not run\n"
+
+
 CHIEF = TaskStatus(
     role="chief", index=0, state="alive", incarnation=1, step=0, silent_s=0.0, leases=(),
     loss=0.0, process="h:1", metrics="", lanes="",

@@ -22,7 +22,7 @@ COMMANDS = {
     "stop": "zmqtrain.cli.control:stop_command",
     "submit": "zmqtrain.cli.submit:submit_command",
     "jobs": "zmqtrain.cli.submit:jobs_command",
-    "logs": "zmqtrain.cli.submit:logs_command",
+    "logs": "zmqtrain.cli.logs:logs_command",
     "scale": "zmqtrain.cli.submit:scale_command",
     "checkpoints": "zmqtrain.cli.checkpoints:checkpoints_command",
     "export": "zmqtrain.cli.checkpoints:export_command",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -31,7 +30,7 @@ from zmqtrain.hosting.signals import interrupts_kept
 from zmqtrain.job import Job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
-from zmqtrain.observe.logs import LogLine, setup_logging
+from zmqtrain.observe.logs import line_as_json, line_as_text, setup_logging
 from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
 from zmqtrain.roles.process import refuse_task
@@ -124,16 +123,13 @@ def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> Local
 
 def _show_as_text(task: Task, line: str) -> None:
     """Show a line of a task's log like our own log; show other output with the task's name."""
-    logged = LogLine.parsed(line)
+    shown = line_as_text(line)
     # To sys.stderr, which the live view redirects.
-    sys.stderr.write(f"{logged or f'{task} | {line}'}\n")
+    sys.stderr.write(f"{shown}\n" if shown != line else f"{task} | {line}\n")
 
 
 def _show_as_json(task: Task, line: str) -> None:
-    """Show a line of a task's log unchanged; show other output as the message of an object."""
-    if LogLine.parsed(line) is None:
-        line = json.dumps({"task": str(task), "message": line})
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{line_as_json(str(task), line)}\n")
 
 
 @contextmanager

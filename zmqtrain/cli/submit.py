@@ -1,4 +1,4 @@
-"""`zmqtrain submit`, `jobs`, `logs` and `scale`: jobs on an engine that starts tasks."""
+"""`zmqtrain submit`, `jobs` and `scale`: jobs on an engine that starts tasks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ from zmqtrain.clusters.submitted import (
     submitted_job,
     submitted_jobs,
 )
-from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
-from zmqtrain.config.options import names_of, option_of, options_of, values_of
+from zmqtrain.config.options import names_of, option_of, options_of, values_of, variable_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
@@ -49,17 +49,26 @@ _name = click.argument("name")
 @click.argument("reference", metavar="JOB")
 @options_of(Submission)
 @option_of(TaskConfig, "keys", help="directory of keys for the job (default: new ones)")
+@option_of(TaskConfig, "log_format", optional=True)
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="variable of every task"
 )
 @click.option("--print", "is_printed", is_flag=True, help="print what would be submitted")
+@click.option(
+    "--record",
+    "is_recorded",
+    is_flag=True,
+    help="with --print: know the job here, since you apply it yourself",
+)
 @click.option("--dry-run", is_flag=True, help="let the engine check the job, but submit nothing")
 @options_of(Job, optional=True)
 def submit_command(
     reference: str,
     keys: str | None,
+    log_format: str | None,
     variables: tuple[str, ...],
     is_printed: bool,
+    is_recorded: bool,
     dry_run: bool,
     **flags: Any,
 ) -> None:
@@ -74,7 +83,8 @@ def submit_command(
 
     With --print the manifests or scripts go to stdout, and nothing else happens. Those for
     Kubernetes and ssh hold the job's secret keys, new ones each time unless --keys is given: keep
-    them like a password. Without --print keys are not shown.
+    them like a password. Without --print keys are not shown. With --record, too, the commands above
+    take the name of a job that kubectl, kustomize or Helm applies: names and labels have to stay.
 
     \b
     Examples:
@@ -101,11 +111,20 @@ def submit_command(
         overrides,
         logdir=logdir,
         keys_directory=str(kept),
-        variables=_pairs(variables),
+        variables=_pairs(variables)
+        | ({variable_of("log_format"): log_format} if log_format else {}),
     )
     kind = engine_named(asked.on)
     if kind.has_our_paths:
         plan = _with_our_paths(plan)
+    if is_recorded:
+        if not is_printed or asked.on != "kubernetes":
+            raise ConfigError(
+                "--record is given; expected it with --print and --on kubernetes; leave it out"
+            )
+        _, plan = _recorded(plan, kind.chosen(asked), keys, kind.rendered)
+        sys.stdout.write(kind.rendered(plan))
+        return
     if is_printed or dry_run:
         with tempfile.TemporaryDirectory() as temporary:
             held = kept if keys else _new_keys(Path(temporary) / "keys", plan)
@@ -144,27 +163,6 @@ def jobs_command(*, as_json: bool) -> None:
     cells = [[row[heading] for heading in headings] for row in rows]
     shown = table(*headings, rows=cells, folded=("state",))
     show(shown if rows else cell("no job was submitted"))
-
-
-@click.command("logs")
-@_name
-@click.argument("task", metavar="TASK")
-@click.option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
-def logs_command(name: str, task: str, *, follow: bool) -> None:
-    """Print the log of a task of a submitted job.
-
-    TASK is chief, ps=0, worker=3.
-
-    \b
-    Examples:
-      zmqtrain logs digits-x7k2 chief
-      zmqtrain logs digits-x7k2 worker=3 -f
-    """
-    role, equals, index = task.partition("=")
-    if role not in set(Role) or (equals and not re.fullmatch("[0-9]{1,9}", index)):
-        raise ConfigError(f"TASK is {task!r}; expected one such as chief, ps=0 or worker=3")
-    job = submitted_job(name)
-    engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)
 
 
 @click.command("scale")
@@ -209,6 +207,25 @@ def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
         PeerLostError: a part of the job was submitted; its record stays.
         ZmqTrainError: the engine refuses it; nothing is left.
     """
+    job, plan = _recorded(plan, engine, keys, partial(engine.check, dry_run=False))
+    try:
+        return engine.submit(plan)
+    except BaseException as error:  # Ctrl-C, too
+        _undo(job, engine, error)
+        raise
+
+
+def _recorded(
+    plan: SubmitPlan,
+    engine: Engine,
+    keys: str | None,
+    check: Callable[[SubmitPlan], object],
+) -> tuple[Submitted, SubmitPlan]:
+    """Return the record of a new job, and the plan with its keys; leave nothing if ``check`` fails.
+
+    Raises:
+        ConfigError: a job of this name was submitted already.
+    """
     counts = plan.ps, plan.workers, plan.max_workers
     where = plan.asked.kind, engine.context, engine.namespace
     job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where)
@@ -219,15 +236,11 @@ def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
         if keys is None:
             _new_keys(kept, plan)
         plan = replace(plan, keys=_texts(kept, plan))
-        engine.check(plan, dry_run=False)
+        check(plan)
     except BaseException:
         job.forget()
         raise
-    try:
-        return engine.submit(plan)
-    except BaseException as error:  # Ctrl-C, too
-        _undo(job, engine, error)
-        raise
+    return job, plan
 
 
 def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from zmqtrain.clusters.plan import PERMANENT, SubmitPlan
+from zmqtrain.clusters.programs import Write
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, is_over
 from zmqtrain.config.cluster import Task
@@ -50,6 +51,9 @@ class Engine(ABC):
 
     reads_our_keys: ClassVar[bool] = False
     """Whether tasks read the job's own directory of keys, so that nothing has to be sent."""
+
+    logs_hold_all_lives: ClassVar[bool] = True
+    """Whether a task's log has what its earlier lives have written."""
 
     keys_arrive_s: ClassVar[float] = 0.0
     """The time from :meth:`send_keys` until all tasks have the keys."""
@@ -130,11 +134,16 @@ class Engine(ABC):
         """Bring the job's secrets and registry to its tasks."""
 
     @abstractmethod
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
-        """Write a task's log to stdout.
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
+        """Pass on a task's log.
+
+        ``follow``: and what it writes from then on, also in later lives. ``previous``: instead
+        what its earlier lives have written, on engines whose logs do not hold all lives.
 
         Raises:
-            PeerLostError: it has none yet.
+            PeerLostError, NotRunningError: it has none yet.
         """
 
     @abstractmethod

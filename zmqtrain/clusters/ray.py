@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import yaml
 
 from zmqtrain.clusters.engine import Engine, Reason, ended, not_running, summary
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
+from zmqtrain.clusters.programs import Write
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, RayJob, actor
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted
@@ -112,19 +112,19 @@ class Ray(Engine):
     def scale(self, job: Submitted, workers: int) -> None:
         self._answer_of(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
 
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
         job_actor, offset = self._present(job.name), 0
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                text = self._answer_of(job_actor.log.remote(task, offset))
-                if text is None:
-                    raise PeerLostError(f"{task} of {job.name} has not started")
-                sys.stdout.buffer.write(text)
-                sys.stdout.flush()
-                offset += len(text)
-                if not text and not follow:
-                    return
-                time.sleep(0 if text else FOLLOW_S)
+        while True:
+            text = self._answer_of(job_actor.log.remote(task, offset))
+            if text is None:
+                raise PeerLostError(f"{task} of {job.name} has not started")
+            out(text)
+            offset += len(text)
+            if not text and not follow:
+                return
+            time.sleep(0 if text else FOLLOW_S)
 
     def remove(self, job: Submitted) -> None:
         job_actor = self._actor(job.name)

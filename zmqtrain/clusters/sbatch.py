@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Engine, Reason, Remedies, not_running, not_scaled, tally
 from zmqtrain.clusters.plan import SubmitPlan, port_of
-from zmqtrain.clusters.programs import Programs
+from zmqtrain.clusters.programs import Programs, Write
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import ENDED, TAKEN, Submitted, directory_of, write
@@ -142,11 +142,13 @@ class Slurm(Engine):
         if (found := len(_workers_of(job.name))) != workers:
             raise not_scaled(f"squeue lists {found}", job, workers)
 
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
         path = Path(self.context) / log_file(job.name, task.role, task.index)
         if not path.exists():
             raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
-        PROGRAMS.show(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)])
+        PROGRAMS.show(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)], out)
 
     def remove(self, job: Submitted) -> None:
         _cancel(*(part.number for part in _parts(job.name)))

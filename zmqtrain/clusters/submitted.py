@@ -72,6 +72,12 @@ class Submitted:
         """The task whose success is the success of the job."""
         return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
 
+    @property
+    def tasks(self) -> list[Task]:
+        """All tasks, those that others connect to first."""
+        counts = {Role.PS: self.ps, Role.CHIEF: int(self.ps > 0), Role.WORKER: self.workers}
+        return [Task(role, index) for role, count in counts.items() for index in range(count)]
+
     def claim(self) -> None:
         """Take the name of a new job; of two that are submitted at once, one gets it.
 
