@@ -87,6 +87,14 @@ class SharedConfig(Timing):
         "PyTorch's operations, or what Python's cProfile writes",
     )
 
+    trace: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the pushes of which workers and ps write traces, such as 0.01, to "
+        "the collector of OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)",
+    )
+
     @property
     def segment_directory(self) -> Path | None:
         """The directory for the memory of a ps; None if this host has none."""

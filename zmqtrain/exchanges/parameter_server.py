@@ -179,7 +179,7 @@ class ParameterServerExchange:
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
         reply = await self._answer(requests, PushReply)
         given = reply.result, reply.batches, reply.stop, reply.reason, reply.held_s
-        return StepResult(*given, round=self._round(reply))
+        return StepResult(*given, round=self._round(reply), sequence=reply.sequence)
 
     def _round(self, reply: PullReply | PushReply) -> Round | None:
         steps = reply.local_steps

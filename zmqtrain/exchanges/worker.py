@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import Link
@@ -96,6 +96,7 @@ class Worker(JobActor):
             self.metrics,
             threads=self._threads,
             profile=self._profile,
+            traced=None if self.traces is None else self._trace,
         )
         if isinstance(self.job.model, LoopBridge):
             found = self.task.index, self.plan.workers, evaluation, lambda: exchange.versions[0]
@@ -115,6 +116,11 @@ class Worker(JobActor):
             if self._evaluations is not None:
                 self._evaluations.stop()
             loop.close()
+
+    def _trace(self, sequence: int, *of_step: Any) -> None:
+        """Write the trace of a step whose push has this sequence."""
+        if self.traces is not None:
+            self.traces.step((self.task.index, self.incarnation, sequence), *of_step)
 
     async def _run(self, loop: TrainingLoop) -> None:
         try:

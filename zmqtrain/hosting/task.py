@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.config.cluster import Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
 from zmqtrain.hosting import notes
@@ -23,6 +24,9 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import forget_groups
 from zmqtrain.transport.by_address import TransportByAddress
+
+if TYPE_CHECKING:
+    from zmqtrain.observe.traces import Traces
 
 IN_A_TASK: ContextVar[bool] = ContextVar("in_a_task", default=False)
 """Whether a task is running, and has called this code: its data set, its callback."""
@@ -101,6 +105,8 @@ async def _serve_group(
     with contextlib.ExitStack() as stack:
         servers = []
         for actor in actors:
+            if config.trace and not isinstance(actor, Chief):
+                actor.traces = _traces(config.trace, actor.task, stack)
             stack.callback(actor.transport.close)
             servers.append(serve_health(actor, config, stack))
         notes.publish(actors[0].task, config, plan, stack, actors[0].metrics_address)
@@ -129,3 +135,12 @@ async def _serve_group(
         sys.stdout.write("\n".join([*lines, ""]))
         sys.stdout.flush()
     return results[0]
+
+
+def _traces(share: float, task: Task, stack: contextlib.ExitStack) -> Traces:
+    """Return what exports the traces of a task, until the stack is closed."""
+    from zmqtrain.observe.traces import Traces  # OpenTelemetry is imported only if asked for
+
+    traces = Traces(share, str(task))
+    stack.callback(traces.close)
+    return traces

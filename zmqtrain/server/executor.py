@@ -78,7 +78,7 @@ class Executor:
         self, actor: JobActor, state: ShardState, report: Callable[[Outcome], None]
     ) -> None:
         self._state = state
-        self._metrics = actor.metrics
+        self._metrics, self._traces = actor.metrics, actor.traces
         self._report = report
         self._spawn = actor.spawn
         self._copies_sent = actor.job.consistent_reads  # updates continue while they are sent
@@ -197,6 +197,8 @@ class Executor:
             copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
             self.work.put(copy, self._copied_values, rare=True, first=True)
         for worker in workers:
+            if self._traces is not None:
+                self._traces.applied(worker, time.monotonic(), self.work.last_s)
             if push := self._state.decided(worker, "applied"):
                 staleness[worker] = max(0, version - steps - push.version)
         if not self._uncounted:
@@ -247,6 +249,9 @@ class Executor:
         state.keep(worker)  # before the answer: the next push may follow at once
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, reply)
+        if self._traces is not None:
+            push = worker.index, worker.incarnation, pending.sequence
+            self._traces.answered(push, pending.arrived_at, time.monotonic(), pending.result or "")
 
     def send_parameters(self, request: Request, reply: PullReply | PushReply) -> None:
         """Answer a request; the parameters are those until the next order.

@@ -83,7 +83,7 @@ class StepResult:
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
     ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
-    update of parameters. ``round``: as in :class:`Membership`.
+    update of parameters. ``round``: as in :class:`Membership`. ``sequence``: of the push; 0: none.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
@@ -93,6 +93,7 @@ class StepResult:
     held_s: float = 0.0
     update_s: float = 0.0
     round: Round | None = None
+    sequence: int = 0
 
 
 class Exchange(Protocol):

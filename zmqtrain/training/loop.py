@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+Traced = Callable[[int, Mapping[str, tuple[float, float]], float, str], None]
+"""Gets the sequence of a push, spans of its step, the present time, and the push's result."""
+
 
 @dataclass(slots=True)
 class _Computed:
@@ -77,15 +80,18 @@ class TrainingLoop:
         *,
         threads: int | None = None,
         profile: Path | None = None,
+        traced: Traced | None = None,
     ) -> None:
         """``threads``: number that check a large gradient for NaN; None: one for each core.
         ``profile``: where some steps are profiled, without a suffix.
+        ``traced``: gets each step that was pushed.
 
         Raises:
             ConfigError: the job needs a GPU that is not there, or the profile cannot be made.
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
+        self._traced = traced
         self._plan = job.plan_of(dataset)
         self._prefetcher = Prefetcher(dataset, self._plan)
         self._threads, self._team = threads, ThreadTeam(threads)
@@ -285,6 +291,16 @@ class TrainingLoop:
         pushing_s = step.ended_at - step.computed_at - result.held_s - result.update_s
         phases.push.observe(max(0.0, pushing_s))
         metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
+        if self._traced is not None:
+            spans = {
+                "step": (step.began_at, step.ended_at),
+                "compute": (
+                    step.began_at + computed.data_s + computed.read_s,
+                    step.computed_at,
+                ),
+                "push": (step.computed_at, step.ended_at),
+            }
+            self._traced(result.sequence, spans, time.perf_counter(), result.result)
         if not computed.report.finite:
             metrics.nonfinite_gradients.inc()
         if result.result == "refused":
