@@ -61,8 +61,6 @@ CHANGES: dict[str, dict[str, object]] = {
     "without ps": {"ps": 0, "workers": 4},
     "pods": {
         "node_selector": "disk=ssd,zone=a",
-        "service_account": "trainer",
-        "mount": "datasets/mnist:/PS:ro,scratch:/scratch",
         "working_dir": "/PS",
         "ps_gpu": 1,
     },

@@ -74,10 +74,7 @@ def test_template_is_merged_into_all_pods_of_every_kind(kind: str, template: Any
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schemas_know_every_field_of_a_changed_pod(kind: str, template: Any) -> None:
-    mount = "data/mnist:/PS:ro"
-    plan = example_plan(
-        kind=kind, template=template(TEMPLATE), mount=mount, node_selector="a=b", ps_gpu=1
-    )
+    plan = example_plan(kind=kind, template=template(TEMPLATE), node_selector="a=b", ps_gpu=1)
     objects = plain(manifests(plan))
     assert [mistakes_of(item, "1.36") for item in as_plain_objects(objects)] == [""] * (
         len([item for item in objects if item["kind"] in ("Secret", "Service")]) + len(Role)
@@ -104,12 +101,12 @@ def test_template_of_a_role_changes_its_pods_alone(template: Any) -> None:
         ("spec: [", "cannot be read"),
         ("metadata: {annotations: {since: 2026-11-27}}", "cannot be read"),
         ("spec: 3", "expected a map"),
-        ("metadata: {name: x}", "metadata.name"),
-        ("metadata: {labels: {app.kubernetes.io/instance: x}}", "the label"),
+        ("metadata: {name: x}", "sets name"),
+        ("metadata: {labels: {app.kubernetes.io/instance: x}}", "sets app.kubernetes.io/instance"),
         ("spec: {containers: [zmqtrain]}", "expected a"),
-        ("spec: {restartPolicy: Always}", "spec.restartPolicy"),
+        ("spec: {restartPolicy: Always}", "sets restartPolicy"),
         ("spec: {containers: {name: zmqtrain}}", "expected a list"),
-        ("spec: {containers: [{name: zmqtrain, command: [sh]}]}", "its command"),
+        ("spec: {containers: [{name: zmqtrain, command: [sh]}]}", "sets command"),
         ("spec: {containers: [{name: zmqtrain, env: [{name: ZMQTRAIN_PS}]}]}", "ZMQTRAIN_PS"),
         (
             "spec: {containers: [{name: zmqtrain, volumeMounts: [{mountPath: /logdir}]}]}",
@@ -130,10 +127,10 @@ def test_template_that_is_not_there_or_of_no_role_is_refused(option: str) -> Non
         example_plan(template=option)
 
 
-@pytest.mark.parametrize("mount", ["data", "data:PS", "data:/keys", "data:/PS:rw", "data:/a,:/b"])
-def test_mount_that_is_none_is_refused(mount: str) -> None:
-    with pytest.raises(ValidationError):
-        example_plan(mount=mount)
+@pytest.mark.parametrize("labels", ["ssd", "disk=ssd,", "=ssd", "disk=a b"])
+def test_labels_that_are_none_are_refused(labels: str) -> None:
+    with pytest.raises(ValidationError, match="expected labels"):
+        example_plan(node_selector=labels)
 
 
 VALUES = st.recursive(
