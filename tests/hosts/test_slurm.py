@@ -15,7 +15,7 @@ from tests.hosts.commands import NAME, STEPS, living_workers, process_of
 from tests.hosts.conftest import Hosts
 from tests.hosts.slurm import NODES, SlurmCluster, missing
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(590)]
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_worker_and_ps_sample_the_same_share_of_the_pushes(exporter: Exporter) -
     worker, ps = (Traces(0.1, task) for task in ("worker 0", "ps 0"))
     pushes = [(index, 1_764_000_000_000, number) for index in (0, 1) for number in range(1, 501)]
     for push in pushes:
-        worker.step(push, {"step": (0.0, 1.0), "push": (0.5, 1.0)}, 1.0, "applied")
+        worker.note(push, {"step": ("", 0.0, 1.0), "push": ("step", 0.5, 1.0)}, 1.0, "applied")
         ps.applied(push[0], 0.9, 0.1)
         ps.answered(push, 0.8, 1.0, "applied")
     worker.close()

@@ -25,6 +25,7 @@ WAIT_S = 3.0
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
 
 Show = Callable[[Task, str], None]
+Failure = ZmqTrainError | None
 
 
 @click.command("logs")
@@ -61,91 +62,72 @@ def logs_command(
         )
     if previous and follow:
         raise ConfigError("--previous and --follow are both given; expected one; leave one out")
-    shown = chosen or job.tasks
-    show = _as_json if as_json else _prefixed(shown)
-    with contextlib.suppress(KeyboardInterrupt):
-        if len(chosen) == 1 and not as_json:
+    if len(chosen) == 1 and not as_json:
+        with contextlib.suppress(KeyboardInterrupt):
             engine.logs(job, chosen[0], _write, follow=follow, previous=previous)
-        elif follow:
-            _follow(engine, job, shown, show)
+        return
+    shown = chosen or job.tasks
+    if follow and len(shown) > MOST_FOLLOWED:
+        raise ConfigError(
+            f"{job.name} has {len(shown)} tasks; expected at most {MOST_FOLLOWED} to follow; name "
+            "some of them, such as chief worker=0"
+        )
+    logs = [Log(engine, job, task, _as_json if as_json else _prefixed(shown)) for task in shown]
+    with contextlib.suppress(KeyboardInterrupt):
+        if follow:
+            _in_threads([log.follow for log in logs])
         else:
-            _show_all(engine, job, shown, show, previous=previous)
+            failures = [log.show(previous=previous) for log in logs]
+            if failures[-1] is not None and all(failures):
+                raise failures[-1]
 
 
-class Lines:
-    """Shows the lines of a task's log, which comes in pieces."""
+class Log:
+    """The log of a task, whose lines are shown as they come."""
 
-    def __init__(self, task: Task, show: Show) -> None:
-        self._task, self._show = task, show
+    def __init__(self, engine: Engine, job: Submitted, task: Task, show: Show) -> None:
+        self._engine, self._job, self._task, self._show = engine, job, task, show
         self._rest = b""
-        self.has_begun = False
+        self._has_begun = False
 
-    def add(self, chunk: bytes) -> None:
-        self.has_begun = True
+    def follow(self) -> None:
+        """Show it as it grows; wait for a task that has not started, until the job is over."""
+        told = ""
+        while (error := self.show(follow=True, unless=told)) is not None:
+            is_lost = self._has_begun or not isinstance(error, PeerLostError)
+            if is_lost or self._engine.outcome(self._job):
+                return
+            told = str(error)
+            time.sleep(WAIT_S)
+
+    def show(self, *, follow: bool = False, previous: bool = False, unless: str = "") -> Failure:
+        """Show it; return the error if there is one, which is told ``unless`` it has been."""
+        failure = None
+        try:
+            self._engine.logs(self._job, self._task, self._add, follow=follow, previous=previous)
+        except ZmqTrainError as error:
+            failure = error
+            named = "" if str(self._task) in str(error) else f"{self._task}: "
+            if str(error) != unless:
+                click.echo(f"{named}{error}", err=True)
+        if self._rest:
+            self._add(b"\n")
+        return failure
+
+    def _add(self, chunk: bytes) -> None:
+        self._has_begun = True
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._show(self._task, line.decode(errors="replace"))
 
-    def end(self) -> None:
-        """Show a last line that has no end."""
-        if self._rest:
-            self.add(b"\n")
 
-
-def _show_all(
-    engine: Engine, job: Submitted, tasks: Sequence[Task], show: Show, *, previous: bool
-) -> None:
-    """Show one log after the other.
-
-    Raises:
-        PeerLostError: no task has one.
-    """
-    missing: list[PeerLostError] = []
-    for task in tasks:
-        lines = Lines(task, show)
-        try:
-            engine.logs(job, task, lines.add, follow=False, previous=previous)
-        except PeerLostError as error:
-            missing.append(error)
-            _tell(task, error)
-        lines.end()
-    if len(missing) == len(tasks):
-        raise missing[-1]
-
-
-def _follow(engine: Engine, job: Submitted, tasks: Sequence[Task], show: Show) -> None:
-    """Show the logs of all tasks as they grow, until the job is over."""
-    if len(tasks) > MOST_FOLLOWED:
-        raise ConfigError(
-            f"{job.name} has {len(tasks)} tasks; expected at most {MOST_FOLLOWED} to follow; name "
-            "some of them, such as chief worker=0"
-        )
+def _in_threads(calls: Sequence[Callable[[], None]]) -> None:
     # Daemons: Ctrl-C ends this process without waiting for them.
-    threads = [
-        threading.Thread(target=_follow_task, args=(engine, job, task, show), daemon=True)
-        for task in tasks
-    ]
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _follow_task(engine: Engine, job: Submitted, task: Task, show: Show) -> None:
-    """Show a log as it grows; wait for a task that has not started."""
-    lines, told = Lines(task, show), ""
-    while True:
-        try:
-            engine.logs(job, task, lines.add, follow=True)
-            break
-        except ZmqTrainError as error:
-            if str(error) != told:
-                told = str(error)
-                _tell(task, error)
-            if lines.has_begun or not isinstance(error, PeerLostError) or engine.outcome(job):
-                break
-            time.sleep(WAIT_S)
-    lines.end()
 
 
 def _prefixed(tasks: Sequence[Task]) -> Show:
@@ -161,11 +143,6 @@ def _prefixed(tasks: Sequence[Task]) -> Show:
 
 def _as_json(task: Task, line: str) -> None:
     click.echo(line_as_json(str(task), line))
-
-
-def _tell(task: Task, error: ZmqTrainError) -> None:
-    text = str(error)
-    click.echo(text if str(task) in text else f"{task}: {text}", err=True)
 
 
 def _write(chunk: bytes) -> None:

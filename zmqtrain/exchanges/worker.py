@@ -120,7 +120,7 @@ class Worker(JobActor):
     def _trace(self, sequence: int, *of_step: Any) -> None:
         """Write the trace of a step whose push has this sequence."""
         if self.traces is not None:
-            self.traces.step((self.task.index, self.incarnation, sequence), *of_step)
+            self.traces.note((self.task.index, self.incarnation, sequence), *of_step)
 
     async def _run(self, loop: TrainingLoop) -> None:
         try:

@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-Traced = Callable[[int, Mapping[str, tuple[float, float]], float, str], None]
-"""Gets the sequence of a push, spans of its step, the present time, and the push's result."""
+Traced = Callable[[int, Mapping[str, tuple[str, float, float]], float, str], None]
+"""Gets the sequence of a push; spans of its step, each with the one above, begin and end; the
+present time; and the result of the push."""
 
 
 @dataclass(slots=True)
@@ -292,13 +293,11 @@ class TrainingLoop:
         phases.push.observe(max(0.0, pushing_s))
         metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
         if self._traced is not None:
+            ready_at = step.began_at + computed.data_s + computed.read_s
             spans = {
-                "step": (step.began_at, step.ended_at),
-                "compute": (
-                    step.began_at + computed.data_s + computed.read_s,
-                    step.computed_at,
-                ),
-                "push": (step.computed_at, step.ended_at),
+                "step": ("", step.began_at, step.ended_at),
+                "compute": ("step", ready_at, step.computed_at),
+                "push": ("step", step.computed_at, step.ended_at),
             }
             self._traced(result.sequence, spans, time.perf_counter(), result.result)
         if not computed.report.finite:
