@@ -15,6 +15,7 @@ import pytest
 from tests.clusters.conftest import Answer, Play, Step, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from zmqtrain.cli.main import main
+from zmqtrain.clusters import kubectl
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.transport.curve import make_keys
@@ -466,9 +467,11 @@ CASES: dict[str, tuple[Step, ...]] = {
         *SUBMITTED,
         (
             once(pods(made_on(1, pod("worker", 1)))),
+            *(once(NO_PODS),) * 2,  # of the state of the job, and of the task
             pods(made_on(2, pod("worker", 1)), made_on(1, pod("worker", 1))),
+            once(refused("it is waiting to start", "logs", "pod-of-day-2")),
             *(said(f"{name}\n", "logs", f"pod-of-{name}") for name in ("day-1", "day-2")),
-            once(held()),
+            *(once(held()),) * 3,
             held(condition="Completed"),
         ),
         "logs digits worker=1 -f",
@@ -565,6 +568,7 @@ def test_submitted_job_is_handled_as_its_transcript_shows(
     scene: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kubectl, "FOLLOW_S", 0.0)
     play(*CASES[scene])
 
 

@@ -162,20 +162,24 @@ class Kubernetes(Engine):
     def logs(
         self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
     ) -> None:
-        *earlier, present = self._lives(job, task)
+        lives = self._lives(job, task)
+        if not lives:
+            raise not_running(task, job.name)
         if previous:
-            if not earlier:
+            if not lives[1:]:
                 raise NotRunningError(f"the cluster has no log of an earlier life of {task}")
-            for life, later in itertools.pairwise((*earlier, present)):
+            for life, later in itertools.pairwise(lives):
                 self._show(job, life, out, is_before=life.pod == later.pod)
             return
-        self._show(job, present, out, follow=follow)
+        self._show(job, lives[-1], out, follow=follow)
         while follow and not self.outcome(job):
-            if (newest := self._lives(job, task)[-1]) == present:
-                time.sleep(FOLLOW_S)
-            else:
-                present = newest
-                self._show(job, present, out, follow=True)
+            newest = self._lives(job, task)[-1:]
+            with contextlib.suppress(PeerLostError):  # its container has not started yet
+                if newest not in ([], lives[-1:]):
+                    self._show(job, newest[0], out, follow=True)
+                    lives = newest
+                    continue
+            time.sleep(FOLLOW_S)
 
     def remove(self, job: Submitted) -> None:
         kinds = ",".join((*RESOURCES[job.kind], "services", "secrets"))
@@ -252,10 +256,7 @@ class Kubernetes(Engine):
         return name_of(running[-1])
 
     def _lives(self, job: Submitted, task: Task) -> list[Life]:
-        found = lives_of(pods_of(self._pods(job.name), task), CONTAINERS[job.kind])
-        if not found:
-            raise not_running(task, job.name)
-        return found
+        return lives_of(pods_of(self._pods(job.name), task), CONTAINERS[job.kind])
 
     def _show(
         self,
