@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.clusters.examples import example_plan
+from tests.clusters.examples import ROOT, example_plan
 from tests.clusters.test_manifests import (
     TRAINER_MODELS,
     as_plain_objects,
@@ -82,6 +82,13 @@ def test_schemas_know_every_field_of_a_changed_pod(kind: str, template: Any) -> 
     for item in objects:
         if item["kind"] in TRAINER_MODELS:
             assert unknown_to_trainer(item) == []
+
+
+def test_template_in_the_documents_is_one_that_kubernetes_knows(template: Any) -> None:
+    text = (ROOT / "docs/engines.md").read_text().split("```yaml\n# pods.yaml\n")[1].split("```")[0]
+    objects = plain(manifests(example_plan(kind="jobs", template=template(text))))
+    assert not any(mistakes_of(item, "1.36") for item in objects)
+    assert "nvidia.com/mig-1g.10gb" in str(objects)
 
 
 def test_template_of_a_role_changes_its_pods_alone(template: Any) -> None:
