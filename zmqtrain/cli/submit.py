@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import sys
@@ -10,13 +11,14 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, SubmitPlan, name_for, plan_of
@@ -45,7 +47,19 @@ ANSWER_S = 15.0
 _name = click.argument("name")
 
 
-@click.command("submit", context_settings={"max_content_width": 100})
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A submission that can be made: its plan and engine, the directory of keys if it was given,
+    the words of its command, and where that was called."""
+
+    plan: SubmitPlan
+    kind: type[Engine]
+    keys: str | None
+    words: tuple[str, ...]
+    working: str
+
+
+@click.command("submit", cls=RecordedCommand, context_settings={"max_content_width": 100})
 @click.argument("reference", metavar="JOB")
 @options_of(Submission)
 @option_of(TaskConfig, "keys", help="directory of keys for the job (default: new ones)")
@@ -55,14 +69,8 @@ _name = click.argument("name")
 @click.option("--print", "is_printed", is_flag=True, help="print what would be submitted")
 @click.option("--dry-run", is_flag=True, help="let the engine check the job, but submit nothing")
 @options_of(Job, optional=True)
-def submit_command(
-    reference: str,
-    keys: str | None,
-    variables: tuple[str, ...],
-    is_printed: bool,
-    dry_run: bool,
-    **flags: Any,
-) -> None:
+@click.pass_context
+def submit_command(context: click.Context, /, is_printed: bool, dry_run: bool, **_: Any) -> None:
     """Submit JOB to Kubernetes, Slurm, Ray, or hosts by ssh.
 
     JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
@@ -70,7 +78,8 @@ def submit_command(
     the memory of the ps; with --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, else
     a directory that chief and ps share.
 
-    The commands status, why, logs, scale, policy, save and stop then take the job's name.
+    The commands status, why, logs, scale, policy, save, stop, resubmit and upgrade then take the
+    job's name.
 
     With --print the manifests or scripts go to stdout, and nothing else happens. Those for
     Kubernetes and ssh hold the job's secret keys, new ones each time unless --keys is given: keep
@@ -84,6 +93,29 @@ def submit_command(
       zmqtrain submit job.py --on ray --address head:6379 --workers 8 --logdir /data/job
       zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
     """
+    made = prepared(context)
+    if not (is_printed or dry_run):
+        submit_prepared(made)
+        return
+    plan, kind = made.plan, made.kind
+    with tempfile.TemporaryDirectory() as temporary:
+        held = Path(made.keys) if made.keys else _new_keys(Path(temporary) / "keys", plan)
+        plan = replace(plan, keys=_texts(held, plan))
+    if is_printed:
+        sys.stdout.write(kind.rendered(plan))
+        return
+    kind.chosen(plan.asked).check(plan, dry_run=True)
+    click.echo(f"{plan.name} could be submitted; nothing was")
+
+
+def prepared(context: click.Context) -> Prepared:
+    """Return the submission that the words of `zmqtrain submit` ask for.
+
+    Raises:
+        ConfigError: an option or the job has a mistake.
+    """
+    flags = context.params
+    reference, keys = flags["reference"], flags["keys"]
     asked = Submission(**values_of(Submission, flags))
     asked.refuse_options_of_other_engines()
     overrides = values_of(Job, flags)
@@ -101,22 +133,26 @@ def submit_command(
         overrides,
         logdir=logdir,
         keys_directory=str(kept),
-        variables=_pairs(variables),
+        variables=_pairs(flags["variables"]),
     )
     kind = engine_named(asked.on)
     if kind.has_our_paths:
         plan = _with_our_paths(plan)
-    if is_printed or dry_run:
-        with tempfile.TemporaryDirectory() as temporary:
-            held = kept if keys else _new_keys(Path(temporary) / "keys", plan)
-            plan = replace(plan, keys=_texts(held, plan))
-        if is_printed:
-            sys.stdout.write(kind.rendered(plan))
-            return
-        kind.chosen(asked).check(plan, dry_run=True)
-        click.echo(f"{name} could be submitted; nothing was")
-        return
-    click.echo(f"{name} is submitted to {_submitted(plan, kind.chosen(asked), keys)}")
+    return Prepared(plan, kind, keys and str(kept), words_of(context), str(Path.cwd()))
+
+
+def submit_prepared(made: Prepared) -> None:
+    """Submit a job, and show how it is watched and stopped.
+
+    Raises:
+        TakenError: a job of this name was submitted already.
+        PeerLostError: a part of the job was submitted; its record stays.
+        ZmqTrainError: the engine refuses it; nothing is left but the record of a former job.
+    """
+    name = made.plan.name
+    with contextlib.chdir(made.working):
+        where = _submitted(made, made.kind.chosen(made.plan.asked))
+    click.echo(f"{name} is submitted to {where}")
     click.echo(f"  watch it    zmqtrain top {name}")
     click.echo(f"  stop it     zmqtrain stop {name}")
 
@@ -197,40 +233,37 @@ def scale_command(name: str, *, workers: int) -> None:
             "on from its checkpoint"
         )
     engine.scale(job, workers)
-    replace(job, workers=workers).save()
+    words = (*job.words, "--workers", str(workers)) if job.words else ()
+    replace(job, workers=workers, words=words).save()
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 
 
-def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
-    """Submit a job, its record and keys first; return where it is. ``keys``: None: new ones.
-
-    Raises:
-        ConfigError: a job of this name was submitted already.
-        PeerLostError: a part of the job was submitted; its record stays.
-        ZmqTrainError: the engine refuses it; nothing is left.
-    """
+def _submitted(made: Prepared, engine: Engine) -> str:
+    """Submit a job, its record and keys first; return where it is."""
+    plan = made.plan
     counts = plan.ps, plan.workers, plan.max_workers
     where = plan.asked.kind, engine.context, engine.namespace
-    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where)
-    job.claim()
+    how = made.words, made.working, plan.logdir or ""
+    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
+    former = job.claim()
     try:
         job.save()
         kept = Path(job.keys)
-        if keys is None:
+        if made.keys is None:
             _new_keys(kept, plan)
         plan = replace(plan, keys=_texts(kept, plan))
         engine.check(plan, dry_run=False)
     except BaseException:
-        job.forget()
+        job.forget(former)
         raise
     try:
         return engine.submit(plan)
     except BaseException as error:  # Ctrl-C, too
-        _undo(job, engine, error)
+        _undo(job, former, engine, error)
         raise
 
 
-def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
+def _undo(job: Submitted, former: Submitted | None, engine: Engine, error: BaseException) -> None:
     """Remove the parts of a job that could not be submitted as a whole."""
     try:
         engine.remove(job)
@@ -239,7 +272,7 @@ def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
             f"{error or type(error).__name__}; parts of {job.name} could not be removed: "
             f"{left}; remove it with zmqtrain stop {job.name}"
         ) from None
-    job.forget()
+    job.forget(former)
 
 
 def _with_our_paths(plan: SubmitPlan) -> SubmitPlan:

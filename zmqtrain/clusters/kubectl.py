@@ -13,7 +13,6 @@ from zmqtrain.clusters.engine import (
     Engine,
     Reason,
     Remedies,
-    log_of,
     not_running,
     not_scaled,
     tally,
@@ -32,7 +31,15 @@ from zmqtrain.clusters.kubernetes import (
 from zmqtrain.clusters.plan import SubmitPlan
 from zmqtrain.clusters.programs import Programs
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
+from zmqtrain.clusters.submitted import (
+    COMPLETED,
+    FAILED,
+    GONE,
+    TAKEN,
+    Submitted,
+    TakenError,
+    log_of,
+)
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
@@ -45,12 +52,12 @@ SHARED_MODE = "ReadWriteMany"
 _LATER = r"failed calling webhook|no endpoints available"
 PROGRAMS = Programs(
     {
+        TakenError: {r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN},
         ConfigError: {
             r'no matches for kind "(\w+)"': (
                 "the cluster knows no \\1; expected its controller; install it, or give --as "
                 "jobs, which needs none"
             ),
-            r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN,
             r'namespaces? "([\w-]+)" not found': (
                 "there is no namespace \\1; expected one that exists; correct --namespace"
             ),
@@ -132,14 +139,19 @@ class Kubernetes(Engine):
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
     def state(self, job: Submitted) -> str:
-        if ended := state_of(job, self._objects(job)):
+        objects = self._objects(job)
+        if ended := state_of(job, objects):
             return ended
         pods = self._pods(job.name)
         phases = [str(pod["status"].get("phase", "Pending")).lower() for pod in pods]
         tasks = job.workers + (job.ps + 1 if job.ps else 0)
         missing = tasks - len({task_of(pod) for pod in pods})
         lacking = f", {missing} without a pod" if phases and missing > 0 else ""
-        return tally(phases) + lacking or "no pods yet"
+        return tally(phases) + lacking or ("no pods yet" if objects else GONE)
+
+    def ending(self, job: Submitted) -> str:
+        pods = [pod for pod in self._pods(job.name) if task_of(pod) == job.concluding]
+        return _message_of(_newest(pods)) if pods else ""
 
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
@@ -250,8 +262,7 @@ class Kubernetes(Engine):
         pods = [pod for pod in pods if not running or pod["status"].get("phase") == "Running"]
         if not pods:
             raise not_running(task, name)
-        newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        return str(newest["metadata"]["name"])
+        return str(_newest(pods)["metadata"]["name"])
 
     def _items(self, kinds: str, name: str) -> list[Mapping[str, Any]]:
         return list(self._json("get", kinds, "-l", _selector(name))["items"])
@@ -274,6 +285,17 @@ def _current(context: str | None, namespace: str | None) -> tuple[str, str]:
     if not found:
         raise PROGRAMS.error("current-context is not set", KUBECTL)
     return str(found["name"]), namespace or str(found["context"].get("namespace", "default"))
+
+
+def _newest(pods: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+
+
+def _message_of(pod: Mapping[str, Any]) -> str:
+    """Return what the task of a pod wrote as its last message, "" if it wrote nothing."""
+    containers = pod["status"].get("containerStatuses", [])
+    ends = [each.get("state", {}).get("terminated", {}) for each in containers]
+    return next((str(end["message"]) for end in ends if end.get("message")), "")
 
 
 def task_of(pod: Mapping[str, Any]) -> Task | None:
@@ -359,7 +381,7 @@ def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str
         ended = container.get("state", {}).get("terminated", {})
         if code := ended.get("exitCode"):
             log = f"; see {log_of(name, task)}" if task else ""
-            yield f"{_said(ended)}: ended with exit code {code}{log}"
+            yield f"{ended.get('reason', 'Error')}: ended with exit code {code}{log}"
 
 
 def _said(item: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zmqtrain.config.cluster import Role, Task
@@ -26,17 +27,25 @@ TAKEN = (
     "zmqtrain stop"
 )
 
-
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 ENDED, GONE = "ended", "gone"
 """States of a job that the engine no longer has: after its end, or by an accident."""
 
-OVER = (COMPLETED, ENDED, GONE)
+STOPPED = "stopped"
+"""The state of a job that was removed from its engine, of which the record is left."""
+
+OVER = (COMPLETED, FAILED, ENDED, GONE, STOPPED)
+KEPT_S = 30 * 86400.0
+"""The time for which the record of a stopped job is kept."""
 
 
 def is_over(state: str) -> bool:
-    """Return whether a job in this state has ended without failing."""
+    """Return whether a job in this state has ended."""
     return state.partition(":")[0] in OVER
+
+
+class TakenError(ConfigError):
+    """The name of a job is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,11 @@ class Submitted:
     """A job on an engine.
 
     ``keys``: the directory of its keys. ``context``, ``namespace``: where on the engine, in its own
-    words. ``kind``: what it is on Kubernetes.
+    words. ``kind``: what it is on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
+    values of variables, which may be secret, are left out. ``working``: where it was called.
+    ``logdir``: "" if there is none. ``stopped_at``: Unix time at which the job was removed from its
+    engine, 0.0 while it is there; ``ending``: then, how it ended, see
+    :mod:`zmqtrain.observe.ending`.
     """
 
     name: str
@@ -57,6 +70,11 @@ class Submitted:
     kind: str = ""
     context: str = ""
     namespace: str = ""
+    words: tuple[str, ...] = ()
+    working: str = ""
+    logdir: str = ""
+    stopped_at: float = 0.0
+    ending: str = ""
 
     @property
     def directory(self) -> Path:
@@ -72,20 +90,29 @@ class Submitted:
         """The task whose success is the success of the job."""
         return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
 
-    def claim(self) -> None:
+    def claim(self) -> Submitted | None:
         """Take the name of a new job; of two that are submitted at once, one gets it.
 
+        Return the stopped job that had the name, if there was one.
+
         Raises:
-            ConfigError: the name has a record already, or it cannot be written.
+            TakenError: the name has the record of a job that was not stopped.
+            ConfigError: the record cannot be written.
         """
         write(self.directory, {})
+        former = _read(self.directory / RECORD)
+        if former is not None and not former.stopped_at:
+            former = None
+        if former is not None:
+            (self.directory / RECORD).unlink(missing_ok=True)
         try:
             with (self.directory / RECORD).open("x"):
                 pass
         except FileExistsError:
-            raise ConfigError(f"{self.name} was submitted already: {TAKEN}") from None
+            raise TakenError(f"{self.name} was submitted already: {TAKEN}") from None
         except OSError as error:
             raise _unwritable(self.directory, error) from None
+        return former
 
     def save(self) -> None:
         """Write the record.
@@ -103,27 +130,53 @@ class Submitted:
         """
         return key_files(Path(self.keys))
 
-    def forget(self) -> None:
-        """Remove the record, and the keys that were made for the job."""
+    def retire(self, ending: str) -> None:
+        """Note that the job was stopped; remove the keys that were made for it, and old records.
+
+        Raises:
+            ConfigError: the record cannot be written.
+        """
+        now = time.time()
+        for job in _records():
+            if job.name == self.name or 0 < job.stopped_at < now - KEPT_S:
+                job.forget()
+        replace(self, stopped_at=now, ending=ending).save()
+
+    def forget(self, former: Submitted | None = None) -> None:
+        """Remove the record, and the keys that were made for the job.
+
+        ``former``: the stopped job whose record comes back.
+        """
         shutil.rmtree(self.directory, ignore_errors=True)
+        if former is not None:
+            former.save()
 
 
 def submitted_jobs() -> list[Submitted]:
-    """Return the jobs that were submitted and not removed, by name."""
-    found = []
-    for path in sorted(_home().glob(f"*/{RECORD}")):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # being written or removed
-            found.append(Submitted(**json.loads(read_file(path))))
-    return found
+    """Return the jobs that were submitted and not stopped, by name."""
+    return [job for job in _records() if not job.stopped_at]
+
+
+def _records() -> list[Submitted]:
+    found = map(_read, sorted(_home().glob(f"*/{RECORD}")))
+    return [job for job in found if job is not None]
+
+
+def _read(path: Path) -> Submitted | None:
+    """Return the job of a record, None if the file is being written or removed."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        fields = json.loads(read_file(path))
+        return Submitted(**fields | {"words": tuple(fields.get("words", ()))})
+    return None
 
 
 def submitted_job(name: str) -> Submitted:
-    """Return the job of this name.
+    """Return the job of this name, stopped or not.
 
     Raises:
         ConfigError: there is none.
     """
-    jobs = {job.name: job for job in submitted_jobs()}
+    jobs = {job.name: job for job in _records()}
     if name not in jobs:
         known = f": {', '.join(jobs)}" if jobs else "; there is none"
         raise ConfigError(
@@ -131,6 +184,11 @@ def submitted_job(name: str) -> Submitted:
             f"{did_you_mean(name, jobs)}"
         )
     return jobs[name]
+
+
+def log_of(name: str, task: Task) -> str:
+    """Return the command that shows the log of a task."""
+    return f"zmqtrain logs {name} {task.role}={task.index}"
 
 
 def directory_of(name: str) -> Path:

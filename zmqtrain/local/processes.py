@@ -35,6 +35,7 @@ from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
 from zmqtrain.local.supervisor import Process, keep_running, start
+from zmqtrain.observe.ending import recorded
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan, plan_for
@@ -264,6 +265,7 @@ async def run_processes(
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
         chief = chief_among(actors_of(config, plan, lambda _: transport, on_progress))
+        stack.enter_context(recorded(reference, job.logdir, None, lambda: chief.summary))
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)

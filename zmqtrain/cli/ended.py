@@ -1,0 +1,166 @@
+"""The model behind `status`, `why`, `top` and `logs` of a job that is over."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.submitted import COMPLETED, FAILED, STOPPED, Submitted, is_over, log_of
+from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.files import read_file
+from zmqtrain.observe.ending import FILE, Ending, ending_in
+from zmqtrain.store.logdir import checkpoints
+
+ENDING_S, POLL_S = 10.0, 0.5
+"""How long, and how often, the ending of a job that has just been stopped is asked for."""
+
+LOST = "lost"
+"""The state of a job that nobody has ended: its tasks are gone."""
+
+REMEDIES = {
+    ExitCode.USAGE: "correct the mistake",
+    ExitCode.DATA: "correct the data",
+    ExitCode.CHECKPOINT: "free some space, or correct the logdir",
+    ExitCode.DIVERGED: "lower the learning rate, or clip gradients",
+    ExitCode.REFUSED: "give all tasks the same job and the same version of zmqtrain",
+}
+"""What to do before a failed job can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that is over.
+
+    ``state``: a word or two. ``ending``: None if the chief wrote none. ``newest``: the newest
+    checkpoint in the logdir, as far as this host can read it. ``log``: the command that shows its
+    log, "" if there is none. ``again``: how it goes on, as a part of a sentence.
+    """
+
+    name: str
+    state: str
+    ending: Ending | None
+    newest: str
+    log: str
+    again: str
+
+    @property
+    def reason(self) -> str:
+        """Why the job ended."""
+        if self.ending is not None:
+            return self.ending.ended
+        return "its chief did not record how it ended: it was killed or lost, or never began"
+
+    @property
+    def checkpoint(self) -> str:
+        return self.newest or (self.ending.checkpoint if self.ending is not None else "")
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        code = None if self.ending is None else self.ending.exit_code
+        first = [text for known, text in REMEDIES.items() if known == code]
+        return "; ".join([*([self.log] if self.log else []), *first, self.again])
+
+    def figures(self) -> dict[str, str]:
+        """Return what is known, in the order in which it is shown."""
+        ending, figures = self.ending, {"state": f"{self.state}: {self.reason}"}
+        if ending is not None:
+            at = datetime.fromtimestamp(ending.at).astimezone().isoformat(" ", "seconds")
+            known = {name: value for name, value in ending.measures.items() if value is not None}
+            figures |= {
+                "ended": f"{at}, exit code {ending.exit_code}",
+                "step": "" if ending.step is None else str(ending.step),
+                "evaluated": ", ".join(f"{name} {value:.4f}" for name, value in known.items()),
+                "train loss": "" if ending.train_loss is None else f"{ending.train_loss:.4f}",
+            }
+        figures |= {"checkpoint": self.checkpoint or "none is known", "next": self.remedy}
+        return {name: text for name, text in figures.items() if text}
+
+    def sentence(self) -> str:
+        step = None if self.ending is None else self.ending.step
+        at = "" if step is None else f" at step {step}"
+        return f"{self.name} is over ({self.state}{at}): {self.reason}; {self.remedy}"
+
+    def json(self) -> dict[str, object]:
+        known = {} if self.ending is None else asdict(self.ending)
+        return known | {
+            "job": self.name,
+            "state": self.state,
+            "outcome": self.sentence(),
+            "checkpoint": self.checkpoint or None,
+        }
+
+
+def ended_job(job: Submitted) -> EndedJob | None:
+    """Return how a submitted job ended, None while a part of it runs.
+
+    Raises:
+        ZmqTrainError: its engine does not answer.
+    """
+    if job.stopped_at:
+        return _ended(job, STOPPED, ending_in(job.ending), "")
+    engine = engine_of(job)
+    state = engine.state(job)
+    if not is_over(state):
+        return None
+    ending = ending_in(engine.ending(job)) or _ending_of(job.logdir)
+    log = f"{log_of(job.name, job.concluding)} shows its log"
+    return _ended(job, state, ending, log)
+
+
+def _ended(job: Submitted, state: str, ending: Ending | None, log: str) -> EndedJob:
+    newest, again = _newest(job.logdir), f"zmqtrain resubmit {job.name} submits it again"
+    if state == COMPLETED:
+        again = f"zmqtrain stop {job.name} removes it from its engine"
+    elif newest or (ending is not None and ending.checkpoint):
+        again += ", and it goes on from its checkpoint"
+    return EndedJob(job.name, state, ending, newest, log, again)
+
+
+def ended_in(logdir: str) -> EndedJob:
+    """Return how the last run with this logdir ended.
+
+    Raises:
+        ConfigError: there was none.
+    """
+    ending, newest = _ending_of(logdir), _newest(logdir)
+    if ending is None and not newest:
+        raise ConfigError(
+            f"--logdir is {logdir!r}; expected the logdir of a job, with checkpoints in it; "
+            "correct it"
+        )
+    state, again = LOST, "start it again with this logdir: it goes on from its checkpoint"
+    if ending is not None:
+        stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
+        state = STOPPED if ending.exit_code in stops else FAILED
+        if ending.exit_code == ExitCode.OK:
+            state, again = COMPLETED, f"zmqtrain export {logdir} --to FILE writes its weights"
+    return EndedJob(logdir, state, ending, newest, "", again)
+
+
+def left_ending(job: Submitted, known: Ending) -> str:
+    """Return the text of the ending that a job leaves once it is stopped, or else ``known``."""
+    until = time.monotonic() + ENDING_S
+    while time.monotonic() < until:
+        with contextlib.suppress(ZmqTrainError):
+            if (ending := ending_in(engine_of(job).ending(job))) is not None:
+                return ending.text()
+        time.sleep(POLL_S)
+    return known.text()
+
+
+def _ending_of(logdir: str) -> Ending | None:
+    with contextlib.suppress(OSError):
+        return ending_in(read_file(Path(logdir, FILE))) if logdir else None
+    return None
+
+
+def _newest(logdir: str) -> str:
+    """Return the newest checkpoint in a logdir, "" if this host finds none."""
+    with contextlib.suppress(CheckpointError):
+        return str(next(iter(checkpoints(Path(logdir))), "")) if logdir else ""
+    return ""

@@ -1,0 +1,127 @@
+"""`zmqtrain resubmit` and `zmqtrain upgrade`: a submitted job once more, with the same options."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import click
+
+from zmqtrain.cli.control import WAIT_S, remove, stop_job
+from zmqtrain.cli.ended import ended_job
+from zmqtrain.cli.numbers import seconds_option
+from zmqtrain.cli.remote import reached
+from zmqtrain.cli.submit import Prepared, prepared, submit_command, submit_prepared
+from zmqtrain.cli.words import repeated
+from zmqtrain.clusters.plan import GRACE_S
+from zmqtrain.clusters.submitted import COMPLETED, Submitted, TakenError, submitted_job
+from zmqtrain.config.task import ENVIRON
+from zmqtrain.errors import ConfigError, ZmqTrainError
+
+FORGOTTEN_S, POLL_S = 2.0 * GRACE_S, 2.0
+"""How long, and how often, a name is tried that an engine still holds for a removed job."""
+
+_PASSED_ON = {"ignore_unknown_options": True, "max_content_width": 100}
+_name = click.argument("name")
+_options = click.argument(
+    "options", metavar="[OPTIONS OF SUBMIT]...", nargs=-1, type=click.UNPROCESSED
+)
+
+
+@click.command("resubmit", context_settings=_PASSED_ON)
+@_name
+@_options
+def resubmit_command(name: str, options: tuple[str, ...]) -> None:
+    """Submit a job again that has ended, was lost or was stopped, with the same options.
+
+    It has the same name and number of workers, and new keys unless it was submitted with --keys.
+    With a logdir it goes on from its checkpoint. Options of zmqtrain submit that follow replace
+    those of before. Values of --env are not kept, as they may be secret: they are taken from the
+    variables of this command, or given again.
+
+    \b
+    Examples:
+      zmqtrain resubmit digits-x7k2
+      zmqtrain resubmit digits-x7k2 --steps 20000 --env TOKEN=...
+    """
+    job = submitted_job(name)
+    again = _again(job, options)
+    if not job.stopped_at:
+        ended = ended_job(job)
+        if ended is None:
+            raise ConfigError(
+                f"{name} runs; expected a job that has ended; end it with zmqtrain stop {name}, or "
+                f"let zmqtrain upgrade {name} stop it with a checkpoint and submit it again"
+            )
+        remove(job, ended.ending)
+    _submit(again)
+
+
+@click.command("upgrade", context_settings=_PASSED_ON)
+@_name
+@seconds_option("--wait-s", WAIT_S, "seconds to wait for the end of the running job")
+@_options
+def upgrade_command(name: str, options: tuple[str, ...], wait_s: float) -> None:
+    """Stop a job with a checkpoint, and submit it again with another image or other options.
+
+    It goes on from the checkpoint; all other options stay the same, see zmqtrain resubmit. What
+    can be checked is checked before the job is stopped.
+
+    \b
+    Examples:
+      zmqtrain upgrade digits-x7k2 --image registry/image:2
+      zmqtrain upgrade digits-x7k2 --python /opt/zmqtrain-2/bin/python     # hosts by ssh
+      zmqtrain upgrade digits-x7k2 --cpu 4 --wait-s 600
+    """
+    job = submitted_job(name)
+    again = _again(job, options)
+    if not again.plan.logdir:
+        raise ConfigError(
+            f"{name} has no logdir, so it would begin anew; expected one, from which it goes on; "
+            f"stop it with zmqtrain stop {name}, then use zmqtrain resubmit {name} to begin anew"
+        )
+    if not job.stopped_at:
+        with reached(name) as running:
+            if running.ended is not None and running.ended.state == COMPLETED:
+                raise ConfigError(running.ended.sentence())
+            remove(job, stop_job(running, wait_s))
+    _submit(again)
+
+
+def _again(job: Submitted, more: tuple[str, ...]) -> Prepared:
+    """Return the submission of a job with the same options, and these.
+
+    Raises:
+        ConfigError: it is not known how it was submitted, or an option has a mistake.
+    """
+    if not job.words:
+        raise ConfigError(
+            f"it is not known how {job.name} was submitted: its record is of an older version; "
+            "stop it, and use zmqtrain submit"
+        )
+    words = [*repeated(job.words, more, ENVIRON), "--name", job.name]
+    try:
+        with contextlib.chdir(job.working):
+            context = submit_command.make_context("zmqtrain submit", words)
+            return prepared(context)
+    except OSError as error:
+        raise ConfigError(
+            f"{job.working}, where {job.name} was submitted, cannot be entered: {error.strerror}; "
+            "expected the directory with its files; bring it back, or use zmqtrain submit"
+        ) from None
+
+
+def _submit(again: Prepared) -> None:
+    """Submit a job once its engine has forgotten the former one of its name."""
+    name, until = again.plan.name, time.monotonic() + FORGOTTEN_S
+    while True:
+        try:
+            return submit_prepared(again)
+        except TakenError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(POLL_S)
+        except ZmqTrainError as error:
+            raise type(error)(
+                f"{error}; {name} is stopped: zmqtrain resubmit {name} tries again"
+            ) from None

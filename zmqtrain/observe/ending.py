@@ -1,0 +1,112 @@
+"""How a run ended: a small file that outlives its tasks.
+
+The chief writes it into the logdir, and where the job's engine looks for it. A job that goes on
+has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from zmqtrain.errors import RETRYABLE, ZmqTrainError
+from zmqtrain.files import open_file, replace_file
+from zmqtrain.metrics import numbers
+from zmqtrain.observe.summary import Summary, as_json
+
+FILE = "ended.json"
+MOST_LETTERS = 1000  # of a reason: Kubernetes keeps 4096 bytes of such a file
+MOST_MEASURES = 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended.
+
+    ``ended``: why. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last one;
+    ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
+    ``checkpoint``: the newest one, "" if there is none.
+    """
+
+    job: str
+    ended: str
+    exit_code: int
+    at: float
+    step: int | None = None
+    train_loss: float | None = None
+    measures: dict[str, float | None] = field(default_factory=dict)
+    checkpoint: str = ""
+
+    @classmethod
+    def of(cls, summary: Summary) -> Ending:
+        return cls(
+            summary.job,
+            summary.ended,
+            int(summary.exit_code),
+            time.time(),
+            summary.global_step,
+            summary.train_loss,
+            dict(list(numbers(summary.measures).items())[:MOST_MEASURES]),
+            summary.checkpoint or "",
+        )
+
+    def text(self) -> str:
+        """Return one line of JSON."""
+        return as_json(asdict(self) | {"ended": self.ended[:MOST_LETTERS]})
+
+
+def ending_in(text: str | bytes) -> Ending | None:
+    """Return the ending that a file's text holds, None if it holds none."""
+    try:
+        return TypeAdapter(Ending).validate_json(text)
+    except ValidationError:
+        return None
+
+
+@contextlib.contextmanager
+def recorded(
+    job: str, logdir: str | None, file: str | None, summary: Callable[[], Summary | None]
+) -> Iterator[None]:
+    """Write how the run of the block ends, unless a restart of the chief may go on with it.
+
+    ``file``: another one beside that of the ``logdir``. ``summary`` returns that of the run, None
+    if there is none.
+    """
+    own = Path(logdir, FILE) if logdir else None
+    if own is not None:
+        with contextlib.suppress(OSError):
+            own.unlink(missing_ok=True)
+    ending = None
+    try:
+        yield
+    except ZmqTrainError as error:
+        if error.exit_code < RETRYABLE:
+            ending = Ending(job, str(error), int(error.exit_code), time.time())
+        raise
+    finally:
+        if (known := summary()) is not None:
+            ending = Ending.of(known)
+        if ending is not None:
+            _write(ending, own, Path(file) if file else None)
+
+
+def _write(ending: Ending, own: Path | None, other: Path | None) -> None:
+    content = ending.text().encode()
+    try:
+        if own is not None:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(own, content)
+        if other is not None:  # in place: it may be mounted, as /dev/termination-log is
+            with open(open_file(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as opened:
+                opened.write(content)
+    except OSError as error:
+        log.warning("zmqtrain status cannot show how the job ended: %s", error)
