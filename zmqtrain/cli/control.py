@@ -141,7 +141,7 @@ def stop_job(job: RemoteJob, wait_s: float) -> Ending:
         PeerLostError: it has not ended in time, or cannot be asked.
     """
     if job.ended is not None:
-        say(job.ended.sentence())
+        say(job.ended.fact)
         if job.ended.ending is not None:
             return job.ended.ending
         text, step = job.ended.reason, None

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from zmqtrain.clusters.engines import engine_of
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, STOPPED, Submitted, is_over, log_of
+from zmqtrain.clusters.submitted import COMPLETED, FAILED, GONE, STOPPED, Submitted, is_over, log_of
 from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.files import read_file
 from zmqtrain.observe.ending import FILE, Ending, ending_in
@@ -52,7 +52,7 @@ class EndedJob:
         """Why the job ended."""
         if self.ending is not None:
             return self.ending.ended
-        return "its chief did not record how it ended: it was killed or lost, or never began"
+        return "no record of its end is left"
 
     @property
     def checkpoint(self) -> str:
@@ -80,10 +80,14 @@ class EndedJob:
         figures |= {"checkpoint": self.checkpoint or "none is known", "next": self.remedy}
         return {name: text for name, text in figures.items() if text}
 
-    def sentence(self) -> str:
+    @property
+    def fact(self) -> str:
         step = None if self.ending is None else self.ending.step
         at = "" if step is None else f" at step {step}"
-        return f"{self.name} is over ({self.state}{at}): {self.reason}; {self.remedy}"
+        return f"{self.name} is over ({self.state}{at}): {self.reason}"
+
+    def sentence(self) -> str:
+        return f"{self.fact}; {self.remedy}"
 
     def json(self) -> dict[str, object]:
         known = {} if self.ending is None else asdict(self.ending)
@@ -102,19 +106,20 @@ def ended_job(job: Submitted) -> EndedJob | None:
         ZmqTrainError: its engine does not answer.
     """
     if job.stopped_at:
-        return _ended(job, STOPPED, ending_in(job.ending), "")
+        ending = ending_in(job.ending)
+        return _ended(job, _state_of(ending), ending, "")
     engine = engine_of(job)
     state = engine.state(job)
     if not is_over(state):
         return None
     ending = ending_in(engine.ending(job)) or _ending_of(job.logdir)
-    log = f"{log_of(job.name, job.concluding)} shows its log"
+    log = "" if state == GONE else f"{log_of(job.name, job.concluding)} shows its log"
     return _ended(job, state, ending, log)
 
 
 def _ended(job: Submitted, state: str, ending: Ending | None, log: str) -> EndedJob:
     newest, again = _newest(job.logdir), f"zmqtrain resubmit {job.name} submits it again"
-    if state == COMPLETED:
+    if state == COMPLETED and not job.stopped_at:
         again = f"zmqtrain stop {job.name} removes it from its engine"
     elif newest or (ending is not None and ending.checkpoint):
         again += ", and it goes on from its checkpoint"
@@ -133,13 +138,18 @@ def ended_in(logdir: str) -> EndedJob:
             f"--logdir is {logdir!r}; expected the logdir of a job, with checkpoints in it; "
             "correct it"
         )
-    state, again = LOST, "start it again with this logdir: it goes on from its checkpoint"
-    if ending is not None:
-        stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
-        state = STOPPED if ending.exit_code in stops else FAILED
-        if ending.exit_code == ExitCode.OK:
-            state, again = COMPLETED, f"zmqtrain export {logdir} --to FILE writes its weights"
+    again = "start it again with this logdir: it goes on from its checkpoint"
+    if (state := _state_of(ending)) == COMPLETED:
+        again = f"zmqtrain export {logdir} --to FILE writes its weights"
     return EndedJob(logdir, state, ending, newest, "", again)
+
+
+def _state_of(ending: Ending | None) -> str:
+    if ending is None:
+        return LOST
+    stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
+    states = {ExitCode.OK: COMPLETED} | dict.fromkeys(stops, STOPPED)
+    return states.get(ExitCode(ending.exit_code), FAILED)
 
 
 def left_ending(job: Submitted, known: Ending) -> str:

@@ -32,12 +32,12 @@ _options = click.argument(
 @_name
 @_options
 def resubmit_command(name: str, options: tuple[str, ...]) -> None:
-    """Submit a job again that has ended, was lost or was stopped, with the same options.
+    """Submit a job that is over again, with the same options.
 
-    It has the same name and number of workers, and new keys unless it was submitted with --keys.
-    With a logdir it goes on from its checkpoint. Options of zmqtrain submit that follow replace
-    those of before. Values of --env are not kept, as they may be secret: they are taken from the
-    variables of this command, or given again.
+    It may have ended, be lost or be stopped. It has the same name and number of workers, and new
+    keys unless it was submitted with --keys. With a logdir it goes on from its checkpoint. Options
+    of zmqtrain submit that follow replace those of before. Values of --env are not kept, as they
+    may be secret: they are taken from the variables of this command, or given again.
 
     \b
     Examples:
@@ -62,10 +62,11 @@ def resubmit_command(name: str, options: tuple[str, ...]) -> None:
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the end of the running job")
 @_options
 def upgrade_command(name: str, options: tuple[str, ...], wait_s: float) -> None:
-    """Stop a job with a checkpoint, and submit it again with another image or other options.
+    """Stop a job with a checkpoint, and submit it again.
 
-    It goes on from the checkpoint; all other options stay the same, see zmqtrain resubmit. What
-    can be checked is checked before the job is stopped.
+    Options that follow, such as another image, replace those of before; all others stay the same,
+    see zmqtrain resubmit. The job goes on from the checkpoint. What can be checked is checked
+    before the job is stopped.
 
     \b
     Examples:

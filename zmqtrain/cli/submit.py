@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from zmqtrain.cli.ended import ended_job
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
@@ -26,7 +27,6 @@ from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
     Submitted,
     directory_of,
-    is_over,
     submitted_job,
     submitted_jobs,
 )
@@ -34,7 +34,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import Owner, key_files, secret_name
@@ -200,7 +200,13 @@ def logs_command(name: str, task: str, *, follow: bool) -> None:
     if role not in set(Role) or (equals and not re.fullmatch("[0-9]{1,9}", index)):
         raise ConfigError(f"TASK is {task!r}; expected one such as chief, ps=0 or worker=3")
     job = submitted_job(name)
-    engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)
+    try:
+        engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)
+    except ZmqTrainError as error:
+        if (ended := ended_job(job)) is None:
+            raise
+        gone = "its log was removed with it" if job.stopped_at else error
+        raise NotRunningError(f"{ended.sentence()}; {gone}") from None
 
 
 @click.command("scale")
@@ -226,13 +232,9 @@ def scale_command(name: str, *, workers: int) -> None:
             f"--workers is {workers}; {name} has keys and memory for {job.max_workers}; expected "
             f"at most that; submit it anew with a larger {names_of('max_workers')}"
         )
-    engine = engine_of(job)
-    if is_over(state := engine.state(job)):
-        raise ConfigError(
-            f"{name} is {state}; expected a job that runs; stop it, and submit it again: it goes "
-            "on from its checkpoint"
-        )
-    engine.scale(job, workers)
+    if (ended := ended_job(job)) is not None:
+        raise ConfigError(f"{ended.fact}; expected a job that runs; {ended.remedy}")
+    engine_of(job).scale(job, workers)
     words = (*job.words, "--workers", str(workers)) if job.words else ()
     replace(job, workers=workers, words=words).save()
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
