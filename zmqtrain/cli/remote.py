@@ -214,7 +214,7 @@ def of_logdir(logdir: str, flags: Mapping[str, Any], timeout_s: float = TIMEOUT_
         return RemoteJob("", logdir, ended=ended_in(logdir))
     for job in running_jobs():
         if holder == process_of_this_host(job.pid):
-            return find_job({**flags, "ps": job.ps[:1]}, timeout_s)
+            return find_job({**flags, "ps": ",".join(job.ps)}, timeout_s)
     raise ConfigError(
         f"the job of {logdir} runs as {holder}, where it has no ps that could be asked; expected "
         f"one that runs on this host; ask there, or give {names_of('ps')}"
