@@ -9,10 +9,19 @@ from datetime import datetime
 from pathlib import Path
 
 from zmqtrain.clusters.engines import engine_of
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, GONE, STOPPED, Submitted, is_over, log_of
+from zmqtrain.clusters.submitted import (
+    COMPLETED,
+    ENDED,
+    FAILED,
+    GONE,
+    STOPPED,
+    Submitted,
+    is_over,
+    log_of,
+)
 from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.files import read_file
-from zmqtrain.observe.ending import FILE, Ending, ending_in
+from zmqtrain.observe.ending import FILE, STOPPED_BY, Ending, ending_in
 from zmqtrain.store.logdir import checkpoints
 
 ENDING_S, POLL_S = 10.0, 0.5
@@ -113,6 +122,8 @@ def ended_job(job: Submitted) -> EndedJob | None:
     if not is_over(state):
         return None
     ending = ending_in(engine.ending(job)) or _ending_of(job.logdir)
+    if state == ENDED and ending is not None:  # Slurm forgets how
+        state = _state_of(ending)
     log = "" if state == GONE else f"{log_of(job.name, job.concluding)} shows its log"
     return _ended(job, state, ending, log)
 
@@ -148,8 +159,9 @@ def _state_of(ending: Ending | None) -> str:
     if ending is None:
         return LOST
     stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
-    states = {ExitCode.OK: COMPLETED} | dict.fromkeys(stops, STOPPED)
-    return states.get(ExitCode(ending.exit_code), FAILED)
+    if ending.ended.startswith(STOPPED_BY) or ending.exit_code in stops:
+        return STOPPED
+    return COMPLETED if ending.exit_code == ExitCode.OK else FAILED
 
 
 def left_ending(job: Submitted, known: Ending) -> str:

@@ -22,6 +22,9 @@ from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import Summary, as_json
 
 FILE = "ended.json"
+STOPPED_BY = "stopped by "
+"""How the reason of a job begins that was stopped; under an engine its exit code is 0."""
+
 MOST_LETTERS = 1000  # of a reason: Kubernetes keeps 4096 bytes of such a file
 MOST_MEASURES = 20
 
