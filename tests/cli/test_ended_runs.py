@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,16 @@ import pytest
 from tests.golden import Snapshot
 from tests.transcript import performed
 from zmqtrain.config.run_file import RunningJob
-from zmqtrain.observe.ending import FILE, Ending
+from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import claimed
 from zmqtrain.wire.messages import GetStatus
 
 COMMANDS = ("status", "why", "top", "status --json", "save", "stop")
-ENDINGS = {
-    "completed": Ending("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy": 0.9}),
-    "stopped": Ending("job.py", "stopped by a signal", 130, 1.79e9, 7, 0.5),
-    "out of room": Ending("job.py", "no space left on device", 74, 1.79e9),
+OUTCOMES = {
+    "completed": Outcome("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy": 0.9}),
+    "stopped": Outcome("job.py", "stopped by a signal", 130, 1.79e9, 7, 0.5),
+    "out of room": Outcome("job.py", "no space left on device", 74, 1.79e9),
 }
 
 
@@ -36,12 +34,12 @@ def with_checkpoint(logdir: Path) -> None:
 
 
 @pytest.mark.usefixtures("utc")
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("name", OUTCOMES)
 def test_every_command_tells_how_a_run_ended(
     name: str, logdir: Path, snapshot: Snapshot, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_checkpoint(logdir)
-    (logdir / FILE).write_text(ENDINGS[name].text())
+    (logdir / FILE).write_text(OUTCOMES[name].text())
     snapshot(performed(capsys, *(f"{command} --logdir run" for command in COMMANDS)))
 
 
@@ -69,13 +67,13 @@ def test_running_job_is_found_by_its_logdir(
     ps.replies[GetStatus] = [training]
     jobs[:] = [
         RunningJob(1, "other.py", ("127.0.0.1:1",), "chief 0"),
-        RunningJob(os.getpid(), "job.py", ("127.0.0.1:2222",), "chief 0"),
+        RunningJob(2, "job.py", ("127.0.0.1:2222",), "chief 0", logdir=str(logdir.absolute())),
     ]
-    (logdir / FILE).parent.mkdir()
-    (logdir / FILE).write_text(ENDINGS["completed"].text())  # of the run before
+    with_checkpoint(logdir)
+    (logdir / FILE).write_text(OUTCOMES["completed"].text())  # of the run before
+    assert "= 0" in performed(capsys, "status --logdir run")
+    assert [address for address, *_ in ps.asked] == ["127.0.0.1:2222"]
+    jobs.clear()
     with claimed(str(logdir)):
-        assert "= 0" in performed(capsys, "status --logdir run")
-        assert [address for address, *_ in ps.asked] == ["127.0.0.1:2222"]
-        jobs.clear()
         refused = performed(capsys, "status --logdir run")
-    assert f"runs as process {os.getpid()} on {socket.gethostname()}" in refused
+    assert "a job runs with run, on another host or in a process alone" in refused

@@ -20,11 +20,11 @@ from zmqtrain.clusters.ray_actors import RayTask
 from zmqtrain.clusters.submitted import Submitted, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import PeerLostError
-from zmqtrain.observe.ending import FILE, Ending
+from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.wire.messages import Done, GetStatus, RequestStop
 
 LOGDIR = "--logdir pvc:training/digits"
-ENDING = Ending("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy": 0.9}, "step-9")
+OUTCOME = Outcome("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy": 0.9}, "step-9")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Done("stopped by zmqtrain stop")
 
     monkeypatch.setattr(remote, "ask", ask)
-    monkeypatch.setattr(ended, "ENDING_S", 0.0)
+    monkeypatch.setattr(ended, "OUTCOME_S", 0.0)
     monkeypatch.setattr(resubmit, "POLL_S", 0.0)
     return messages
 
@@ -92,11 +92,11 @@ def test_engine_keeps_how_a_job_ended(
     engine: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits-ended.json").write_text(ENDING.text())
+    (tmp_path / "digits-ended.json").write_text(OUTCOME.text())
     over = {
         "slurm": (said("", "--noheader"),),
         "ssh": (
-            said(ENDING.text(), "sh -s -- ended"),
+            said(OUTCOME.text(), "sh -s -- ended"),
             said("ps-0 0\nchief-0 0\nworker-0 0\nworker-1 0\n", "sh -s -- state"),
             refused("it does not run there", "sh -s -- meet ps-0"),
             said("hostname 10.0.0.1\n", "-G"),
@@ -112,10 +112,10 @@ def test_engine_keeps_how_a_job_ended(
 
 def test_actor_of_ray_reads_how_the_job_ended(tempdir: Path) -> None:
     task = RayTask(replace(example_plan(), keys={}), Task(Role.CHIEF, 0))
-    assert task.ending() == ""
+    assert task.outcome() == ""
     (directory,) = tempdir.iterdir()
-    (directory / FILE).write_text(ENDING.text())
-    assert task.ending() == ENDING.text()
+    (directory / FILE).write_text(OUTCOME.text())
+    assert task.outcome() == OUTCOME.text()
     task.end()
 
 

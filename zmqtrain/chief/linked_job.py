@@ -23,7 +23,7 @@ from zmqtrain.exchanges.lanes import map_segment, read_variables
 from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.models.tables import RowsOf
-from zmqtrain.observe.ending import STOPPED_BY
+from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached

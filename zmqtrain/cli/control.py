@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from zmqtrain.cli.ended import left_ending
+from zmqtrain.cli.ended import left_outcome
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import say
 from zmqtrain.cli.remote import RemoteJob, about_a_job
@@ -17,7 +17,7 @@ from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError, ExitCode, NotRunningError, PeerLostError, RefusedError
-from zmqtrain.observe.ending import Ending
+from zmqtrain.observe.outcome import Outcome
 from zmqtrain.policies import load_policy
 from zmqtrain.protocol.status import Status
 from zmqtrain.units import duration
@@ -129,12 +129,12 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
             submitted.forget()
         say(f"{job.name} was stopped already{'; its record is removed' if force else ''}")
         return
-    ending = None if force else stop_job(job, wait_s)
+    outcome = None if force else stop_job(job, wait_s)
     if submitted is not None:
-        remove(submitted, ending, force=force)
+        remove(submitted, outcome, force=force)
 
 
-def stop_job(job: RemoteJob, wait_s: float) -> Ending:
+def stop_job(job: RemoteJob, wait_s: float) -> Outcome:
     """Stop a job with a checkpoint; show and return how it ended.
 
     Raises:
@@ -142,23 +142,23 @@ def stop_job(job: RemoteJob, wait_s: float) -> Ending:
     """
     if job.ended is not None:
         say(job.ended.fact)
-        if job.ended.ending is not None:
-            return job.ended.ending
+        if job.ended.outcome is not None:
+            return job.ended.outcome
         text, step = job.ended.reason, None
     else:
         text, step = _stopped(job, wait_s)
         say(text)
-    return Ending(job.name, text, ExitCode.INTERRUPTED, time.time(), step)
+    return Outcome(job.name, text, ExitCode.INTERRUPTED, time.time(), step)
 
 
-def remove(job: Submitted, ending: Ending | None, *, force: bool = False) -> None:
-    """Remove a job from its engine; its record stays, with the ending that it had.
+def remove(job: Submitted, outcome: Outcome | None, *, force: bool = False) -> None:
+    """Remove a job from its engine; its record stays, with the outcome that it had.
 
-    ``ending``: None if it was not stopped. ``force``: an engine that does not answer keeps its
+    ``outcome``: None if it was not stopped. ``force``: an engine that does not answer keeps its
     objects.
     """
-    known = ending or Ending(job.name, NOT_ASKED, ExitCode.INTERRUPTED, time.time())
-    text = known.text() if known.step is None else left_ending(job, known)
+    known = outcome or Outcome(job.name, NOT_ASKED, ExitCode.INTERRUPTED, time.time())
+    text = known.text() if known.step is None else left_outcome(job, known)
     try:
         engine_of(job).remove(job)
         say(f"{job.name} is removed from its engine")

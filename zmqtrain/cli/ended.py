@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from zmqtrain.clusters.submitted import (
 )
 from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.files import read_file
-from zmqtrain.observe.ending import FILE, STOPPED_BY, Ending, ending_in
+from zmqtrain.observe.outcome import FILE, STOPPED_BY, Outcome, outcome_in
 from zmqtrain.store.logdir import checkpoints
 
-ENDING_S, POLL_S = 10.0, 0.5
-"""How long, and how often, the ending of a job that has just been stopped is asked for."""
+OUTCOME_S, POLL_S = 10.0, 0.5
+"""How long, and how often, the outcome of a job that has just been stopped is asked for."""
 
 LOST = "lost"
 """The state of a job that nobody has ended: its tasks are gone."""
@@ -44,14 +44,14 @@ REMEDIES = {
 class EndedJob:
     """A job that is over.
 
-    ``state``: a word or two. ``ending``: None if the chief wrote none. ``newest``: the newest
+    ``state``: a word or two. ``outcome``: None if the chief wrote none. ``newest``: the newest
     checkpoint in the logdir, as far as this host can read it. ``log``: the command that shows its
     log, "" if there is none. ``again``: how it goes on, as a part of a sentence.
     """
 
     name: str
     state: str
-    ending: Ending | None
+    outcome: Outcome | None
     newest: str
     log: str
     again: str
@@ -59,39 +59,37 @@ class EndedJob:
     @property
     def reason(self) -> str:
         """Why the job ended."""
-        if self.ending is not None:
-            return self.ending.ended
-        return "no record of its end is left"
+        return "no record of its end is left" if self.outcome is None else self.outcome.ended
 
     @property
     def checkpoint(self) -> str:
-        return self.newest or (self.ending.checkpoint if self.ending is not None else "")
+        return (self.outcome.checkpoint if self.outcome is not None else "") or self.newest
 
     @property
     def remedy(self) -> str:
         """What to do."""
-        code = None if self.ending is None else self.ending.exit_code
+        code = None if self.outcome is None else self.outcome.exit_code
         first = [text for known, text in REMEDIES.items() if known == code]
         return "; ".join([*([self.log] if self.log else []), *first, self.again])
 
     def figures(self) -> dict[str, str]:
         """Return what is known, in the order in which it is shown."""
-        ending, figures = self.ending, {"state": f"{self.state}: {self.reason}"}
-        if ending is not None:
-            at = datetime.fromtimestamp(ending.at).astimezone().isoformat(" ", "seconds")
-            known = {name: value for name, value in ending.measures.items() if value is not None}
+        outcome, figures = self.outcome, {"state": f"{self.state}: {self.reason}"}
+        if outcome is not None:
+            at = datetime.fromtimestamp(outcome.at).astimezone().isoformat(" ", "seconds")
+            known = {name: value for name, value in outcome.measures.items() if value is not None}
             figures |= {
-                "ended": f"{at}, exit code {ending.exit_code}",
-                "step": "" if ending.step is None else str(ending.step),
+                "ended": f"{at}, exit code {outcome.exit_code}",
+                "step": "" if outcome.step is None else str(outcome.step),
                 "evaluated": ", ".join(f"{name} {value:.4f}" for name, value in known.items()),
-                "train loss": "" if ending.train_loss is None else f"{ending.train_loss:.4f}",
+                "train loss": "" if outcome.train_loss is None else f"{outcome.train_loss:.4f}",
             }
         figures |= {"checkpoint": self.checkpoint or "none is known", "next": self.remedy}
         return {name: text for name, text in figures.items() if text}
 
     @property
     def fact(self) -> str:
-        step = None if self.ending is None else self.ending.step
+        step = None if self.outcome is None else self.outcome.step
         at = "" if step is None else f" at step {step}"
         return f"{self.name} is over ({self.state}{at}): {self.reason}"
 
@@ -99,7 +97,7 @@ class EndedJob:
         return f"{self.fact}; {self.remedy}"
 
     def json(self) -> dict[str, object]:
-        known = {} if self.ending is None else asdict(self.ending)
+        known = {} if self.outcome is None else asdict(self.outcome)
         return known | {
             "job": self.name,
             "state": self.state,
@@ -115,26 +113,28 @@ def ended_job(job: Submitted) -> EndedJob | None:
         ZmqTrainError: its engine does not answer.
     """
     if job.stopped_at:
-        ending = ending_in(job.ending)
-        return _ended(job, _state_of(ending), ending, "")
+        outcome = outcome_in(job.outcome)
+        return _ended(job, _state_of(outcome), outcome, "")
     engine = engine_of(job)
     state = engine.state(job)
     if not is_over(state):
         return None
-    ending = ending_in(engine.ending(job)) or _ending_of(job.logdir)
-    if state == ENDED and ending is not None:  # Slurm forgets how
-        state = _state_of(ending)
+    outcome = outcome_in(engine.outcome(job)) or _outcome_of(job.logdir)
+    if state == ENDED and outcome is not None:  # Slurm forgets how
+        state = _state_of(outcome)
     log = "" if state == GONE else f"{log_of(job.name, job.concluding)} shows its log"
-    return _ended(job, state, ending, log)
+    return _ended(job, state, outcome, log)
 
 
-def _ended(job: Submitted, state: str, ending: Ending | None, log: str) -> EndedJob:
+def _ended(job: Submitted, state: str, outcome: Outcome | None, log: str) -> EndedJob:
     newest, again = _newest(job.logdir), f"zmqtrain resubmit {job.name} submits it again"
     if state == COMPLETED and not job.stopped_at:
         again = f"zmqtrain stop {job.name} removes it from its engine"
-    elif newest or (ending is not None and ending.checkpoint):
-        again += ", and it goes on from its checkpoint"
-    return EndedJob(job.name, state, ending, newest, log, again)
+    ended = EndedJob(job.name, state, outcome, newest, log, again)
+    goes_on = ended.checkpoint and state != COMPLETED
+    return (
+        replace(ended, again=f"{again}, and it goes on from its checkpoint") if goes_on else ended
+    )
 
 
 def ended_in(logdir: str) -> EndedJob:
@@ -143,41 +143,41 @@ def ended_in(logdir: str) -> EndedJob:
     Raises:
         ConfigError: there was none.
     """
-    ending, newest = _ending_of(logdir), _newest(logdir)
-    if ending is None and not newest:
+    outcome, newest = _outcome_of(logdir), _newest(logdir)
+    if outcome is None and not newest:
         raise ConfigError(
             f"--logdir is {logdir!r}; expected the logdir of a job, with checkpoints in it; "
             "correct it"
         )
     again = "start it again with this logdir: it goes on from its checkpoint"
-    if (state := _state_of(ending)) == COMPLETED:
+    if (state := _state_of(outcome)) == COMPLETED:
         again = f"zmqtrain export {logdir} --to FILE writes its weights"
-    return EndedJob(logdir, state, ending, newest, "", again)
+    return EndedJob(logdir, state, outcome, newest, "", again)
 
 
-def _state_of(ending: Ending | None) -> str:
-    if ending is None:
+def _state_of(outcome: Outcome | None) -> str:
+    if outcome is None:
         return LOST
     stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
-    if ending.ended.startswith(STOPPED_BY) or ending.exit_code in stops:
+    if outcome.ended.startswith(STOPPED_BY) or outcome.exit_code in stops:
         return STOPPED
-    return COMPLETED if ending.exit_code == ExitCode.OK else FAILED
+    return COMPLETED if outcome.exit_code == ExitCode.OK else FAILED
 
 
-def left_ending(job: Submitted, known: Ending) -> str:
-    """Return the text of the ending that a job leaves once it is stopped, or else ``known``."""
-    until = time.monotonic() + ENDING_S
+def left_outcome(job: Submitted, known: Outcome) -> str:
+    """Return the text of the outcome that a job leaves once it is stopped, or else ``known``."""
+    until = time.monotonic() + OUTCOME_S
     while time.monotonic() < until:
         with contextlib.suppress(ZmqTrainError):
-            if (ending := ending_in(engine_of(job).ending(job))) is not None:
-                return ending.text()
+            if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
+                return outcome.text()
         time.sleep(POLL_S)
     return known.text()
 
 
-def _ending_of(logdir: str) -> Ending | None:
+def _outcome_of(logdir: str) -> Outcome | None:
     with contextlib.suppress(OSError):
-        return ending_in(read_file(Path(logdir, FILE))) if logdir else None
+        return outcome_in(read_file(Path(logdir, FILE))) if logdir else None
     return None
 
 

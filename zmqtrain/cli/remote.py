@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,8 @@ from zmqtrain.errors import (
     ZmqTrainError,
 )
 from zmqtrain.protocol.status import Status
-from zmqtrain.store.logdir import holder_of, process_of_this_host
+from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message
@@ -188,8 +190,7 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
     submitted = submitted_job(name)
     lost = RemoteJob("", name, timeout_s, submitted=submitted)
     if submitted.stopped_at:
-        error = NotRunningError(f"{name} was stopped already")
-        yield replace(lost, unreachable=error, ended=ended_job(submitted))
+        yield replace(lost, ended=ended_job(submitted))
         return
     with contextlib.ExitStack() as stack:
         try:
@@ -210,15 +211,16 @@ def of_logdir(logdir: str, flags: Mapping[str, Any], timeout_s: float = TIMEOUT_
     Raises:
         ConfigError: no job ever ran there, or the one that does cannot be asked here.
     """
-    if not (holder := holder_of(logdir)):
-        return RemoteJob("", logdir, ended=ended_in(logdir))
     for job in running_jobs():
-        if holder == process_of_this_host(job.pid):
+        if job.logdir == os.path.abspath(logdir):
             return find_job({**flags, "ps": ",".join(job.ps)}, timeout_s)
-    raise ConfigError(
-        f"the job of {logdir} runs as {holder}, where it has no ps that could be asked; expected "
-        f"one that runs on this host; ask there, or give {names_of('ps')}"
-    )
+    ended = ended_in(logdir)
+    if is_claim_seen(str(checkpoints_directory(Path(logdir)) / "any")):
+        raise ConfigError(
+            f"a job runs with {logdir}, on another host or in a process alone; expected one with a "
+            f"chief or ps 0 on this host; ask there, or give {names_of('ps')}"
+        )
+    return RemoteJob("", logdir, ended=ended)
 
 
 def _leaders_of(config: TfConfig) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def resubmit_command(name: str, options: tuple[str, ...]) -> None:
                 f"{name} runs; expected a job that has ended; end it with zmqtrain stop {name}, or "
                 f"let zmqtrain upgrade {name} stop it with a checkpoint and submit it again"
             )
-        remove(job, ended.ending)
+        remove(job, ended.outcome)
     _submit(again)
 
 

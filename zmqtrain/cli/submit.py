@@ -247,7 +247,7 @@ def _submitted(made: Prepared, engine: Engine) -> str:
     where = plan.asked.kind, engine.context, engine.namespace
     how = made.words, made.working, plan.logdir or ""
     job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
-    former = job.claim()
+    job.claim()
     try:
         job.save()
         kept = Path(job.keys)
@@ -256,16 +256,16 @@ def _submitted(made: Prepared, engine: Engine) -> str:
         plan = replace(plan, keys=_texts(kept, plan))
         engine.check(plan, dry_run=False)
     except BaseException:
-        job.forget(former)
+        job.forget()
         raise
     try:
         return engine.submit(plan)
     except BaseException as error:  # Ctrl-C, too
-        _undo(job, former, engine, error)
+        _undo(job, engine, error)
         raise
 
 
-def _undo(job: Submitted, former: Submitted | None, engine: Engine, error: BaseException) -> None:
+def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
     """Remove the parts of a job that could not be submitted as a whole."""
     try:
         engine.remove(job)
@@ -274,7 +274,7 @@ def _undo(job: Submitted, former: Submitted | None, engine: Engine, error: BaseE
             f"{error or type(error).__name__}; parts of {job.name} could not be removed: "
             f"{left}; remove it with zmqtrain stop {job.name}"
         ) from None
-    job.forget(former)
+    job.forget()
 
 
 def _with_our_paths(plan: SubmitPlan) -> SubmitPlan:

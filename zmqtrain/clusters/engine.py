@@ -95,10 +95,10 @@ class Engine(ABC):
         """Return the state of the job on the engine, in a word or two."""
 
     @abstractmethod
-    def ending(self, job: Submitted) -> str:
+    def outcome(self, job: Submitted) -> str:
         """Return what the chief wrote about the end of the job, "" if there is nothing.
 
-        Its form is that of :mod:`zmqtrain.observe.ending`.
+        Its form is that of :mod:`zmqtrain.observe.outcome`.
         """
 
     @abstractmethod

@@ -149,7 +149,7 @@ class Kubernetes(Engine):
         lacking = f", {missing} without a pod" if phases and missing > 0 else ""
         return tally(phases) + lacking or ("no pods yet" if objects else GONE)
 
-    def ending(self, job: Submitted) -> str:
+    def outcome(self, job: Submitted) -> str:
         pods = [pod for pod in self._pods(job.name) if task_of(pod) == job.concluding]
         return _message_of(_newest(pods)) if pods else ""
 

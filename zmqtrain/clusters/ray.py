@@ -83,9 +83,9 @@ class Ray(Engine):
                 return GONE
             return summary(job, self._answer_of(job_actor.states.remote()))
 
-    def ending(self, job: Submitted) -> str:
+    def outcome(self, job: Submitted) -> str:
         job_actor = self._actor(job.name)
-        return "" if job_actor is None else str(self._answer_of(job_actor.ending.remote()))
+        return "" if job_actor is None else str(self._answer_of(job_actor.outcome.remote()))
 
     def reasons(self, job: Submitted) -> list[Reason]:
         job_actor = self._actor(job.name)

@@ -27,7 +27,7 @@ from zmqtrain.config.options import variable_of
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import dying_with
-from zmqtrain.observe.ending import FILE
+from zmqtrain.observe.outcome import FILE
 
 TEND_S = 0.5
 ANSWER_S = 2.0
@@ -88,7 +88,7 @@ class RayTask:
             file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
             return file.read(LOG_NBYTES)
 
-    def ending(self) -> str:
+    def outcome(self) -> str:
         """Return what the task wrote about the end of the job, "" if there is nothing."""
         with contextlib.suppress(OSError):
             return (self._directory / FILE).read_text()
@@ -142,7 +142,7 @@ class RayJob:
         self._states: dict[Task, str] = {}
         self._addresses: dict[Task, str] = {}
         self._logs: dict[Task, bytes] = {}
-        self._ending = ""  # kept like the logs, once the job is done
+        self._outcome = ""  # kept like the logs, once the job is done
         self._lock = threading.Lock()  # one thread tends, others answer
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -171,12 +171,12 @@ class RayJob:
         text: bytes = self._ray.get(self._actors[task].log.remote(offset), timeout=GRACE_S)
         return text
 
-    def ending(self) -> str:
+    def outcome(self) -> str:
         """Return what the chief wrote about the end of the job, "" if there is nothing."""
         task = Task(self._plan.concluding, 0)
-        if self._ending or task not in self._actors or self._states.get(task) == PENDING:
-            return self._ending
-        text: str = self._ray.get(self._actors[task].ending.remote(), timeout=GRACE_S)
+        if self._outcome or task not in self._actors or self._states.get(task) == PENDING:
+            return self._outcome
+        text: str = self._ray.get(self._actors[task].outcome.remote(), timeout=GRACE_S)
         return text
 
     def scale(self, workers: int) -> None:
@@ -246,7 +246,7 @@ class RayJob:
             for task, each in self._actors.items()
             if self._states.get(task) != PENDING
         }
-        self._ending = self.ending()
+        self._outcome = self.outcome()
         self._end(list(self._actors))
         self._logs = logs
 

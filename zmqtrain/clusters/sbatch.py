@@ -116,7 +116,7 @@ class Slurm(Engine):
         lost = tally([part.state.lower() for part in _parts(job.name, f"--states={LOST}")])
         return f"{ENDED}: {lost}" if lost else ENDED
 
-    def ending(self, job: Submitted) -> str:
+    def outcome(self, job: Submitted) -> str:
         with contextlib.suppress(OSError):
             return read_file(Path(self.context, ended_file(job.name))).decode(errors="replace")
         return ""

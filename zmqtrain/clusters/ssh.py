@@ -96,7 +96,7 @@ class Ssh(Engine):
         states, _ = self._states(job)
         return summary(job, states)
 
-    def ending(self, job: Submitted) -> str:
+    def outcome(self, job: Submitted) -> str:
         host = self._placed(job)[job.concluding]
         return PROGRAMS.call(_words(host, "ended"), stdin=_kept(job, host), timeout_s=TIMEOUT_S)
 

@@ -35,8 +35,8 @@ STOPPED = "stopped"
 """The state of a job that was removed from its engine, of which the record is left."""
 
 OVER = (COMPLETED, FAILED, ENDED, GONE, STOPPED)
-KEPT_S = 30 * 86400.0
-"""The time for which the record of a stopped job is kept."""
+NOTE, KEPT_S = ".stopped", 30 * 86400.0
+"""How the file with the note of a stopped job ends, and how long it is kept."""
 
 
 def is_over(state: str) -> bool:
@@ -56,8 +56,8 @@ class Submitted:
     words. ``kind``: what it is on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
     values of variables, which may be secret, are left out. ``working``: where it was called.
     ``logdir``: "" if there is none. ``stopped_at``: Unix time at which the job was removed from its
-    engine, 0.0 while it is there; ``ending``: then, how it ended, see
-    :mod:`zmqtrain.observe.ending`.
+    engine, 0.0 while it is there; ``outcome``: then, how it ended, see
+    :mod:`zmqtrain.observe.outcome`.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Submitted:
     working: str = ""
     logdir: str = ""
     stopped_at: float = 0.0
-    ending: str = ""
+    outcome: str = ""
 
     @property
     def directory(self) -> Path:
@@ -90,21 +90,14 @@ class Submitted:
         """The task whose success is the success of the job."""
         return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
 
-    def claim(self) -> Submitted | None:
+    def claim(self) -> None:
         """Take the name of a new job; of two that are submitted at once, one gets it.
 
-        Return the stopped job that had the name, if there was one.
-
         Raises:
-            TakenError: the name has the record of a job that was not stopped.
-            ConfigError: the record cannot be written.
+            TakenError: the name has a record already.
+            ConfigError: it cannot be written.
         """
         write(self.directory, {})
-        former = _read(self.directory / RECORD)
-        if former is not None and not former.stopped_at:
-            former = None
-        if former is not None:
-            (self.directory / RECORD).unlink(missing_ok=True)
         try:
             with (self.directory / RECORD).open("x"):
                 pass
@@ -112,7 +105,6 @@ class Submitted:
             raise TakenError(f"{self.name} was submitted already: {TAKEN}") from None
         except OSError as error:
             raise _unwritable(self.directory, error) from None
-        return former
 
     def save(self) -> None:
         """Write the record.
@@ -130,44 +122,40 @@ class Submitted:
         """
         return key_files(Path(self.keys))
 
-    def retire(self, ending: str) -> None:
-        """Note that the job was stopped; remove the keys that were made for it, and old records.
+    def retire(self, outcome: str) -> None:
+        """Note that the job was stopped, and forget it otherwise; forget older such notes.
 
         Raises:
-            ConfigError: the record cannot be written.
+            ConfigError: the note cannot be written.
         """
         now = time.time()
-        for job in _records():
-            if job.name == self.name or 0 < job.stopped_at < now - KEPT_S:
+        for job in _jobs_in(f"*{NOTE}"):
+            if job.stopped_at < now - KEPT_S:
                 job.forget()
-        replace(self, stopped_at=now, ending=ending).save()
+        job = replace(self, stopped_at=now, outcome=outcome)
+        write(_home(), {f"{self.name}{NOTE}": json.dumps(asdict(job))})
+        self.forget()
 
-    def forget(self, former: Submitted | None = None) -> None:
-        """Remove the record, and the keys that were made for the job.
-
-        ``former``: the stopped job whose record comes back.
-        """
-        shutil.rmtree(self.directory, ignore_errors=True)
-        if former is not None:
-            former.save()
+    def forget(self) -> None:
+        """Remove the record, and the keys that were made for the job; of a stopped job the note."""
+        if self.stopped_at:
+            (_home() / f"{self.name}{NOTE}").unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def submitted_jobs() -> list[Submitted]:
     """Return the jobs that were submitted and not stopped, by name."""
-    return [job for job in _records() if not job.stopped_at]
+    return _jobs_in(f"*/{RECORD}")
 
 
-def _records() -> list[Submitted]:
-    found = map(_read, sorted(_home().glob(f"*/{RECORD}")))
-    return [job for job in found if job is not None]
-
-
-def _read(path: Path) -> Submitted | None:
-    """Return the job of a record, None if the file is being written or removed."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        fields = json.loads(read_file(path))
-        return Submitted(**fields | {"words": tuple(fields.get("words", ()))})
-    return None
+def _jobs_in(pattern: str) -> list[Submitted]:
+    found = []
+    for path in sorted(_home().glob(pattern)):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # being written or removed
+            fields = json.loads(read_file(path))
+            found.append(Submitted(**fields | {"words": tuple(fields.get("words", ()))}))
+    return found
 
 
 def submitted_job(name: str) -> Submitted:
@@ -176,7 +164,7 @@ def submitted_job(name: str) -> Submitted:
     Raises:
         ConfigError: there is none.
     """
-    jobs = {job.name: job for job in _records()}
+    jobs = {job.name: job for job in (*_jobs_in(f"*{NOTE}"), *submitted_jobs())}
     if name not in jobs:
         known = f": {', '.join(jobs)}" if jobs else "; there is none"
         raise ConfigError(

@@ -19,7 +19,7 @@ from zmqtrain.hosting import notes
 from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
 from zmqtrain.hosting.groups import Gatherer, claim, may_regroup, serve_groups
 from zmqtrain.hosting.process import be_scraped, ignore_signals, serve_health, stop_on_signals
-from zmqtrain.observe.ending import recorded
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import forget_groups

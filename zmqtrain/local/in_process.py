@@ -28,7 +28,7 @@ from zmqtrain.errors import ConfigError, DebuggerLeftError, ExitCode
 from zmqtrain.hosting.actors import OnProgress, actors_of, chief_among, run_all
 from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
-from zmqtrain.observe.ending import recorded
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster

@@ -35,8 +35,8 @@ from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
 from zmqtrain.local.supervisor import Process, keep_running, start
-from zmqtrain.observe.ending import recorded
 from zmqtrain.observe.logs import LogLine
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.planning.strategy import local_cluster
@@ -270,7 +270,9 @@ async def run_processes(
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
         stack.enter_context(
-            run_file.published(reference, plan.ps, str(config.task), chief.metrics_address)
+            run_file.published(
+                reference, plan.ps, str(config.task), chief.metrics_address, job.logdir
+            )
         )
         in_order = False
         try:

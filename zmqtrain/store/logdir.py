@@ -239,7 +239,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = _holder_in(descriptor)
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             raise OccupiedError(
                 f"{logdir} is the logdir of a job that runs already ({holder}); stop that one "
                 "first, or choose another --logdir"
@@ -248,7 +248,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
             log.info("%s: another job is not kept from saving there: %s", logdir, error)
         with suppress(OSError):  # the lock holds all the same
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{process_of_this_host(os.getpid())}\n".encode())
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         try:
             yield
         finally:
@@ -256,43 +256,6 @@ def claimed(logdir: str | None) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
     finally:
         os.close(descriptor)
-
-
-def process_of_this_host(pid: int) -> str:
-    """Return what a process writes into the logdir that it has claimed."""
-    return f"process {pid} on {socket.gethostname()}"
-
-
-def holder_of(logdir: str) -> str:
-    """Return the process that has claimed a logdir, "" if none has, or there are no locks.
-
-    Raises:
-        CheckpointError: the lock is no regular file.
-    """
-    try:
-        descriptor = open_file(checkpoints_directory(Path(logdir)) / LOCK_FILE)
-    except IrregularFileError as error:
-        raise CheckpointError(f"{error.filename}: {error.strerror}; remove it") from None
-    except OSError:
-        return ""
-    try:
-        return _holder_in(descriptor) if _is_locked(descriptor) else ""
-    finally:
-        os.close(descriptor)
-
-
-def _holder_in(descriptor: int) -> str:
-    return os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Return whether another process holds the lock on an open file."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)  # else there are no locks
-    return False
 
 
 def is_claim_seen(directory: str) -> bool:

@@ -13,11 +13,11 @@ from zmqtrain import Job
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.models import LinearRegression
-from zmqtrain.observe.ending import FILE, Ending, ending_in, recorded
+from zmqtrain.observe.outcome import FILE, Outcome, outcome_in, recorded
 from zmqtrain.optim import SGD
 
 
-def test_run_leaves_its_ending_in_the_logdir(tmp_path: Path) -> None:
+def test_run_leaves_its_outcome_in_the_logdir(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("of the run before")
     job = Job(
         model=LinearRegression(),
@@ -28,11 +28,11 @@ def test_run_leaves_its_ending_in_the_logdir(tmp_path: Path) -> None:
         logdir=str(tmp_path),
     )
     summary = zmqtrain.run(job)
-    ending = ending_in((tmp_path / FILE).read_text())
-    assert ending is not None
-    assert (ending.exit_code, ending.step, ending.ended) == (0, 5, "step 5 of 5 is done")
-    assert ending.checkpoint == summary.checkpoint
-    assert ending.measures["loss"] == pytest.approx(summary.loss)
+    outcome = outcome_in((tmp_path / FILE).read_text())
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.step, outcome.ended) == (0, 5, "step 5 of 5 is done")
+    assert outcome.checkpoint == summary.checkpoint
+    assert outcome.measures["loss"] == pytest.approx(summary.loss)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,14 @@ def test_error_is_recorded_unless_a_restart_may_help(
     ):
         raise error
     for path in (tmp_path / FILE, file):
-        found = ending_in(path.read_text()) if path.exists() else None
+        found = outcome_in(path.read_text()) if path.exists() else None
         assert (None if found is None else (found.exit_code, found.ended)) == (
             code and (code, "no")
         )
 
 
-def test_file_of_the_engine_is_written_in_place_and_is_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("letter", ["x", "\U0001f600"])
+def test_file_of_the_engine_is_written_in_place_and_is_small(letter: str, tmp_path: Path) -> None:
     """Kubernetes mounts it, and keeps 4096 bytes."""
     file = tmp_path / "termination-log"
     file.write_text("x" * 9000)
@@ -65,13 +66,13 @@ def test_file_of_the_engine_is_written_in_place_and_is_small(tmp_path: Path) -> 
         pytest.raises(ConfigError),
         recorded("job.py", None, str(file), lambda: None),
     ):
-        raise ConfigError("long " * 2000)
+        raise ConfigError(letter * 9000)
     assert file.stat().st_ino == before
     assert file.stat().st_size < 4096
-    assert ending_in(file.read_text()) is not None
+    assert outcome_in(file.read_text()) is not None
 
 
-def test_job_ends_although_its_ending_cannot_be_written(tmp_path: Path) -> None:
+def test_job_ends_although_its_outcome_cannot_be_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for file in (tmp_path, tmp_path / "fifo", tmp_path / "nowhere" / "file"):
         with (
@@ -82,12 +83,12 @@ def test_job_ends_although_its_ending_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', "\x00", '{"job": "j"}'])
-def test_other_text_is_no_ending(text: str) -> None:
-    assert ending_in(text) is None
+def test_other_text_is_no_outcome(text: str) -> None:
+    assert outcome_in(text) is None
 
 
-def test_ending_is_read_as_it_was_written() -> None:
-    ending = Ending("j", "done", 0, 1.5, 7, float("nan"), {"loss": float("inf"), "auc": 0.5}, "c")
-    found = ending_in(ending.text())
-    assert found == Ending("j", "done", 0, 1.5, 7, None, {"loss": None, "auc": 0.5}, "c")
-    assert json.loads(ending.text())["train_loss"] is None
+def test_outcome_is_read_as_it_was_written() -> None:
+    outcome = Outcome("j", "done", 0, 1.5, 7, float("nan"), {"loss": float("inf"), "auc": 0.5}, "c")
+    found = outcome_in(outcome.text())
+    assert found == Outcome("j", "done", 0, 1.5, 7, None, {"loss": None, "auc": 0.5}, "c")
+    assert json.loads(outcome.text())["train_loss"] is None

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Outcome:
     """How a run ended.
 
     ``ended``: why. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last one;
@@ -50,7 +50,7 @@ class Ending:
     checkpoint: str = ""
 
     @classmethod
-    def of(cls, summary: Summary) -> Ending:
+    def of(cls, summary: Summary) -> Outcome:
         return cls(
             summary.job,
             summary.ended,
@@ -64,13 +64,14 @@ class Ending:
 
     def text(self) -> str:
         """Return one line of JSON."""
-        return as_json(asdict(self) | {"ended": self.ended[:MOST_LETTERS]})
+        most = MOST_LETTERS if self.ended.isascii() else MOST_LETTERS // 5  # others are escaped
+        return as_json(asdict(self) | {"ended": self.ended[:most]})
 
 
-def ending_in(text: str | bytes) -> Ending | None:
-    """Return the ending that a file's text holds, None if it holds none."""
+def outcome_in(text: str | bytes) -> Outcome | None:
+    """Return the outcome that a file's text holds, None if it holds none."""
     try:
-        return TypeAdapter(Ending).validate_json(text)
+        return TypeAdapter(Outcome).validate_json(text)
     except ValidationError:
         return None
 
@@ -85,25 +86,26 @@ def recorded(
     if there is none.
     """
     own = Path(logdir, FILE) if logdir else None
-    if own is not None:
-        with contextlib.suppress(OSError):
-            own.unlink(missing_ok=True)
-    ending = None
+    for known in (own, file):  # of the run before
+        if known is not None:
+            with contextlib.suppress(OSError):
+                os.truncate(known, 0)
+    outcome = None
     try:
         yield
     except ZmqTrainError as error:
         if error.exit_code < RETRYABLE:
-            ending = Ending(job, str(error), int(error.exit_code), time.time())
+            outcome = Outcome(job, str(error), int(error.exit_code), time.time())
         raise
     finally:
-        if (known := summary()) is not None:
-            ending = Ending.of(known)
-        if ending is not None:
-            _write(ending, own, Path(file) if file else None)
+        if (found := summary()) is not None:
+            outcome = Outcome.of(found)
+        if outcome is not None:
+            _write(outcome, own, Path(file) if file else None)
 
 
-def _write(ending: Ending, own: Path | None, other: Path | None) -> None:
-    content = ending.text().encode()
+def _write(outcome: Outcome, own: Path | None, other: Path | None) -> None:
+    content = outcome.text().encode()
     try:
         if own is not None:
             own.parent.mkdir(parents=True, exist_ok=True)
