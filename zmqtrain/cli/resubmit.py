@@ -11,9 +11,9 @@ from zmqtrain.cli.control import WAIT_S, remove, stop_job
 from zmqtrain.cli.ended import ended_job
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.remote import reached
-from zmqtrain.cli.submit import Prepared, prepared, submit_command, submit_prepared
+from zmqtrain.cli.submit import planned, submit_command, submit_plan
 from zmqtrain.cli.words import repeated
-from zmqtrain.clusters.plan import GRACE_S
+from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
 from zmqtrain.clusters.submitted import COMPLETED, Submitted, TakenError, submitted_job
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, ZmqTrainError
@@ -76,7 +76,7 @@ def upgrade_command(name: str, options: tuple[str, ...], wait_s: float) -> None:
     """
     job = submitted_job(name)
     again = _again(job, options)
-    if not again.plan.logdir:
+    if not again.logdir:
         raise ConfigError(
             f"{name} has no logdir, so it would begin anew; expected one, from which it goes on; "
             f"stop it with zmqtrain stop {name}, then use zmqtrain resubmit {name} to begin anew"
@@ -89,7 +89,7 @@ def upgrade_command(name: str, options: tuple[str, ...], wait_s: float) -> None:
     _submit(again)
 
 
-def _again(job: Submitted, more: tuple[str, ...]) -> Prepared:
+def _again(job: Submitted, more: tuple[str, ...]) -> SubmitPlan:
     """Return the submission of a job with the same options, and these.
 
     Raises:
@@ -103,8 +103,7 @@ def _again(job: Submitted, more: tuple[str, ...]) -> Prepared:
     words = [*repeated(job.words, more, ENVIRON), "--name", job.name]
     try:
         with contextlib.chdir(job.working):
-            context = submit_command.make_context("zmqtrain submit", words)
-            return prepared(context)
+            return planned(submit_command.make_context("zmqtrain submit", words))
     except OSError as error:
         raise ConfigError(
             f"{job.working}, where {job.name} was submitted, cannot be entered: {error.strerror}; "
@@ -112,12 +111,12 @@ def _again(job: Submitted, more: tuple[str, ...]) -> Prepared:
         ) from None
 
 
-def _submit(again: Prepared) -> None:
+def _submit(again: SubmitPlan) -> None:
     """Submit a job once its engine has forgotten the former one of its name."""
-    name, until = again.plan.name, time.monotonic() + FORGOTTEN_S
+    name, until = again.name, time.monotonic() + FORGOTTEN_S
     while True:
         try:
-            return submit_prepared(again)
+            return submit_plan(again)
         except TakenError:
             if time.monotonic() > until:
                 raise

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,6 @@ ANSWER_S = 15.0
 """How long zmqtrain jobs waits for the engines."""
 
 _name = click.argument("name")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A submission that can be made: its plan and engine, the directory of keys if it was given,
-    the words of its command, and where that was called."""
-
-    plan: SubmitPlan
-    kind: type[Engine]
-    keys: str | None
-    words: tuple[str, ...]
-    working: str
 
 
 @click.command("submit", cls=RecordedCommand, context_settings={"max_content_width": 100})
@@ -93,14 +81,14 @@ def submit_command(context: click.Context, /, is_printed: bool, dry_run: bool, *
       zmqtrain submit job.py --on ray --address head:6379 --workers 8 --logdir /data/job
       zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
     """
-    made = prepared(context)
+    plan = planned(context)
+    kind = engine_named(plan.asked.on)
     if not (is_printed or dry_run):
-        submit_prepared(made)
+        submit_plan(plan)
         return
-    plan, kind = made.plan, made.kind
     with tempfile.TemporaryDirectory() as temporary:
-        held = Path(made.keys) if made.keys else _new_keys(Path(temporary) / "keys", plan)
-        plan = replace(plan, keys=_texts(held, plan))
+        held = _new_keys(Path(temporary) / "keys", plan) if _makes_keys(plan) else None
+        plan = replace(plan, keys=_texts(held or Path(plan.keys_directory), plan))
     if is_printed:
         sys.stdout.write(kind.rendered(plan))
         return
@@ -108,8 +96,8 @@ def submit_command(context: click.Context, /, is_printed: bool, dry_run: bool, *
     click.echo(f"{plan.name} could be submitted; nothing was")
 
 
-def prepared(context: click.Context) -> Prepared:
-    """Return the submission that the words of `zmqtrain submit` ask for.
+def planned(context: click.Context) -> SubmitPlan:
+    """Return what the words of `zmqtrain submit` ask for.
 
     Raises:
         ConfigError: an option or the job has a mistake.
@@ -134,14 +122,13 @@ def prepared(context: click.Context) -> Prepared:
         logdir=logdir,
         keys_directory=str(kept),
         variables=_pairs(flags["variables"]),
+        working=str(Path.cwd()),
+        words=words_of(context),
     )
-    kind = engine_named(asked.on)
-    if kind.has_our_paths:
-        plan = _with_our_paths(plan)
-    return Prepared(plan, kind, keys and str(kept), words_of(context), str(Path.cwd()))
+    return _with_our_paths(plan) if engine_named(asked.on).has_our_paths else plan
 
 
-def submit_prepared(made: Prepared) -> None:
+def submit_plan(plan: SubmitPlan) -> None:
     """Submit a job, and show how it is watched and stopped.
 
     Raises:
@@ -149,12 +136,11 @@ def submit_prepared(made: Prepared) -> None:
         PeerLostError: a part of the job was submitted; its record stays.
         ZmqTrainError: the engine refuses it; nothing is left but the record of a former job.
     """
-    name = made.plan.name
-    with contextlib.chdir(made.working):
-        where = _submitted(made, made.kind.chosen(made.plan.asked))
-    click.echo(f"{name} is submitted to {where}")
-    click.echo(f"  watch it    zmqtrain top {name}")
-    click.echo(f"  stop it     zmqtrain stop {name}")
+    with contextlib.chdir(plan.working):
+        where = _submitted(plan, engine_named(plan.asked.on).chosen(plan.asked))
+    click.echo(f"{plan.name} is submitted to {where}")
+    click.echo(f"  watch it    zmqtrain top {plan.name}")
+    click.echo(f"  stop it     zmqtrain stop {plan.name}")
 
 
 @click.command("jobs")
@@ -240,18 +226,17 @@ def scale_command(name: str, *, workers: int) -> None:
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 
 
-def _submitted(made: Prepared, engine: Engine) -> str:
+def _submitted(plan: SubmitPlan, engine: Engine) -> str:
     """Submit a job, its record and keys first; return where it is."""
-    plan = made.plan
     counts = plan.ps, plan.workers, plan.max_workers
     where = plan.asked.kind, engine.context, engine.namespace
-    how = made.words, made.working, plan.logdir or ""
+    how = plan.words, plan.working, plan.logdir or ""
     job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
     job.claim()
     try:
         job.save()
         kept = Path(job.keys)
-        if made.keys is None:
+        if _makes_keys(plan):
             _new_keys(kept, plan)
         plan = replace(plan, keys=_texts(kept, plan))
         engine.check(plan, dry_run=False)
@@ -283,7 +268,12 @@ def _with_our_paths(plan: SubmitPlan) -> SubmitPlan:
     job = f"{Path(path).absolute()}{colon}{attribute}" if Path(path).exists() else plan.job
     logdir = str(Path(plan.logdir).absolute()) if plan.logdir else None
     python = plan.asked.python or sys.executable
-    return replace(plan, job=job, logdir=logdir, python=python, working=str(Path.cwd()))
+    return replace(plan, job=job, logdir=logdir, python=python)
+
+
+def _makes_keys(plan: SubmitPlan) -> bool:
+    """Return whether the job gets new keys."""
+    return Path(plan.keys_directory) == directory_of(plan.name) / "keys"
 
 
 def _new_keys(directory: Path, plan: SubmitPlan) -> Path:

@@ -83,7 +83,8 @@ class SubmitPlan:
     ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine
     reads in its own way. ``keys``: text of each file of the directory of keys, by name;
     ``keys_directory``: that directory on this host. ``variables``: further variables of every task.
-    ``python``: the tasks' interpreter. ``working``: where they start, if they have our paths.
+    ``python``: the tasks' interpreter. ``working``: where the job is submitted, and where they
+    start if they have our paths. ``words``: see :class:`Submitted`.
     """
 
     name: str
@@ -100,6 +101,7 @@ class SubmitPlan:
     variables: Mapping[str, str] = field(default_factory=dict)
     python: str = "python3"
     working: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[Role, int]:
