@@ -82,7 +82,10 @@ def test_job_ends_although_its_outcome_cannot_be_written(tmp_path: Path) -> None
             raise ConfigError("no")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', "\x00", '{"job": "j"}'])
+ENDLESS = '{"job": "j", "ended": "e", "exit_code": 0, "at": 1e300}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', "\x00", '{"job": "j"}', ENDLESS])
 def test_other_text_is_no_outcome(text: str) -> None:
     assert outcome_in(text) is None
 

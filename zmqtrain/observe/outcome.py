@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from zmqtrain.errors import RETRYABLE, ZmqTrainError
 from zmqtrain.files import open_file, replace_file
@@ -43,7 +44,7 @@ class Outcome:
     job: str
     ended: str
     exit_code: int
-    at: float
+    at: Annotated[float, Field(ge=0, le=1e11)]  # a date of the calendar
     step: int | None = None
     train_loss: float | None = None
     measures: dict[str, float | None] = field(default_factory=dict)
