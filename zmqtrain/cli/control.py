@@ -148,7 +148,8 @@ def stop_job(job: RemoteJob, wait_s: float) -> Outcome:
     else:
         text, step = _stopped(job, wait_s)
         say(text)
-    return Outcome(job.name, text, ExitCode.INTERRUPTED, time.time(), step)
+    known = Outcome(job.name, text, ExitCode.INTERRUPTED, time.time(), step)
+    return known if step is None or job.submitted is None else left_outcome(job.submitted, known)
 
 
 def remove(job: Submitted, outcome: Outcome | None, *, force: bool = False) -> None:
@@ -158,7 +159,6 @@ def remove(job: Submitted, outcome: Outcome | None, *, force: bool = False) -> N
     objects.
     """
     known = outcome or Outcome(job.name, NOT_ASKED, ExitCode.INTERRUPTED, time.time())
-    text = known.text() if known.step is None else left_outcome(job, known)
     try:
         engine_of(job).remove(job)
         say(f"{job.name} is removed from its engine")
@@ -166,7 +166,7 @@ def remove(job: Submitted, outcome: Outcome | None, *, force: bool = False) -> N
         if not force:
             raise
         say(f"the objects of {job.name} on the engine are left: {error}")
-    job.retire(text)
+    job.retire(known.text())
 
 
 def _stopped(job: RemoteJob, wait_s: float) -> tuple[str, int | None]:

@@ -164,15 +164,15 @@ def _state_of(outcome: Outcome | None) -> str:
     return COMPLETED if outcome.exit_code == ExitCode.OK else FAILED
 
 
-def left_outcome(job: Submitted, known: Outcome) -> str:
-    """Return the text of the outcome that a job leaves once it is stopped, or else ``known``."""
+def left_outcome(job: Submitted, known: Outcome) -> Outcome:
+    """Return the outcome that a job leaves once it is stopped, or else what is ``known`` of it."""
     until = time.monotonic() + OUTCOME_S
     while time.monotonic() < until:
         with contextlib.suppress(ZmqTrainError):
             if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
-                return outcome.text()
+                return outcome
         time.sleep(POLL_S)
-    return known.text()
+    return known
 
 
 def _outcome_of(logdir: str) -> Outcome | None:

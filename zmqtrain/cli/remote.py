@@ -290,9 +290,9 @@ def _name_of(address: str) -> str:
 def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
-            "no job of this user has its chief or ps 0 on this host; if they run elsewhere, or have "
-            f"not started, give the address of the job's ps 0 with {names_of('ps')}; if the job is "
-            "over, give its --logdir"
+            "no job of this user has its chief or ps 0 on this host; if they run elsewhere, or "
+            f"have not started, give the address of the job's ps 0 with {names_of('ps')}; if the "
+            "job is over, give its --logdir"
         )
     width = max(len(job.ps[0]) for job in jobs)
     listing = "".join(
