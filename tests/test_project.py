@@ -12,6 +12,7 @@ import zmqtrain
 from zmqtrain.cli.main import COMMANDS
 from zmqtrain.config.restarts import advice
 from zmqtrain.errors import ExitCode
+from zmqtrain.store.manifest import FORMAT
 from zmqtrain.wire.messages import PROTOCOL_VERSION
 
 ROOT = Path(__file__).parent.parent
@@ -39,8 +40,11 @@ PURE = [
 """Parts that know neither an event loop nor sockets."""
 
 
-def test_changelog_names_the_protocol_that_tasks_speak() -> None:
-    assert f"(protocol {PROTOCOL_VERSION})" in (ROOT / "CHANGELOG.md").read_text()
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "docs/upgrades.md"])
+def test_numbers_of_protocol_and_format_are_those_of_the_code(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert re.findall(r"\(protocol (\d+)\)", text) == [str(PROTOCOL_VERSION)]
+    assert re.findall(r"whose format is (\d+)", text) == [str(FORMAT)]
 
 
 def imports_of(path: Path) -> set[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,26 @@ SSH_REFUSALS = {
 }
 
 
+def ended(state: str, code: int, **known: Any) -> Answer:
+    """Return the chief's pod, with what it wrote about the end of the job."""
+    message = json.dumps({"job": "job.py", "exit_code": code, "at": 1790000000.0} | known)
+    end = {"reason": state, "exitCode": code, "message": message}
+    container = {"name": "zmqtrain", "state": {"terminated": end}}
+    return pods(pod("chief", 0, "Failed", containerStatuses=[container]))
+
+
+DONE_POD = ended(
+    "Completed",
+    0,
+    ended="step 3000 of 3000 is done",
+    step=3000,
+    train_loss=0.05,
+    measures={"loss": 0.0530, "accuracy": 0.9889, "auc": None},
+    checkpoint="/logdir/digits/checkpoints/step-00003000",
+)
+DIVERGED = ended("Error", 76, ended="11 gradients held NaN", step=1200)
+
+
 def refusals() -> dict[str, tuple[Step, ...]]:
     """Return how each engine refuses a job."""
     no_jobs, address = said("", "--noheader"), said("hostname 10.0.0.1\n", "-G")
@@ -283,22 +304,22 @@ CASES: dict[str, tuple[Step, ...]] = {
     ),
     "workers of a JobSet become more": (
         *SUBMITTED,
-        (PARTS, *DONE, given(SIZE_3, "jobset/digits"), NOTHING),
+        (PARTS, *DONE, given(SIZE_3, "jobset/digits"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "workers of Jobs become more": (
         on_kubernetes("jobs"),
-        (*DONE, given(SIZE_3, "job/digits-worker"), NOTHING),
+        (*DONE, given(SIZE_3, "job/digits-worker"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "workers of a TFJob become more": (
         on_kubernetes("tfjob"),
-        (*DONE, given(TF_SIZE_3, "tfjob/digits"), NOTHING),
+        (*DONE, given(TF_SIZE_3, "tfjob/digits"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "a JobSet that cannot change has its Job scaled": (
         *SUBMITTED,
-        (PARTS, IMMUTABLE, *DONE, given(SIZE_3, "job/digits-worker-0"), NOTHING),
+        (PARTS, IMMUTABLE, *DONE, given(SIZE_3, "job/digits-worker-0"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "a Job is scaled back to the submitted number": (
@@ -330,7 +351,7 @@ CASES: dict[str, tuple[Step, ...]] = {
         *SUBMITTED,
         "scale digits --workers 5",
         on_kubernetes("trainjob", "two"),
-        (NO_PODS, NOTHING),
+        (NO_PODS, held("TrainJob", "two")),
         "scale two --workers 3",
     ),
     "why a cluster starts no tasks": (
@@ -415,6 +436,50 @@ CASES: dict[str, tuple[Step, ...]] = {
         *SUBMITTED,
         (pods(pod("ps", 0, "Succeeded")), NO_EVENTS, held(condition="Failed"), *DONE),
         *("status digits", "why digits", "stop digits"),
+    ),
+    "a job that left a record of its end": (
+        *SUBMITTED,
+        (DONE_POD, NO_EVENTS, held(condition="Completed"), *DONE),
+        *("status digits", "status digits --json", "top digits", "why digits"),
+        *("stop digits", "jobs", "status digits", "logs digits chief", "scale digits --workers 3"),
+        (NO_PODS,),
+        "logs digits",
+        *("stop digits", "stop digits --force", "status digits"),
+    ),
+    "a job that diverged": (
+        *SUBMITTED,
+        (DIVERGED, NO_EVENTS, held(condition="Failed")),
+        *("status digits", "why digits"),
+    ),
+    "a job that was lost": (
+        *SUBMITTED,
+        (NO_PODS, NO_EVENTS, NOTHING),
+        *("jobs", "status digits", "why digits", "logs digits chief"),
+        "logs digits chief -f --json",
+    ),
+    "a job is submitted again": (
+        WILLING,
+        f"{SUBMIT} --logdir pvc:training/digits --env TOKEN=secret --env ZMQTRAIN_LEASE_S=20",
+        (NO_PODS, held(), *WILLING),
+        "resubmit digits",
+        (DIVERGED, held(condition="Failed"), *WILLING),
+        "resubmit digits",
+        *("resubmit digits --env TOKEN=other --steps -1", "resubmit digits --env TOKEN=other"),
+    ),
+    "a job that cannot be submitted again is left stopped": (
+        *(WILLING, SUBMIT),
+        (DIVERGED, held(condition="Failed"), CONTEXT, refused(QUOTA, "--dry-run=server"), *DONE),
+        *("resubmit digits", "status digits"),
+        WILLING,
+        "resubmit digits --max-workers 6",
+    ),
+    "an upgrade needs a job that runs and a logdir": (
+        *(WILLING, SUBMIT),
+        "upgrade digits --image i:2",
+        (DONE_POD, held(condition="Completed"), *WILLING),
+        "upgrade digits --image i:2 --logdir pvc:training/digits",
+        *SUBMITTED,
+        "upgrade digits --image i:2",
     ),
     "a job that does not run is removed": (*SUBMITTED, (NOTHING, *WILLING), "stop digits"),
     "a job that does not end is removed by force": (
@@ -511,7 +576,14 @@ CASES: dict[str, tuple[Step, ...]] = {
         lambda: make_keys(Path("keys"), {"ps": 1, "chief": 1, "worker": 4}),
         lambda: printed(f"{SUBMIT} --keys keys --print --record"),
         (NOTHING, *DONE),
-        "stop digits",
+        *("status digits", "resubmit digits", "stop digits", "resubmit digits"),
+    ),
+    "a job that others applied failed": (
+        (CONTEXT,),
+        lambda: make_keys(Path("keys"), {"ps": 1, "chief": 1, "worker": 4}),
+        lambda: printed(f"{SUBMIT} --keys keys --print --record"),
+        (DIVERGED, NO_EVENTS, held(condition="Failed")),
+        *("status digits", "logs digits ps=0"),
     ),
     "a registry that changes is not that of the tasks yet": (
         *(WILLING, SUBMIT),
@@ -563,6 +635,7 @@ CASES: dict[str, tuple[Step, ...]] = {
 }
 
 
+@pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("scene", CASES)
 def test_submitted_job_is_handled_as_its_transcript_shows(
     scene: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ class LocalRun:
         self._on_progress = on_progress
         self.generation = self.learned_until = 0
         self.stopped = 0, "stopped by a signal"
+        self.summary: Summary | None = None  # once it has ended
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
         metrics = Metrics(Role.CHIEF)
@@ -108,7 +109,9 @@ class LocalRun:
             log.info("%s", error)
         finally:
             loop.close()
-        return await self._conductor.end(await self.status(), job=self._job.name, ps=0, workers=1)
+        end = self._conductor.end
+        self.summary = await end(await self.status(), job=self._job.name, ps=0, workers=1)
+        return self.summary
 
     @property
     def _running(self) -> LocalExchange:

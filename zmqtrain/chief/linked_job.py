@@ -23,6 +23,7 @@ from zmqtrain.exchanges.lanes import map_segment, read_variables
 from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.models.tables import RowsOf
+from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
@@ -82,7 +83,7 @@ class LinkedJob:
 
     @property
     def stopped(self) -> tuple[int, str]:
-        return self._chief.stop_code, f"stopped by {self.stop_reason}"
+        return self._chief.stop_code, f"{STOPPED_BY}{self.stop_reason}"
 
     async def begin(self, joined: Sequence[Admission], *, again: bool) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.

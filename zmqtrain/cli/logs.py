@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from zmqtrain.cli.ended import ended_job
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, ZmqTrainError
 from zmqtrain.observe.logs import line_as_json, line_as_text
 
 MOST_FOLLOWED = 64
@@ -63,8 +64,12 @@ def logs_command(
     if previous and follow:
         raise ConfigError("--previous and --follow are both given; expected one; leave one out")
     if len(chosen) == 1 and not as_json:
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             engine.logs(job, chosen[0], _write, follow=follow, previous=previous)
+        except KeyboardInterrupt:
+            return
+        except ZmqTrainError as error:
+            raise _without_log(job, error) from None
         return
     shown = chosen or job.tasks
     if follow and len(shown) > MOST_FOLLOWED:
@@ -75,11 +80,22 @@ def logs_command(
     logs = [Log(engine, job, task, _as_json if as_json else _prefixed(shown)) for task in shown]
     with contextlib.suppress(KeyboardInterrupt):
         if follow:
-            _in_threads([log.follow for log in logs])
+            failures = _in_threads([log.follow for log in logs])
         else:
             failures = [log.show(previous=previous) for log in logs]
-            if failures[-1] is not None and all(failures):
-                raise failures[-1]
+        if failures[-1] is not None and all(failures):
+            raise _without_log(job, failures[-1])
+
+
+def _without_log(job: Submitted, error: ZmqTrainError) -> ZmqTrainError:
+    """Return the error to show if no log can be shown: that the job is over, if it is."""
+    ended = None
+    with contextlib.suppress(ZmqTrainError):  # what its engine said first tells more
+        ended = ended_job(job)
+    if ended is None:
+        return error
+    gone = "its log was removed with it" if job.stopped_at else error
+    return NotRunningError(f"{ended.sentence()}; {gone}")
 
 
 class Log:
@@ -90,15 +106,27 @@ class Log:
         self._rest = b""
         self._has_begun = False
 
-    def follow(self) -> None:
-        """Show it as it grows; wait for a task that has not started, until the job is over."""
+    def follow(self) -> Failure:
+        """Show it as it grows; wait for a task that has not started, until the job is over.
+
+        Return the error if there is one.
+        """
         told = ""
         while (error := self.show(follow=True, unless=told)) is not None:
             is_lost = self._has_begun or not isinstance(error, PeerLostError)
-            if is_lost or self._engine.outcome(self._job):
-                return
+            if is_lost or self._is_over():
+                break
             told = str(error)
             time.sleep(WAIT_S)
+        return error
+
+    def _is_over(self) -> bool:
+        try:
+            return ended_job(self._job) is not None
+        except PeerLostError:  # its engine does not answer now
+            return False
+        except ZmqTrainError:
+            return True
 
     def show(self, *, follow: bool = False, previous: bool = False, unless: str = "") -> Failure:
         """Show it; return the error if there is one, which is told ``unless`` it has been."""
@@ -121,13 +149,19 @@ class Log:
             self._show(self._task, line.decode(errors="replace"))
 
 
-def _in_threads(calls: Sequence[Callable[[], None]]) -> None:
+def _in_threads(calls: Sequence[Callable[[], Failure]]) -> list[Failure]:
+    failures: list[Failure] = []
+
+    def note(call: Callable[[], Failure]) -> None:
+        failures.append(call())
+
     # Daemons: Ctrl-C ends this process without waiting for them.
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    threads = [threading.Thread(target=note, args=(call,), daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return failures
 
 
 def _prefixed(tasks: Sequence[Task]) -> Show:

@@ -21,6 +21,8 @@ COMMANDS = {
     "save": "zmqtrain.cli.control:save_command",
     "stop": "zmqtrain.cli.control:stop_command",
     "submit": "zmqtrain.cli.submit:submit_command",
+    "resubmit": "zmqtrain.cli.resubmit:resubmit_command",
+    "upgrade": "zmqtrain.cli.resubmit:upgrade_command",
     "jobs": "zmqtrain.cli.submit:jobs_command",
     "logs": "zmqtrain.cli.logs:logs_command",
     "scale": "zmqtrain.cli.submit:scale_command",

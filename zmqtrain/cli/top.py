@@ -17,7 +17,7 @@ from zmqtrain.chief.progress import line
 from zmqtrain.cli.job_view import Watched
 from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
-from zmqtrain.cli.status import show_outcome, status_json
+from zmqtrain.cli.status import show_ended, status_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.protocol.status import Status
@@ -48,8 +48,8 @@ def top_command(job: RemoteJob, *, as_json: bool) -> None:
       zmqtrain top --json | jq .steps_per_second
     """
     console = Console()
-    if job.outcome:
-        show_outcome(job, as_json=as_json)
+    if job.ended is not None:
+        show_ended(job.ended, as_json=as_json)
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:

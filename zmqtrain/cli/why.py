@@ -44,19 +44,21 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
       zmqtrain why --ps host:2222 --json | jq .waits
       zmqtrain why digits-x7k2              # a submitted job
     """
-    reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
+    is_there = job.submitted is not None and not job.submitted.stopped_at
+    reasons = engine_of(job.submitted).reasons(job.submitted) if job.submitted and is_there else []
     view, unreachable, waits = None, job.unreachable, list[Wait]()
-    if unreachable is None:
+    if unreachable is None and job.ended is None:
         try:
             view = JobView.of(job.status())
         except PeerLostError as error:
             unreachable, waits = error, reported_waits(job.chief_metrics)
-    if unreachable is not None and not (reasons or waits or job.outcome):
+    if unreachable is not None and not (reasons or waits or job.ended):
         raise unreachable
     if as_json:
         result: dict[str, object] = {"waits": [*map(asdict, waits)]}
         result |= {} if view is None else view.why_json()
-        result |= {"unreachable": str(unreachable), "outcome": job.outcome} if unreachable else {}
+        result |= {"unreachable": str(unreachable), "outcome": ""} if unreachable else {}
+        result |= {} if job.ended is None else job.ended.json()
         result |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
         show_json(result)
         return
@@ -65,7 +67,7 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     if view is not None:
         show(why_view(view, show_all=show_all))
         return
-    show(cell(job.outcome or unreachable))
+    show(cell(job.ended.sentence() if job.ended is not None else unreachable))
     if waits:
         show(_table(waits))
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 from zmqtrain.clusters.plan import PERMANENT, SubmitPlan
 from zmqtrain.clusters.programs import Write
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, is_over
+from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, log_of
 from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ExitCode, NotRunningError, PeerLostError
 
@@ -98,15 +98,12 @@ class Engine(ABC):
     def state(self, job: Submitted) -> str:
         """Return the state of the job on the engine, in a word or two."""
 
+    @abstractmethod
     def outcome(self, job: Submitted) -> str:
-        """Return how the job ended, and the command for its log; "" while a part of it runs."""
-        state = self.state(job)
-        if not (is_over(state) or state == FAILED):
-            return ""
-        return (
-            f"{job.name} is over, its state is {state}; {log_of(job.name, job.concluding)} shows "
-            f"how it ended, if its log still exists; zmqtrain stop {job.name} removes it"
-        )
+        """Return what the chief wrote about the end of the job, "" if there is nothing.
+
+        Its form is that of :mod:`zmqtrain.observe.outcome`.
+        """
 
     @abstractmethod
     def reasons(self, job: Submitted) -> list[Reason]:
@@ -183,7 +180,3 @@ def ended(job: Submitted, task: Task, code: str) -> Reason:
     known = {each.value: f" ({each.name})" for each in ExitCode}
     text = f"ended with exit code {code}{known.get(int(code), '')}; see {log_of(job.name, task)}"
     return Reason(str(task), text)
-
-
-def log_of(name: str, task: Task) -> str:
-    return f"zmqtrain logs {name} {task.role}={task.index}"

@@ -23,12 +23,20 @@ from zmqtrain.clusters.kubernetes import (
     volume_of,
 )
 from zmqtrain.clusters.plan import SubmitPlan
-from zmqtrain.clusters.pod_lives import Life, lives_of, name_of, pods_of, task_of
+from zmqtrain.clusters.pod_lives import Life, lives_of, message_of, name_of, pods_of, task_of
 from zmqtrain.clusters.pod_reasons import reasons_of, title_of
 from zmqtrain.clusters.pods import Manifest
 from zmqtrain.clusters.programs import Programs, Write
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
+from zmqtrain.clusters.submitted import (
+    COMPLETED,
+    FAILED,
+    GONE,
+    TAKEN,
+    Submitted,
+    TakenError,
+    is_over,
+)
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 
@@ -42,12 +50,12 @@ SHARED_MODE = "ReadWriteMany"
 _LATER = r"failed calling webhook|no endpoints available"
 PROGRAMS = Programs(
     {
+        TakenError: {r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN},
         ConfigError: {
             r'no matches for kind "(\w+)"': (
                 "the cluster knows no \\1; expected its controller; install it, or give --as "
                 "jobs, which needs none"
             ),
-            r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN,
             r'namespaces? "([\w-]+)" not found': (
                 "there is no namespace \\1; expected one that exists; correct --namespace"
             ),
@@ -117,14 +125,19 @@ class Kubernetes(Engine):
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
     def state(self, job: Submitted) -> str:
-        if ended := state_of(job, self._objects(job)):
+        objects = self._objects(job)
+        if ended := state_of(job, objects):
             return ended
         pods = self._pods(job.name)
         phases = [str(pod["status"].get("phase", "Pending")).lower() for pod in pods]
         tasks = job.workers + (job.ps + 1 if job.ps else 0)
         missing = tasks - len({task_of(pod) for pod in pods})
         lacking = f", {missing} without a pod" if phases and missing > 0 else ""
-        return tally(phases) + lacking or "no pods yet"
+        may_come = objects or job.is_applied_by_others
+        return tally(phases) + lacking or ("no pods yet" if may_come else GONE)
+
+    def outcome(self, job: Submitted) -> str:
+        return message_of(pods_of(self._pods(job.name), job.concluding), CONTAINERS[job.kind])
 
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
@@ -172,7 +185,7 @@ class Kubernetes(Engine):
                 self._show(job, life, out, is_before=life.pod == later.pod)
             return
         self._show(job, lives[-1], out, follow=follow)
-        while follow and not self.outcome(job):
+        while follow and not is_over(self.state(job)):
             newest = self._lives(job, task)[-1:]
             with contextlib.suppress(PeerLostError):  # its container has not started yet
                 if newest not in ([], lives[-1:]):

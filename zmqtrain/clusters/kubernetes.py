@@ -20,7 +20,7 @@ from zmqtrain.clusters.pod_options import KEYS, LABELS, LOGDIR, SHM
 from zmqtrain.clusters.pods import Manifest, changed
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.options import names_of
+from zmqtrain.config.options import names_of, variable_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY, ROLES
 
@@ -38,6 +38,9 @@ CONTAINERS = {"jobset": "zmqtrain", "jobs": "zmqtrain", "tfjob": "tensorflow", "
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 PORT, METRICS_PORT = 2222, 9410
+ENDED_FILE = "/dev/termination-log"
+"""The file whose text Kubernetes keeps with a pod that has ended."""
+
 USER = 65532
 FAILURES_PER_TASK = 20
 PERIOD_S = 10  # between two probes
@@ -214,6 +217,7 @@ def _pod(plan: SubmitPlan, role: Role, port: str) -> Manifest:
     parts = (REGISTRY, role) if plan.ps else (REGISTRY, role, Role.CHIEF)  # which worker 0 hosts
     variables = plan.environment(role, addresses(plan), KEYS, logdir)
     variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
+    variables[variable_of("ended_file")] = ENDED_FILE
     crashes = {"operator": "NotIn", "values": ENDED}
     health = {"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": PERIOD_S}
     startup = health | {"failureThreshold": STARTUP_S // PERIOD_S}

@@ -103,6 +103,9 @@ class SshHost:
     slots: int = 1
     address: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.login}:{self.slots}"
+
 
 def hosts_of(text: Any) -> Any:
     """Return the hosts that a text such as ``a:2,me@b:4`` names.

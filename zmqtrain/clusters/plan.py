@@ -54,6 +54,11 @@ in place."""
 FIRST_PORT, PORTS, JOBS = 20000, 32, 375
 """Each job on a host has its own range of ports, below those that Linux assigns."""
 
+FIRST_METRICS_PORT = FIRST_PORT + PORTS * JOBS
+"""Each job has one for the metrics of ps 0, which lists those of all tasks."""
+
+METRICS_PORT = variable_of("metrics_port")
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -78,7 +83,8 @@ class SubmitPlan:
     ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine
     reads in its own way. ``keys``: text of each file of the directory of keys, by name;
     ``keys_directory``: that directory on this host. ``variables``: further variables of every task.
-    ``python``: the tasks' interpreter. ``working``: where they start, if they have our paths.
+    ``python``: the tasks' interpreter. ``working``: where the job is submitted, and where they
+    start if they have our paths. ``words``: see :class:`Submitted`.
     """
 
     name: str
@@ -95,6 +101,7 @@ class SubmitPlan:
     variables: Mapping[str, str] = field(default_factory=dict)
     python: str = "python3"
     working: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[Role, int]:
@@ -135,14 +142,19 @@ class SubmitPlan:
             **self.overrides,
         }
         values |= {"logdir": logdir} if logdir else {}
-        # Any free port for metrics: another job's task may be on this host.
-        variables = {"ZMQTRAIN_METRICS_PORT": "0"} | dict(self.variables)
+        # Any free port: another job's task may be on this host. Prometheus is on another one.
+        metrics = {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", METRICS_PORT: "0"}
+        variables = metrics | dict(self.variables)
         return {variable_of(name): text_of(value) for name, value in values.items()} | variables
 
     @property
     def leaders(self) -> list[Task]:
         """The tasks that listen: all ps, or, without ps, all workers."""
         return [Task(self.leader, index) for index in range(self.counts[self.leader])]
+
+    def metrics_flags(self, port: object) -> str:
+        """Return the words that have ps 0 serve metrics at a port, unless a variable names one."""
+        return "" if METRICS_PORT in self.variables else f" --metrics-port {port}"
 
     def command(self, role: Role, *, supervised: bool = True) -> list[str]:
         """Return the command of a task; the engine's variables give its index."""

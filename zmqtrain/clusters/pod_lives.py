@@ -47,5 +47,16 @@ def lives_of(pods: Sequence[Pod], container: str) -> list[Life]:
     return found
 
 
+def message_of(pods: Sequence[Pod], container: str) -> str:
+    """Return the last message of a task, which its newest pod holds; "" if there is none."""
+    statuses = pods[-1]["status"].get("containerStatuses", []) if pods else []
+    ends = [
+        each.get("state", {}).get("terminated", {})
+        for each in statuses
+        if each.get("name") == container
+    ]
+    return next((str(end["message"]) for end in ends if end.get("message")), "")
+
+
 def name_of(pod: Pod) -> str:
     return str(pod["metadata"]["name"])

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zmqtrain.clusters.engine import Reason, Remedies, log_of
+from zmqtrain.clusters.engine import Reason, Remedies
 from zmqtrain.clusters.pod_lives import task_of
+from zmqtrain.clusters.submitted import log_of
 from zmqtrain.config.cluster import Task
 
 _RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
@@ -72,7 +73,7 @@ def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str
         ended = container.get("state", {}).get("terminated", {})
         if code := ended.get("exitCode"):
             log = f"; see {log_of(name, task)}" if task else ""
-            yield f"{_said(ended)}: ended with exit code {code}{log}"
+            yield f"{ended.get('reason', 'Error')}: ended with exit code {code}{log}"
 
 
 def _said(item: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
 from zmqtrain.clusters.programs import Write
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, RayJob, actor
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted
+from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted, TakenError
 from zmqtrain.config.cluster import Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON
@@ -68,7 +68,7 @@ class Ray(Engine):
 
     def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         if self._actor(plan.name) is not None:
-            raise ConfigError(f"Ray has an actor {plan.name}: {TAKEN}")
+            raise TakenError(f"Ray has an actor {plan.name}: {TAKEN}")
 
     def submit(self, plan: SubmitPlan) -> str:
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
@@ -82,6 +82,10 @@ class Ray(Engine):
             if job_actor is None:
                 return GONE
             return summary(job, self._answer_of(job_actor.states.remote()))
+
+    def outcome(self, job: Submitted) -> str:
+        job_actor = self._actor(job.name)
+        return "" if job_actor is None else str(self._answer_of(job_actor.outcome.remote()))
 
     def reasons(self, job: Submitted) -> list[Reason]:
         job_actor = self._actor(job.name)

@@ -68,7 +68,7 @@ class Ssh(Engine):
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
-        return cls(",".join(f"{host.login}:{host.slots}" for host in asked.hosts))
+        return cls(",".join(map(str, asked.hosts)))
 
     @staticmethod
     def rendered(plan: SubmitPlan) -> str:
@@ -95,6 +95,10 @@ class Ssh(Engine):
     def state(self, job: Submitted) -> str:
         states, _ = self._states(job)
         return summary(job, states)
+
+    def outcome(self, job: Submitted) -> str:
+        host = self._placed(job)[job.concluding]
+        return PROGRAMS.call(_words(host, "ended"), stdin=_kept(job, host), timeout_s=TIMEOUT_S)
 
     def reasons(self, job: Submitted) -> list[Reason]:
         states, unreachable = self._states(job)

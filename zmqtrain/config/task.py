@@ -193,6 +193,12 @@ class TaskConfig(SharedConfig):
     metrics_key: str | None = Field(
         None, min_length=1, description="file with the private key of that certificate (PEM)"
     )
+    ended_file: str | None = Field(
+        None,
+        min_length=1,
+        description="file into which the chief writes, as JSON, how the job ended, beside "
+        "ended.json in the logdir",
+    )
     threads: int | None = Field(
         None,
         ge=1,

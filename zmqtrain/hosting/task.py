@@ -20,6 +20,7 @@ from zmqtrain.hosting import notes
 from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
 from zmqtrain.hosting.groups import Gatherer, claim, may_regroup, serve_groups
 from zmqtrain.hosting.process import be_scraped, ignore_signals, serve_health, stop_on_signals
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import forget_groups
@@ -115,6 +116,8 @@ async def _serve_group(
             await claim(stack, actors[0])
             if actors[0].stopping.is_set():
                 return actors[0].stop_code
+            summary = partial(getattr, actors[0], "summary")
+            stack.enter_context(recorded(config.job, plan.job.logdir, config.ended_file, summary))
         try:
             # zmqtrain run ends with the first mistake of a worker, and needs to see it.
             holds_shard = plan.shard_of(config.task) is not None
