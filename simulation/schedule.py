@@ -188,7 +188,7 @@ def draw(
     ``tables``: see :class:`Schedule`.
     """
     if tables:
-        kind = {"hosted": hosted, "hosts": hosts, "epochs": epochs, "clips": clips}
+        kind = {"hosted": hosted, "board": board, "hosts": hosts, "epochs": epochs, "clips": clips}
         schedule = _with_gradients(draw(seed, policy, **kind))
         return replace(schedule, tables=True, consistent_reads=False, copies=1, small=False)
     if clips:

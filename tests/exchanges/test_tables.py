@@ -21,11 +21,10 @@ from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
-WITHOUT_BOARD = [name for name in KINDS if "board" not in name]
 SIZES = {"user": USERS, "item": ITEMS}
 
 
-@pytest.fixture(params=WITHOUT_BOARD)
+@pytest.fixture(params=KINDS)
 def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
     return KINDS[request.param]
 
@@ -210,7 +209,6 @@ async def test_id_beyond_the_rows_of_a_table_is_an_error(open_exchange: OpenExch
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"exchange": "board"}, "is board, but .*the model has tables"),
         ({"overlap": True}, "overlap is on"),
         ({"consistent_reads": True}, "consistent_reads is on"),
         ({"policy": "local-steps:4"}, "the policy is local-steps:4"),

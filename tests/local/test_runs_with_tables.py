@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,16 @@ from zmqtrain.store.row_store import RowStore
 CLUSTERS = {
     "one worker": {},
     "2 ps": {"workers": 2, "ps": 2},
-    "without ps": {"workers": 2, "ps": 0},
+    "shards on workers": {"workers": 2, "ps": 0, "exchange": "direct"},
+    "a board": {"workers": 2, "ps": 0, "exchange": "board"},
 }
 
 
 def train(model: Any, cluster: Any, **fields: Any) -> Summary:
-    policy = "sync-replicas" if cluster else "hogwild"
-    return train_here(make_job(model, policy=policy, **fields), **cluster)
+    where = {name: cluster[name] for name in cluster if name != "exchange"}
+    given = {"exchange": cluster.get("exchange", "auto")} if where else {}
+    given |= {"policy": "sync-replicas" if where else "hogwild"} | fields
+    return train_here(make_job(model, **given), **where)
 
 
 def learned(summary: Summary) -> tuple[Any, ...]:
@@ -61,8 +63,8 @@ def test_checkpoint_has_the_rows_for_any_number_of_shards(
     for model in (Recommender(), Dense()):
         logdir = str(tmp_path / type(model).__name__)
         for cluster, steps in ((first, 3), (then, 6)):
-            fields = {"exchange": "direct", "policy": "sync-replicas", "logdir": logdir}
-            summary = train_here(make_job(model, steps=steps, **fields), **cluster)
+            fields = {"policy": "sync-replicas", "logdir": logdir}
+            summary = train(model, cluster, steps=steps, **fields)
         found.append((summary.measures, summary.parameters["bias"].tobytes()))
     assert found[0] == found[1]
 
@@ -87,14 +89,16 @@ def test_ids_without_a_bound_train_as_those_of_a_table_of_known_size() -> None:
 def test_memory_without_room_for_rows_ends_the_job_with_a_sentence(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_room, calls = RowStore.make_room, itertools.count()
+    make_room, calls = RowStore.make_room, list[int]()
 
     def refuse(store: RowStore, rows: int) -> None:
-        if next(calls) > 8:
+        calls.append(rows)
+        if len(calls) > 8:
             raise SegmentError("/dev/shm has no room for 1 MB more")
         make_room(store, rows)
 
     monkeypatch.setattr(RowStore, "make_room", refuse)
+    monkeypatch.setattr(RowStore, "has_room", lambda *_: len(calls) < 6)
     summary = train(Recommender(), cluster, logdir=str(tmp_path), steps=50)
     assert summary.exit_code == ExitCode.USAGE
     assert "no room for 1 MB more" in summary.ended

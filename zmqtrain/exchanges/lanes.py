@@ -147,7 +147,8 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
             welcome, job = joined.welcome, actor.job
             segment = reach(welcome.segment, segment_layout(layout, job.update()))
             tables = job.table_layouts()
-            rows = reach_tables(welcome.tables, tables) if tables else None
+            place, is_board = welcome.tables, actor.plan.exchange.is_board
+            rows = reach_tables(place, tables, writable=is_board) if tables else None
             if wanted in ("auto", segment.lane):
                 return Near(segment, await _prove(link, segment), rows)
             reason = f"its lane is {segment.lane}"

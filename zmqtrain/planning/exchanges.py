@@ -85,7 +85,6 @@ def _obstacles_to_board(site: Site) -> list[str]:
         f"the policy is {job.policy} instead of sync-replicas": not is_lockstep,
         f"{job.optimizer!r} looks at whole variables": job.update().is_layered,
         "ps_device is gpu": job.ps_device == "gpu",
-        "the model has tables": bool(job.table_variables()),
         "consistent_reads is on": job.consistent_reads,
         f"copies is {job.copies}": job.copies > 1,
         "lane is tcp": site.lane == "tcp",

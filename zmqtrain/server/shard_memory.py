@@ -70,8 +70,9 @@ def open_shard(
         safe = safe and segment.path is not None
         tables = None
         if memory is not None:
-            given, place = job.table_updates(), {"shard": layout.shard, "shards": plan.shards}
-            tables = Tables(job.table_variables(), given, memory, **place)
+            given, own = (job.table_variables(), job.table_updates(), memory), layout.shard
+            ahead = plan.most_workers if plan.exchange.is_board else 0
+            tables = Tables(*given, shard=own, shards=plan.shards, ahead=ahead)
         shard = Shard(
             layout,
             update,

@@ -44,6 +44,10 @@ from zmqtrain.store.table_layout import (
     NEXT_COUNT,
     NEXT_FREE,
     PENDING,
+    PREPARED,
+    PREPARED_BANK,
+    PREPARED_BITS,
+    RESERVED,
     STATE,
     SWEEPS,
     USED,
@@ -92,9 +96,7 @@ class RowStore:
         self._index, self._copy = index_code(), copy_code(stride, layout.widths)
         self._row_copy = copy_code(stride, layout.widths[:1])
         self._records = arena.address + layout.records_at
-        self._reserved = 0  # bytes of records
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
-        self._prepared = (0, 0), 0  # the next index, and how many bytes of it are reserved
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -184,10 +186,17 @@ class RowStore:
             if index[0]:
                 self._arena.release(self._begin(index), 8 << index[0])
         self._arena.release(self.layout.records_at, -(-held * self.layout.stride // PAGE) * PAGE)
-        self._reserved = 0
+        self.words[RESERVED] = self.words[PREPARED] = 0
         first = _FIRST_BITS, 0
         self._arena.reserve(self._begin(first), 8 << _FIRST_BITS)
         self._set(_State(first, None, state.changes + 1))
+
+    def has_room(self, new: int) -> bool:
+        """Say whether :meth:`make_room` would need no more memory for so many rows."""
+        held, capacity = self.words[COUNT], 1 << self._state.now[0]
+        new = min(new, self.layout.most - held)
+        has_records = (held + new) * self.layout.stride <= self.words[RESERVED]
+        return has_records and max(self.words[USED], len(self)) + new <= LOAD * capacity
 
     def make_room(self, new: int) -> None:
         """Prepare that so many rows are inserted; it changes nothing that is read.
@@ -212,12 +221,12 @@ class RowStore:
 
     def _reserve(self, rows: int) -> None:
         """Allocate memory for so many records, and some more."""
-        needed = rows * self.layout.stride
-        if needed > self._reserved:
+        needed, reserved = rows * self.layout.stride, self.words[RESERVED]
+        if needed > reserved:
             extent = min(max(needed // 8, _EXTENTS[0]), _EXTENTS[1])
             stop = min(needed + extent, self.layout.most * self.layout.stride)
-            self._arena.reserve(self.layout.records_at + self._reserved, stop - self._reserved)
-            self._reserved = stop
+            self._arena.reserve(self.layout.records_at + reserved, stop - reserved)
+            self.words[RESERVED] = stop
 
     def insert(self, ids: Ids, parts: Sequence[NDArray[np.float32]]) -> Places:
         """Insert rows that are not there, and for which there is room; return their places.
@@ -277,8 +286,7 @@ class RowStore:
         for index in product(range(_FIRST_BITS, state.now[0] + 2), (0, 1)):
             if index not in (state.now, state.old):
                 self._arena.release(self._begin(index), 8 << index[0])
-        self._reserved = self.words[COUNT] * self.layout.stride
-        self._arena.reserve(self.layout.records_at, self._reserved)
+        self.words[PREPARED] = 0
 
     def _grow(self, new: int) -> None:
         """Make room in the index, and move entries of the old one."""
@@ -315,10 +323,14 @@ class RowStore:
 
     def _prepare(self, index: tuple[int, int], nbytes: int) -> None:
         """Reserve the begin of the next index; it takes time, so it is done bit by bit."""
-        before = self._prepared[1] if self._prepared[0] == index else 0
+        own = self.words
+        if (own[PREPARED_BITS], own[PREPARED_BANK]) != index:
+            own[PREPARED] = 0
+            own[PREPARED_BITS], own[PREPARED_BANK] = index
+        before = own[PREPARED]
         if nbytes > before:
             self._arena.reserve(self._begin(index) + before, nbytes - before)
-            self._prepared = index, nbytes
+            own[PREPARED] = nbytes
 
     @property
     def _state(self) -> _State:

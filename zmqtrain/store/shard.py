@@ -6,7 +6,7 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ class Shard:
         tables: Tables | None = None,
     ) -> None:
         self.layout = layout
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self.rule = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
@@ -179,13 +179,15 @@ class Shard:
 
     def repair(self) -> Change | None:
         """Finish what a killed process left; return the last change of all, if there was one."""
-        change = self._note.last()
+        change, is_alone = self._note.last(), not self.segment.board[IN_FORCE]
+        if self.tables is not None and is_alone:  # else members of a board may be changing them
+            self.tables.repair_stores()
         if change is not None and self._note.is_under_way:
             for holding in self._holdings:
                 holding.repair(change)
             self._make(change)
         words = self.segment.words
-        if not self.segment.board[IN_FORCE]:
+        if is_alone:
             words[CLOCK] += words[CLOCK] % 2
         return change
 
@@ -240,7 +242,7 @@ class Shard:
         local_steps = order.local_steps if isinstance(order, Reduce) else 0
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
         weights = [one.weight for one in staged]
-        unit = self._batch_size if before or kind == ACCUMULATE else max(weights)
+        unit = self.batch_size if before or kind == ACCUMULATE else max(weights)
         weight = before + sum(weights)
         rested = self.segment.words[RESTED]
         given = kind, staged, weight, unit, self.version, before > 0
@@ -253,12 +255,22 @@ class Shard:
             self._use_rate_for_tables()
 
     def can_update(self, step: int) -> bool:
-        """Say whether update ``step`` can be made by parts: the rule needs a learning rate."""
+        """Say whether update ``step`` can be made by parts: rules need a learning rate."""
         try:
             self.dense.check(step)
+            if self.tables is not None:
+                self.tables.check(step)
         except ConfigError:
             return False
         return True
+
+    def step_of(self, buffers: Sequence[int], weights: Sequence[float], step: int) -> Change:
+        """Return update ``step`` by the gradients in these buffers, which nobody has pushed."""
+        pairs = zip(buffers, weights, strict=True)
+        given = tuple(Contribution(buffer, -1, 0, weight) for buffer, weight in pairs)
+        change = Change(UPDATE, given, sum(weights), max(weights), step)
+        self._clip(change, None)
+        return change
 
     @contextmanager
     def _beginning(self, version: int) -> Iterator[None]:

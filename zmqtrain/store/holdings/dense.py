@@ -25,7 +25,6 @@ from zmqtrain.optim import AVERAGE, BoundUpdate, Slot, Update
 from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
-from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.sums import add_up
@@ -90,9 +89,6 @@ class Dense:
             if self._is_layered and not change.local_steps:
                 self._measure(change)
         self.begin_parts(range(len(self._parts)))
-
-    def square(self, change: Change) -> int:
-        return self._square(self._mean(change))
 
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
@@ -167,29 +163,20 @@ class Dense:
         for number in numbers:
             self._parts[number].begin()
 
-    def update_parts(
-        self,
-        numbers: Iterable[int],
-        buffers: Sequence[int],
-        weights: Sequence[float],
-        step: int,
-    ) -> None:
-        """Make, or finish, update ``step`` of these parts, which is no noted change.
+    def update_parts(self, numbers: Iterable[int], change: Change) -> None:
+        """Make, or finish, an update of these parts, which is no noted change.
 
-        The mean is of the gradients in ``buffers``, with their ``weights``. The rule is not
-        layered, and :meth:`check` has passed.
+        The rule is not layered, and :meth:`check` has passed.
         """
-        mean, clip = Mean.of([self._arrays.gradient(buffer) for buffer in buffers], weights), 1.0
-        absences = self._absences(list(map(self._segment.absent, buffers)), step)
-        if (limit := self._update.clip_norm) is not None:
-            clip = clip_scale(float(self._square(mean)), limit)
+        mean, absences = self._mean(change), self._absences(self._absent(change), change.step)
         for number in numbers:
             part = self._parts[number]
             part.resume(of_sum=False, bound=part.bound)
             given = absences if part.is_trained else None
-            part.bound.apply(part.own(mean, clip), step, absences=given)
+            part.bound.apply(part.own(mean, change.clip), change.step, absences=given)
 
-    def _square(self, mean: Mean) -> int:
+    def square(self, change: Change) -> int:
+        mean = self._mean(change)
         found: list[int] = []
 
         def add(part: _Part) -> None:

@@ -9,6 +9,8 @@ the rows, the number of the update) is in memory that outlives the process.
 
 The sum of a step is the list of its contributions, one behind the other.
 
+On a board each member changes some tables, in a lane of its own: see board_share.py.
+
 Rows are admitted by their counts, and forgotten by the number of the update that trained them last,
 so a change that is made again, by another life or from a checkpoint, decides the same.
 """
@@ -16,7 +18,9 @@ so a change that is made again, by another life or from a checkpoint, decides th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, SegmentError
 from zmqtrain.models.tables import MOST_COUNTED, Ids, Rows, RowsOf, TableVariable
 from zmqtrain.optim import Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
@@ -39,6 +43,7 @@ from zmqtrain.store.table_checkpoint import read_table, tensors_of
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     DONE,
+    LINE,
     READY,
     SUM_BEFORE,
     SUM_END,
@@ -64,7 +69,9 @@ class Tables:
     """All tables of a shard. It is a Holding.
 
     ``updates``: of each table, with the shard's ``clip_norm``. ``shard``: its number among
-    ``shards``, on which the rows are.
+    ``shards``, on which the rows are. ``lane``, ``numbers``: where it changes which tables, beside
+    others that change the rest; None: all. ``ahead``: each change makes room for the new rows of so
+    many gradients more, as long as there is memory.
     """
 
     def __init__(
@@ -75,28 +82,63 @@ class Tables:
         *,
         shard: int = 0,
         shards: int = 1,
+        lane: int = 0,
+        numbers: range | None = None,
+        ahead: int = 0,
     ) -> None:
         """
         Raises:
             ConfigError: a table cannot have such an update.
+            SegmentError: there is no room for the lane.
         """
         self.memory, self.shard, self.shards = memory, shard, shards
-        self._words, self._arena, layout = memory.words, memory.arena, memory.layout
-        self._scratch_places = self._arena.ints(layout.scratch_at, BLOCK_ROWS)
-        scratch_at = layout.scratch_at + layout.places_nbytes
-        self._scratch = self._arena.floats(scratch_at, (layout.sum_at - scratch_at) // 4)
+        self._variables, self._arena, layout = variables, memory.arena, memory.layout
+        self._numbers = range(len(variables)) if numbers is None else numbers
+        self._ahead = ahead
+        self._words, lane_at = memory.words, layout.scratch_at + lane * layout.lane_nbytes
+        self._progress = memory.words[LINE * (1 + lane) :][:LINE]
+        self._arena.reserve(lane_at, layout.lane_nbytes)
+        self._scratch_places = self._arena.ints(lane_at, BLOCK_ROWS)
+        scratch = self._arena.floats(lane_at + layout.places_nbytes, layout.scratch_size)
         self._tables = [
-            _Table(layout.tables[number], update, memory, self._scratch)
+            _Table(layout.tables[number], update, memory, scratch)
             for number, update in enumerate(updates)
         ]
         self._dims = [variable.dim for variable in variables]
         self._of: tuple[Change, list[_Share]] | None = None
+
+    def beside(self, lane: int, numbers: range, ahead: int) -> Tables:
+        """Return the same tables, to change those with these numbers beside others."""
+        given = self._variables, [table.update for table in self._tables], self.memory
+        at = partial(Tables, shard=self.shard, shards=self.shards)
+        return at(*given, lane=lane, numbers=numbers, ahead=ahead)
+
+    def has_room(self, table: int, rows: int) -> bool:
+        """Say whether so many new rows of a table need no more memory."""
+        return self._tables[table].has_room(rows)
 
     def use(self, before: Rule, now: Rule) -> None:
         """Update tables whose rule is ``before``, the job's, by another one with its slots."""
         for table in self._tables:
             if table.update.rule == before:
                 table.bind(replace(table.update, rule=now))
+
+    def sizes(self, rows: int) -> list[int]:
+        """Return for each table how many elements so many rows and their slots have."""
+        return [rows * sum(table.layout.widths) for table in self._tables]
+
+    def check(self, step: int) -> None:
+        """Check that the rules can make update ``step``.
+
+        Raises:
+            ConfigError: one of them cannot.
+        """
+        for bound in {id(table.update.rule): table.bound for table in self._tables}.values():
+            bound.numbers(step)
+
+    def begin_own(self) -> None:
+        """Note that nothing of the next change of its tables is made."""
+        self._progress[READY] = self._progress[DONE] = 0
 
     def begin(self, change: Change) -> None:
         words = self._words
@@ -109,7 +151,7 @@ class Tables:
             layout = self.memory.layout
             self._arena.reserve(layout.sum_at + before, nbytes)
             words[SUM_BEFORE] = before
-        words[READY] = words[DONE] = 0
+        self.begin_own()
 
     def square(self, change: Change) -> int:
         divisor = change.weight / change.unit
@@ -120,15 +162,18 @@ class Tables:
 
     def update(self, change: Change) -> None:
         divisor = change.weight / change.unit
-        first, done = position_of(self._words[DONE])
-        for share in self._prepared(change):
+        first, done = position_of(self._progress[DONE])
+        shares = self._prepared(change)
+        for share in shares:
             if share.number >= first:
                 places, rows = share.table.admitted(share, change.step + 1)
                 mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
                 self._train(share, places, mean, change.step, done * (share.number == first))
-        self._words[READY] = self._words[DONE] = position(len(self._tables), 0)
-        for table in self._tables:
-            table.forget(change.step + 1, self.shards)
+        self._progress[READY] = self._progress[DONE] = position(len(self._tables), 0)
+        for number in self._numbers:
+            self._tables[number].forget(change.step + 1, self.shards)
+        for share in shares if self._ahead else ():
+            share.table.make_room_ahead(self._ahead * len(share.ids))
         self._of = None
 
     def add(self, change: Change) -> None:
@@ -142,11 +187,17 @@ class Tables:
         words[SUM_END] = at
 
     def repair(self, change: Change) -> None:
-        (first, done), (number, ready) = map(position_of, (self._words[DONE], self._words[READY]))
+        progress = self._progress
+        (first, done), (number, ready) = map(position_of, (progress[DONE], progress[READY]))
         if position(first, done) < position(number, ready) and number < len(self._tables):
             count = ready - done if number == first else ready
             self._tables[number].put(self._scratch_places[:count], change.step + 1)
-            self._words[DONE] = self._words[READY]
+            progress[DONE] = progress[READY]
+
+    def repair_stores(self) -> None:
+        """Finish what a killed process left of the rows' memory; no live one changes them."""
+        for number in self._numbers:
+            self._tables[number].repair()
 
     def initialize(self) -> None:
         """Begin without trained rows."""
@@ -198,7 +249,7 @@ class Tables:
 
     def _train(self, share: _Share, places: Places, mean: Mean, step: int, start: int) -> None:
         """Update the rows in these places from number ``start`` on, block by block."""
-        table, words = share.table, self._words
+        table, progress = share.table, self._progress
         length, dim = table.layout.block_rows, table.layout.variable.dim
         for begin in range(start, len(places), length):
             end = min(begin + length, len(places))
@@ -207,9 +258,9 @@ class Tables:
             part = mean.at(slice(begin * dim, end * dim))
             table.bound.apply(part, step, numbers=share.numbers)
             self._scratch_places[: len(own)] = own
-            words[READY] = position(share.number, end)
+            progress[READY] = position(share.number, end)
             table.put(own, step + 1)
-            words[DONE] = position(share.number, end)
+            progress[DONE] = position(share.number, end)
 
     def _prepared(self, change: Change) -> list[_Share]:
         """Return what the change does to each table that it has rows of, and make room for it."""
@@ -236,7 +287,8 @@ class Tables:
         terms: dict[int, list[Term]] = {}
         for parts, weight in given:
             for part in parts:
-                terms.setdefault(part.table, []).append(Term(part.ids, part.rows, weight))
+                if part.table in self._numbers:
+                    terms.setdefault(part.table, []).append(Term(part.ids, part.rows, weight))
         shares = [
             _Share(number, self._tables[number], *merged(terms[number], len(given)))
             for number in sorted(terms)
@@ -291,13 +343,26 @@ class _Table:
             update = replace(update, rule=update.rule.of_rows(self.variable.dim))
         self.bound = update.bind(first, slots)
 
+    @property
+    def _stores(self) -> list[RowStore]:
+        return [self.store] if self.candidates is None else [self.store, self.candidates]
+
+    def has_room(self, new: int) -> bool:
+        return all(store.has_room(new) for store in self._stores)
+
+    def make_room_ahead(self, new: int) -> None:
+        """Make room for so many new rows, and not more than there can be, if there is memory."""
+        for store in self._stores:
+            if not store.has_room(new):
+                with suppress(SegmentError):  # it is not needed yet
+                    store.make_room(min(new, store.layout.most - len(store)))
+
     def find(self, ids: Ids) -> Places:
         """Return where the rows are, -1 for new ones, which there is room for from now on."""
         places = self.store.find(ids)
         missing = int(np.count_nonzero(places < 0))
-        self.store.make_room(missing)
-        if self.candidates is not None:
-            self.candidates.make_room(missing)
+        for store in self._stores:
+            store.make_room(missing)
         return places
 
     def admitted(self, share: _Share, version: int) -> tuple[Places, Rows]:
@@ -347,6 +412,11 @@ class _Table:
         victims = live[store.stamps(live) // unit <= oldest]
         if len(victims):
             store.erase(victims)
+
+    def repair(self) -> None:
+        """Finish what a killed process left of the memory of rows."""
+        for store in self._stores:
+            store.repair()
 
     def take(self, places: Places) -> None:
         """Copy rows and slots into the scratch."""
