@@ -229,8 +229,9 @@ class _Learned:
     def _wrong_rows(self, number: int) -> Iterator[str]:
         """Yield rows that differ, to the last bit, from dense variables of the same shard."""
         shard = self._cluster.server(number).state.shard
-        ids = np.flatnonzero(shards_of(np.arange(EXAMPLES), self._cluster.shards) == number)
         assert shard.tables is not None
+        place = shard.tables.place
+        ids = np.flatnonzero(place.holds(shards_of(np.arange(EXAMPLES), place.shards)))
         rows = shard.tables.rows(0, ids)
         names = {cut.variable.name for cut in shard.layout.slices}
         in_step = self._schedule.policy.startswith("sync") and not self._schedule.has("switch")

@@ -190,7 +190,7 @@ def draw(
     if tables:
         kind = {"hosted": hosted, "board": board, "hosts": hosts, "epochs": epochs, "clips": clips}
         schedule = _with_gradients(draw(seed, policy, **kind))
-        return replace(schedule, tables=True, consistent_reads=False, copies=1, small=False)
+        return replace(schedule, tables=True, consistent_reads=False, small=False)
     if clips:
         return replace(draw(seed, policy, hosted=hosted, board=board, hosts=hosts), clips=True)
     if epochs:

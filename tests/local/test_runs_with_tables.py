@@ -19,12 +19,14 @@ CLUSTERS = {
     "2 ps": {"workers": 2, "ps": 2},
     "shards on workers": {"workers": 2, "ps": 0, "exchange": "direct"},
     "a board": {"workers": 2, "ps": 0, "exchange": "board"},
+    "copies": {"workers": 3, "ps": 0, "exchange": "direct", "copies": 2},
+    "everything everywhere": {"workers": 2, "ps": 0, "exchange": "one-shot"},
 }
 
 
 def train(model: Any, cluster: Any, **fields: Any) -> Summary:
-    where = {name: cluster[name] for name in cluster if name != "exchange"}
-    given = {"exchange": cluster.get("exchange", "auto")} if where else {}
+    where = {name: cluster[name] for name in ("workers", "ps") if name in cluster}
+    given = {name: cluster[name] for name in cluster if name not in where}
     given |= {"policy": "sync-replicas" if where else "hogwild"} | fields
     return train_here(make_job(model, **given), **where)
 
@@ -35,7 +37,11 @@ def learned(summary: Summary) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("fields", [{"steps": 6}, {"epochs": 2, "steps_per_epoch": 3}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"steps": 6}, {"epochs": 2, "steps_per_epoch": 3}, {"steps": 6, "clip_norm": 0.05}],
+    ids=["steps", "epochs", "clipped"],
+)
 def test_run_with_tables_is_the_run_with_parameters(cluster: Any, fields: Any) -> None:
     found = [train(model, cluster, **fields) for model in (Recommender(), Dense())]
     assert learned(found[0]) == learned(found[1])

@@ -11,12 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.store.with_tables import EXTREMES, VARIABLES, Job, push, table
+from zmqtrain.coordination.hand_over import left_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.models.tables import RowsOf, TableVariable, shards_of
 from zmqtrain.optim import SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.checkpoint import begin, commit, seal_shard
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest, read_manifest, tensor_records, verify
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_checkpoint import table_records
@@ -35,7 +37,8 @@ def train(shards: Sequence[Shard], updates: int) -> None:
             for of in JOB.tables:
                 ids = np.sort(random.choice(EVERY, 30, replace=False))
                 values = random.standard_normal((30, of.dim), np.float32)
-                own = shards_of(ids, len(shards)) == shard.layout.shard
+                assert shard.tables is not None
+                own = shard.tables.place.holds(shards_of(ids, len(shards)))
                 parts.append(RowsOf(of.number, ids[own], values[own]))
             push(shard, 0, parts, seed=version)
             shard.carry_out(Apply(0))
@@ -59,24 +62,27 @@ def save(shards: Sequence[Shard], logdir: Path) -> Path:
     return commit(directory, manifest)
 
 
-def restored(path: Path, count: int) -> list[Shard]:
+def restored(path: Path, count: int, copies: int = 1) -> list[Shard]:
     manifest = read_manifest(path)
     verify(path, manifest)
-    shards = JOB.shards(count)
+    shards = JOB.shards(count, copies)
     for shard in shards:
         shard.restore(path, manifest)
     return shards
 
 
-def contents(shards: Sequence[Shard]) -> list[dict[str, dict[int, Any]]]:
+def contents(
+    shards: Sequence[Shard], layouts: Sequence[ShardLayout] = ()
+) -> list[dict[str, dict[int, Any]]]:
     """Return, for each tensor of tables, what each id has in any of the shards."""
+    pairs = [*zip(shards, layouts or [shard.layout for shard in shards], strict=True)]
     found: list[dict[str, dict[int, Any]]] = []
     for keys in (["ids", "stamps", "rows"], ["candidates", "counts"]):
         for of in JOB.tables:
             held: dict[str, dict[int, Any]] = {}
-            for shard in shards:
+            for shard, layout in pairs:
                 assert shard.tables is not None
-                tensors = shard.tables.tensors(shard.layout)
+                tensors = shard.tables.tensors(layout)
                 names = [n for n in tensors if n.endswith(f"/{of.name}")]
                 slots = [n for n in names if n.startswith("/slot")] if keys[0] == "ids" else []
                 ids = tensors.get(f"/{keys[0]}/{of.name}", np.empty(0, np.int64)).tolist()
@@ -89,8 +95,8 @@ def contents(shards: Sequence[Shard]) -> list[dict[str, dict[int, Any]]]:
     return found
 
 
-def begun(count: int) -> list[Shard]:
-    shards = JOB.shards(count)
+def begun(count: int, copies: int = 1) -> list[Shard]:
+    shards = JOB.shards(count, copies)
     for shard in shards:
         shard.initialize(np.zeros(shard.layout.size, np.float32))
     return shards
@@ -108,6 +114,23 @@ def test_any_number_of_shards_goes_on_from_a_checkpoint(
     train(shards, 3)
     train(again, 3)
     assert contents(again) == contents(shards)
+
+
+def test_holders_write_each_row_once_and_read_all_that_they_hold(tmp_path: Path) -> None:
+    count, copies = 4, 2
+    shards = begun(count, copies)
+    train(shards, 4)
+    alone = begun(1)
+    train(alone, 4)
+    assert contents(shards) == contents(alone)
+    again = restored(save(shards, tmp_path), count, copies)
+    assert contents(again) == contents(alone)
+    train(again, 3)
+    train(alone, 3)
+    assert contents(again) == contents(alone)
+    left = left_of([shard.layout for shard in again], (0, 2))
+    assert left is not None
+    assert contents([again[0], again[2]], [*left.values()]) == contents(alone)
 
 
 def test_tables_without_a_trained_row_are_saved_and_restored(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.models.tables import RowsOf, TableVariable, Uniform, key_of
+from zmqtrain.models.tables import RowPlace, RowsOf, TableVariable, Uniform, key_of
 from zmqtrain.optim import Adam, RowwiseAdagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import Variable
-from zmqtrain.store.placement import place
+from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import tables_directory
 from zmqtrain.store.shard import Shard, segment_layout
@@ -75,12 +75,12 @@ class Job:
         tables = Tables(self.tables, self.updates, memory)
         return Shard(LAYOUT, self.update, segment, safe=True, batch_size=4, tables=tables)
 
-    def shards(self, count: int) -> list[Shard]:
+    def shards(self, count: int, copies: int = 1) -> list[Shard]:
         """Make so many shards in private memory."""
-        made = []
-        for layout in place(VARIABLES, count, partition_nbytes=100):
+        made, placed = [], place(VARIABLES, count, partition_nbytes=100)
+        for layout in with_copies(placed, copies, has_tables=True):
             memory = TableMemory.private(self.layouts)
-            own = Tables(self.tables, self.updates, memory, shard=layout.shard, shards=count)
+            own = Tables(self.tables, self.updates, memory, RowPlace(layout.shard, count, copies))
             made.append(Shard(layout, self.update, batch_size=4, tables=own))
         return made
 

@@ -95,7 +95,7 @@ class LinkedJob:
         self._segments = [each and each.segment for each in near]
         if tables := self._chief.job.table_variables():
             readers = [each and each.rows for each in near]
-            self._rows = ShardRows(tables, self.links, readers)
+            self._rows = ShardRows(tables, self.links, readers, self._chief.plan.copies)
         generations = [one.generation for one in joined]
         lost = [
             one.link.peer
@@ -276,7 +276,8 @@ class LinkedJob:
         return [reply.expect(Parameters) for reply in replies]
 
     async def table_status(self) -> Tables:
-        return of_all_shards(shown.tables for shown in await self._shown(self.links))
+        shown = [each.tables for each in await self._shown(self.links)]
+        return of_all_shards(shown, self._chief.plan.copies)
 
     def leave(self) -> None:
         """Let the next chief take over."""

@@ -78,7 +78,7 @@ def status_of(
         exchange=leader.plan.exchange.name,
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
-        tables=of_all_shards((host.tables, *_reported_tables(leader))),
+        tables=of_all_shards((host.tables, *_reported_tables(leader)), leader.plan.copies),
     )
 
 

@@ -103,7 +103,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Admission]) -> list[Lane]
     if not near or actor.plan.copies < len(lanes):
         return lanes
     one = lanes[near[0]]  # all ps hold the same, so the same bytes go to those that are far
-    shared = replace(one, name="tcp", reached=None, is_shared=True)
+    shared = replace(one, name="tcp", reached=None, is_shared=True, rows=None, row_buffer=None)
     return [replace(shared, layout=lane.layout) if lane.reached is None else lane for lane in lanes]
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError
-from zmqtrain.models.tables import Ids, Rows, RowsOf, TableVariable, shards_of
+from zmqtrain.models.tables import Ids, RowPlace, Rows, RowsOf, TableVariable, shards_of
 from zmqtrain.wire.messages import Lookup, RowValues
 from zmqtrain.wire.rows import cut, encoded, rows_in
 
@@ -53,9 +53,14 @@ class ShardRows:
         tables: Sequence[TableVariable],
         links: Sequence[Link],
         readers: Sequence[Reader | None],
+        copies: int = 1,
     ) -> None:
-        """``readers``: by shard, None: its rows travel. Made on the event loop of the links."""
+        """``readers``: by shard, None: its rows travel. ``copies``: how many shards hold each row.
+
+        Made on the event loop of the links.
+        """
         self._tables, self._links, self._readers = tables, links, readers
+        self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
         self._under_way: set[Future[None]] = set()
@@ -89,16 +94,24 @@ class ShardRows:
         for future in tuple(self._under_way):
             future.cancel()
 
+    def _source(self, owner: int, copies: int) -> int:
+        """Return the shard where the rows of this one are read: a near one, else their owner."""
+        holders = [(owner + n) % len(self._readers) for n in range(copies)]
+        return next((each for each in holders if self._readers[each] is not None), owner)
+
     def _pieces(self, wanted: Sequence[tuple[int, Ids]]) -> list[tuple[_Piece, int]]:
         shards = len(self._readers)
         if shards == 1:
             return [(_Piece(place, None, *each), 0) for place, each in enumerate(wanted)]
-        return [
-            (_Piece(place, where, table, ids[where]), shard)
-            for place, (table, ids) in enumerate(wanted)
-            for shard, where in enumerate(places_by_shard(ids, shards))
-            if len(where)
-        ]
+        found: list[tuple[_Piece, int]] = []
+        for place, (table, ids) in enumerate(wanted):
+            sources = self._sources[shards_of(ids, shards)]
+            found += [
+                (_Piece(place, where, table, ids[where]), shard)
+                for shard in range(shards)
+                if len(where := np.flatnonzero(sources == shard))
+            ]
+        return found
 
     def _wait_for(self, far: dict[int, list[_Piece]], found: list[Rows]) -> None:
         if threading.get_ident() == self._thread:
@@ -140,19 +153,14 @@ class ShardRows:
             piece.put(found, run, rows)
 
 
-def places_by_shard(ids: Ids, shards: int) -> list[NDArray[np.int64]]:
-    """Return for each shard which of the ids are there, in their order."""
-    holders = shards_of(ids, shards)
-    return [np.flatnonzero(holders == shard) for shard in range(shards)]
-
-
-def by_shard(rows: Sequence[RowsOf], shards: int) -> list[list[RowsOf]]:
+def by_shard(rows: Sequence[RowsOf], shards: int, copies: int = 1) -> list[list[RowsOf]]:
     """Return the rows that each shard holds, in the order of the tables."""
-    if shards == 1:
-        return [list(rows)]
+    if shards == copies:
+        return [list(rows)] * shards
     found: list[list[RowsOf]] = [[] for _ in range(shards)]
     for each in rows:
-        for shard, where in enumerate(places_by_shard(each.ids, shards)):
-            if len(where):
+        owners = shards_of(each.ids, shards)
+        for shard in range(shards):
+            if len(where := np.flatnonzero(RowPlace(shard, shards, copies).holds(owners))):
                 found[shard].append(RowsOf(each.table, each.ids[where], each.rows[where]))
     return found

@@ -6,7 +6,7 @@ Every task computes the same plan from the same options, so no message has to ca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from zmqtrain import policies
 from zmqtrain.config.cluster import IPC, Cluster, Role, Task, connect_endpoint
@@ -15,6 +15,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
 from zmqtrain.models.base import as_model
+from zmqtrain.models.tables import RowPlace
 from zmqtrain.planning import strategy, tables
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
 from zmqtrain.policies.base import Lockstep
@@ -106,10 +107,14 @@ class Plan:
         Where each holds everything, no variable is cut: it is the layout of a single ps.
         """
         job, shards = self.job, self.shards
+        copied = partial(with_copies, copies=self.copies, has_tables=bool(job.table_variables()))
         if self.copies == shards > 1:
-            return with_copies(place(job.variables(), shards, "contiguous", 0), self.copies)
-        slices = place(job.variables(), shards, job.placement, job.partition_nbytes)
-        return with_copies(slices, self.copies)
+            return copied(place(job.variables(), shards, "contiguous", 0))
+        return copied(place(job.variables(), shards, job.placement, job.partition_nbytes))
+
+    def row_place(self, shard: int) -> RowPlace:
+        """Return which rows of tables a shard holds."""
+        return RowPlace(shard, self.shards, self.copies)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the texts that must be equal on every task.

@@ -39,14 +39,16 @@ Tables: TypeAlias = dict[str, TableStatus]
 """Tables by name: what one shard holds of them, or all do."""
 
 
-def of_all_shards(shards: Iterable[Tables]) -> Tables:
-    """Return what all shards hold of each table."""
+def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
+    """Return what all shards hold of each table; ``copies``: how many shards hold each row."""
     found: Tables = {}
     for tables in shards:
         for name, one in tables.items():
             before = found.get(name, TableStatus(one.rows, 0, 0))
             sums = before.trained + one.trained, before.nbytes + one.nbytes
             found[name] = TableStatus(one.rows, *sums)
+    for each in found.values():
+        each.trained //= copies
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ProtocolError, RefusedError
-from zmqtrain.models.tables import Ids, RowsOf, TableVariable, shards_of
+from zmqtrain.models.tables import Ids, RowPlace, RowsOf, TableVariable, shards_of
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.units import data_size
@@ -28,13 +28,13 @@ class RowAccess:
     def __init__(
         self,
         tables: Sequence[TableVariable],
-        shards: int,
+        place: RowPlace,
         state: ShardState,
         peers: PeerTable,
         executor: Executor,
     ) -> None:
-        """``shards``: their number."""
-        self.tables, self._shards = tables, shards
+        """``place``: which rows the shard holds."""
+        self.tables, self._place = tables, place
         self._state, self._peers, self._executor = state, peers, executor
 
     def on_lookup(self, request: Request, message: Lookup) -> None:
@@ -103,6 +103,6 @@ class RowAccess:
             limit = self.tables[table].rows
             if limit is not None and len(ids) and not 0 <= ids[0] <= ids[-1] < limit:
                 raise ProtocolError(f"ids {ids[0]} to {ids[-1]} of table {table} with {limit} rows")
-            if (shards_of(ids, self._shards) != self._state.shard.layout.shard).any():
+            if not self._place.holds(shards_of(ids, self._place.shards)).all():
                 raise ProtocolError(f"rows of table {table} that are another shard's")
         return found

@@ -227,7 +227,7 @@ class ParameterServer(JobActor):
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         tables = self.job.table_variables()
-        rows = RowAccess(tables, self.plan.shards, state, peers, executor)
+        rows = RowAccess(tables, self.plan.row_place(self.task.index), state, peers, executor)
         given = state, peers, buffers, executor, rows, holds_lease
         receiver = self._receiver = Receiver(self, *given)
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)

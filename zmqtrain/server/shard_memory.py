@@ -70,9 +70,10 @@ def open_shard(
         safe = safe and segment.path is not None
         tables = None
         if memory is not None:
-            given, own = (job.table_variables(), job.table_updates(), memory), layout.shard
+            place = plan.row_place(layout.shard)
             ahead = plan.most_workers if plan.exchange.is_board else 0
-            tables = Tables(*given, shard=own, shards=plan.shards, ahead=ahead)
+            given = job.table_variables(), job.table_updates(), memory, place
+            tables = Tables(*given, ahead=ahead)
         shard = Shard(
             layout,
             update,

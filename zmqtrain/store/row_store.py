@@ -21,7 +21,7 @@ A process may be killed anywhere: :meth:`RowStore.repair` makes good what it lef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
@@ -140,9 +140,16 @@ class RowStore:
         """Return the places of all rows."""
         return np.flatnonzero(self._heads[: self.words[COUNT], 1] >= 0)
 
-    def held(self) -> tuple[Ids, NDArray[np.int64], list[NDArray[np.float32]]]:
-        """Return a copy of all rows: sorted ids, second words, and (n, width) of each width."""
+    def held(
+        self, own: Callable[[Ids], NDArray[np.bool_]] | None = None
+    ) -> tuple[Ids, NDArray[np.int64], list[NDArray[np.float32]]]:
+        """Return a copy of all rows: sorted ids, second words, and (n, width) of each width.
+
+        ``own``: says which of these ids; None: all.
+        """
         places = self.live()
+        if own is not None:
+            places = places[own(self.ids(places))]
         places = places[np.argsort(self.ids(places))]
         parts = [np.empty((len(places), width), np.float32) for width in self.layout.widths]
         self.gather(places, parts)

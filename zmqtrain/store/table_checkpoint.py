@@ -8,7 +8,7 @@ ids that are not admitted yet, ``candidates``, and their ``counts``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.files import check_regular
-from zmqtrain.models.tables import Ids, shards_of
+from zmqtrain.models.tables import Ids, RowPlace, shards_of
 from zmqtrain.store.manifest import Manifest, TableRecord
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.table_layout import TableLayout
@@ -35,14 +35,20 @@ class Held(NamedTuple):
 
 
 def tensors_of(
-    layout: TableLayout, store: RowStore, candidates: RowStore | None
+    layout: TableLayout,
+    store: RowStore,
+    candidates: RowStore | None,
+    own: Callable[[Ids], NDArray[np.bool_]] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Return what a shard has of a table, by names in its file."""
+    """Return what a shard writes of a table, by names in its file.
+
+    ``own``: says which of the rows it holds it writes; None: all.
+    """
     tensors: dict[str, NDArray[Any]] = {}
-    tensors["ids"], tensors["stamps"], parts = store.held()
+    tensors["ids"], tensors["stamps"], parts = store.held(own)
     tensors |= zip(_parts(layout), parts, strict=True)
     if candidates is not None:
-        tensors["candidates"], tensors["counts"], _ = candidates.held()
+        tensors["candidates"], tensors["counts"], _ = candidates.held(own)
     return {f"/{part}/{layout.variable.name}": array for part, array in tensors.items()}
 
 
@@ -62,11 +68,9 @@ def table_records(layouts: tuple[TableLayout, ...]) -> dict[str, TableRecord]:
 
 
 def read_table(
-    path: Path, manifest: Manifest, layout: TableLayout, place: tuple[int, int]
+    path: Path, manifest: Manifest, layout: TableLayout, place: RowPlace
 ) -> tuple[Held, Held | None]:
-    """Read the rows of a shard, and its candidates, whatever shards wrote them.
-
-    ``place``: its number, and how many shards there are.
+    """Read the rows that a shard holds, and its candidates, whatever shards wrote them.
 
     Raises:
         CheckpointError: the checkpoint has no such table, or a file is damaged.
@@ -90,7 +94,7 @@ def _read(
     manifest: Manifest,
     layout: TableLayout,
     widths: Mapping[str, int],
-    place: tuple[int, int],
+    place: RowPlace,
 ) -> list[NDArray[Any]]:
     """Read tensors of the rows of a shard. ``widths``: of float32 rows; 0: int64 of shape (n,)."""
     found: list[list[NDArray[Any]]] = [[_empty(width)] for width in widths.values()]
@@ -110,9 +114,9 @@ def _read(
 
 
 def _chunks(
-    tensors: Any, table: str, widths: Mapping[str, int], place: tuple[int, int]
+    tensors: Any, table: str, widths: Mapping[str, int], place: RowPlace
 ) -> Iterator[list[NDArray[Any]]]:
-    keys, (shard, shards) = [f"/{name}/{table}" for name in widths], place
+    keys = [f"/{name}/{table}" for name in widths]
     if keys[0] not in tensors.keys():  # the file of frozen values, or counts that nobody kept
         return
     slices = [tensors.get_slice(key) for key in keys]
@@ -124,7 +128,7 @@ def _chunks(
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
         ids, *others = (each[start:stop] for each in slices)
-        own = np.flatnonzero(shards_of(ids, shards) == shard)
+        own = np.flatnonzero(place.holds(shards_of(ids, place.shards)))
         if len(own):
             yield [ids[own], *(each[own] for each in others)]
 

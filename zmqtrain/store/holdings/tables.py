@@ -29,7 +29,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError, SegmentError
-from zmqtrain.models.tables import MOST_COUNTED, Ids, Rows, RowsOf, TableVariable
+from zmqtrain.models.tables import (
+    MOST_COUNTED,
+    WHOLE,
+    Ids,
+    RowPlace,
+    Rows,
+    RowsOf,
+    TableVariable,
+    owned_by,
+    shards_of,
+)
 from zmqtrain.optim import Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels.random import initial_rows
@@ -68,10 +78,10 @@ class TableFigures:
 class Tables:
     """All tables of a shard. It is a Holding.
 
-    ``updates``: of each table, with the shard's ``clip_norm``. ``shard``: its number among
-    ``shards``, on which the rows are. ``lane``, ``numbers``: where it changes which tables, beside
-    others that change the rest; None: all. ``ahead``: each change makes room for the new rows of so
-    many gradients more, as long as there is memory.
+    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: which rows it holds.
+    ``lane``, ``numbers``: where it changes which tables, beside others that change the rest; None:
+    all. ``ahead``: each change makes room for the new rows of so many gradients more, as long as
+    there is memory.
     """
 
     def __init__(
@@ -79,9 +89,8 @@ class Tables:
         variables: Sequence[TableVariable],
         updates: Sequence[Update],
         memory: TableMemory,
+        place: RowPlace = WHOLE,
         *,
-        shard: int = 0,
-        shards: int = 1,
         lane: int = 0,
         numbers: range | None = None,
         ahead: int = 0,
@@ -91,7 +100,7 @@ class Tables:
             ConfigError: a table cannot have such an update.
             SegmentError: there is no room for the lane.
         """
-        self.memory, self.shard, self.shards = memory, shard, shards
+        self.memory, self.place = memory, place
         self._variables, self._arena, layout = variables, memory.arena, memory.layout
         self._numbers = range(len(variables)) if numbers is None else numbers
         self._ahead = ahead
@@ -110,8 +119,7 @@ class Tables:
     def beside(self, lane: int, numbers: range, ahead: int) -> Tables:
         """Return the same tables, to change those with these numbers beside others."""
         given = self._variables, [table.update for table in self._tables], self.memory
-        at = partial(Tables, shard=self.shard, shards=self.shards)
-        return at(*given, lane=lane, numbers=numbers, ahead=ahead)
+        return Tables(*given, self.place, lane=lane, numbers=numbers, ahead=ahead)
 
     def has_room(self, table: int, rows: int) -> bool:
         """Say whether so many new rows of a table need no more memory."""
@@ -154,11 +162,13 @@ class Tables:
         self.begin_own()
 
     def square(self, change: Change) -> int:
-        divisor = change.weight / change.unit
-        return sum(
-            share.table.bound.square(Mean([share.rows.reshape(-1)], divisor))
-            for share in self._shares(change)
-        )
+        divisor, found = change.weight / change.unit, 0
+        for share in self._shares(change):
+            rows = share.rows
+            if self.place.copies > 1:
+                rows = rows[shards_of(share.ids, self.place.shards) == self.place.shard]
+            found += share.table.bound.square(Mean([rows.reshape(-1)], divisor))
+        return found
 
     def update(self, change: Change) -> None:
         divisor = change.weight / change.unit
@@ -171,7 +181,7 @@ class Tables:
                 self._train(share, places, mean, change.step, done * (share.number == first))
         self._progress[READY] = self._progress[DONE] = position(len(self._tables), 0)
         for number in self._numbers:
-            self._tables[number].forget(change.step + 1, self.shards)
+            self._tables[number].forget(change.step + 1, self.place.shards)
         for share in shares if self._ahead else ():
             share.table.make_room_ahead(self._ahead * len(share.ids))
         self._of = None
@@ -207,15 +217,14 @@ class Tables:
 
     def tensors(self, layout: ShardLayout) -> dict[str, NDArray[Any]]:
         tensors: dict[str, NDArray[Any]] = {}
+        owners = [each.owner for each in layout.rows if not each.copy]
+        own = partial(owned_by, owners, self.place.shards) if layout.rows else None
         for table in self._tables:
-            tensors |= tensors_of(table.layout, table.store, table.candidates)
+            tensors |= tensors_of(table.layout, table.store, table.candidates, own)
         return tensors
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
-        found = [
-            read_table(path, manifest, table.layout, (self.shard, self.shards))
-            for table in self._tables
-        ]
+        found = [read_table(path, manifest, table.layout, self.place) for table in self._tables]
 
         def take_over() -> None:
             self.initialize()
