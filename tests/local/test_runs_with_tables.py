@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from tests.recommenders import DATA, ITEMS, USERS, Dense, Only, Recommender, make_job
+from zmqtrain.actors.joining import Admission
+from zmqtrain.actors.task import JobActor
 from zmqtrain.chief import linked_job
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ExitCode, SegmentError
+from zmqtrain.exchanges import lanes
 from zmqtrain.local.in_process import train_here
 from zmqtrain.observe.summary import Summary
 from zmqtrain.store.row_store import RowStore
@@ -44,6 +48,21 @@ def learned(summary: Summary) -> tuple[Any, ...]:
 )
 def test_run_with_tables_is_the_run_with_parameters(cluster: Any, fields: Any) -> None:
     found = [train(model, cluster, **fields) for model in (Recommender(), Dense())]
+    assert learned(found[0]) == learned(found[1])
+
+
+@pytest.mark.parametrize("name", ["shards on workers", "copies", "everything everywhere"])
+def test_workers_that_reach_their_own_shard_alone_send_rows_to_the_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    map_segment = lanes.map_segment
+
+    async def map_own(actor: JobActor, shard: int, joined: Admission) -> lanes.Near | None:
+        is_own = actor.task == Task(Role.WORKER, actor.plan.hosts[shard])
+        return await map_segment(actor, shard, joined) if is_own else None
+
+    monkeypatch.setattr(lanes, "map_segment", map_own)
+    found = [train(model, CLUSTERS[name], clip_norm=0.05) for model in (Recommender(), Dense())]
     assert learned(found[0]) == learned(found[1])
 
 
