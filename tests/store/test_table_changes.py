@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +119,51 @@ def test_lazy_rules_change_touched_rows_alone_as_their_formula_says(rule: Rule) 
         for name, flat in (flats | {"w": w}).items():
             expected[name][at] = flat.reshape(len(at), -1)
     np.testing.assert_array_equal(shard.tables.rows(0, ids), expected["w"])
+
+
+@pytest.mark.parametrize("missed", [0, 1, 7, 300])
+@pytest.mark.parametrize(
+    "rule",
+    [Adam(0.01, catch_up=True), AdamW(0.01, weight_decay=0.1, amsgrad=True, catch_up=True)],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_row_that_comes_again_makes_up_for_the_updates_without_it(rule: Rule, missed: int) -> None:
+    """Moments and decay are those of as many gradients of zero, but for rounding."""
+    variable = table("t", 0, DIM)
+    shard = Job([variable], [Update(rule)]).begin()
+    assert shard.tables is not None
+    first = rows(variable, 1, [3])
+    push(shard, 0, [first])
+    shard.carry_out(Apply(0))
+    before = {name: array[0] for name, array in of_row(shard).items()}
+    for _ in range(missed):
+        push(shard, 0, [rows(variable, 2, [4])])
+        shard.carry_out(Apply(0))
+    np.testing.assert_array_equal(of_row(shard)["rows"][0], before["rows"])  # it waits
+    dense = {name: before[f"slot.{name}"].copy() for name in (s.name for s in rule.slots)}
+    w, zero = before["rows"].copy(), np.zeros(DIM, np.float32)
+    for step in range(1, 1 + missed):
+        if isinstance(rule, AdamW):
+            w -= np.float32(0.01 * 0.1) * w
+        rule.update(w.copy(), zero, dense, step)
+    last = rows(variable, 3, [3])
+    rule.update(w, last.rows.ravel(), dense, 1 + missed)
+    push(shard, 0, [last])
+    shard.carry_out(Apply(0))
+    found = of_row(shard)
+    tolerance = 3e-7 * (1 + missed)
+    np.testing.assert_allclose(found["rows"][0], w, rtol=tolerance)
+    for name, expected in dense.items():
+        np.testing.assert_allclose(found[f"slot.{name}"][0], expected, rtol=tolerance)
+
+
+def of_row(shard: Shard) -> dict[str, Any]:
+    """Return the parts of the rows of the table "t", the row of id 3 first."""
+    assert shard.tables is not None
+    return {
+        name.removeprefix("/").removesuffix("/t"): array
+        for name, array in shard.tables.tensors(shard.layout).items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.checks import Decay, NonNegative, Positive
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach, rounded
@@ -27,6 +29,25 @@ class Moments(FormulaRule):
     beta2: Decay = 0.999
     epsilon: Positive = 1e-8
 
+    def caught_up(self, missed: NDArray[np.int64], step: int) -> dict[str, Flat]:
+        """Return the factors by which rows of a table make up for updates that lacked them.
+
+        ``missed``: k of each row, the number of updates without it since the last one with it,
+        shape (n,). With ``catch_up`` its slots and its elements (key "") are multiplied by these
+        factors, each of shape (n,), before update ``step``:
+
+            m *= beta1^k        v *= beta2^k        w *= (1 - lr * weight_decay)^k
+
+        That is what k updates with a gradient of zero make of the moments and of the decay, with
+        the learning rate and the beta1 of this update. What m would have moved w by meanwhile is
+        left out, as in torch's SparseAdam. Other variables have a gradient in each update.
+        """
+        return {"m": _power(momentum_at(self.beta1, step), missed), "v": _power(self.beta2, missed)}
+
+
+def _power(base: float, exponents: NDArray[np.int64]) -> Flat:
+    return np.power(base, exponents, dtype=np.float64).astype(np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Adam(Moments):
@@ -41,9 +62,11 @@ class Adam(Moments):
 
     ``nesterov`` puts beta1 * m + (1 - beta1) * g in place of m in the last line. The epsilon of the
     paper's Algorithm 1 is epsilon / sqrt(1 - beta2^t). Keras differs in the default 1e-7 only.
+    ``catch_up``: see :meth:`Moments.caught_up`.
     """
 
     nesterov: bool = False
+    catch_up: bool = False
 
     def hyperparameters(self, step: int) -> Numbers:
         t, beta1 = step + 1, momentum_at(self.beta1, step)
@@ -76,12 +99,18 @@ class AdamW(Moments):
     are, and the epsilon is that of Adam's Algorithm 1; so torch.optim.Adam is this rule without
     decay. ``epsilon_hat`` makes the epsilon that of :class:`Adam`, as Keras has it: epsilon /
     sqrt(1 - beta2^t) in place of epsilon. ``amsgrad`` puts the greatest v so far, in the slot
-    "v_max", in place of v in the last line (Reddi et al., ICLR 2018).
+    "v_max", in place of v in the last line (Reddi et al., ICLR 2018). ``catch_up``: see
+    :meth:`Moments.caught_up`.
     """
 
     weight_decay: NonNegative = 0.01
     epsilon_hat: bool = False
     amsgrad: bool = False
+    catch_up: bool = False
+
+    def caught_up(self, missed: NDArray[np.int64], step: int) -> dict[str, Flat]:
+        decay = 1 - rate_at(self.learning_rate, step) * self.weight_decay
+        return {**Moments.caught_up(self, missed, step), "": _power(decay, missed)}
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -40,7 +40,7 @@ from zmqtrain.models.tables import (
     owned_by,
     shards_of,
 )
-from zmqtrain.optim import Flat, Mean, RowwiseAdagrad, Rule, Update
+from zmqtrain.optim import Adam, AdamW, Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.optim.merge import Term, merged
@@ -263,7 +263,7 @@ class Tables:
         for begin in range(start, len(places), length):
             end = min(begin + length, len(places))
             own = places[begin:end]
-            table.take(own)
+            table.take(own, step)
             part = mean.at(slice(begin * dim, end * dim))
             table.bound.apply(part, step, numbers=share.numbers)
             self._scratch_places[: len(own)] = own
@@ -427,9 +427,16 @@ class _Table:
         for store in self._stores:
             store.repair()
 
-    def take(self, places: Places) -> None:
-        """Copy rows and slots into the scratch."""
+    def take(self, places: Places, step: int) -> None:
+        """Copy rows and slots into the scratch, as they are before update ``step``."""
         self.store.gather(places, self._parts)
+        if isinstance(rule := self.update.rule, Adam | AdamW) and rule.catch_up:
+            stamps, names = self.store.stamps(places), ["", *(s.name for s in self.update.slots)]
+            factors = rule.caught_up(np.where(stamps > 0, step - stamps, 0), step)
+            for name, part in zip(names, self._parts, strict=True):
+                if name in factors:
+                    rows = part[: len(places) * self.variable.dim].reshape(len(places), -1)
+                    rows *= factors[name][:, None]
 
     def put(self, places: Places, version: int) -> None:
         """Copy rows and slots from the scratch."""
