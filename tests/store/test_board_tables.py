@@ -35,7 +35,7 @@ TABLES = [
     table("word", 2, 8),
 ]
 UPDATES = [
-    Update(Adam(0.1), fused=False),
+    Update(Adam(0.1, catch_up=True), fused=False),
     Update(RowwiseAdagrad(0.1)),
     Update(Ftrl(0.1, l1=0.01)),
 ]

@@ -192,7 +192,7 @@ INTERRUPTED = [module.__file__ for module in (shards, changes, tables, row_store
 
 LIVES = Job(
     [table("user", 0, 4), table("item", 1, 2, admit_after=1, forget_after=2, max_rows=10)],
-    [Update(Adam(0.1), fused=False), Update(RowwiseAdagrad(0.1))],
+    [Update(Adam(0.1, catch_up=True), fused=False), Update(RowwiseAdagrad(0.1))],
 )
 """Rows of some blocks in one table; admission, and both ways to forget, in the other."""
 
