@@ -34,7 +34,7 @@ from zmqtrain.optim import (
     Update,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, row_store, table_layout
+from zmqtrain.store import changes, row_snapshot, row_store, table_layout
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
@@ -142,7 +142,7 @@ def test_rule_for_rows_is_refused_for_dense_variables() -> None:
 
 
 STRIDE = int(os.environ.get("STRIDE", "29"))
-INTERRUPTED = [module.__file__ for module in (shards, changes, tables, row_store)]
+INTERRUPTED = [m.__file__ for m in (shards, changes, tables, row_store, row_snapshot)]
 
 LIVES = Job(
     [table("user", 0, 4), table("item", 1, 2, admit_after=1, forget_after=2, max_rows=10)],
@@ -164,6 +164,8 @@ def before_the_end(path: Path) -> Shard:
         shard.carry_out(Apply(0))
     push(shard, 1, [rows(each, 5) for each in LIVES.tables], 3, seed=4)
     shard.carry_out(Accumulate(1), 6)
+    assert shard.tables is not None
+    shard.tables.freeze()  # a checkpoint is being written
     return shard
 
 

@@ -12,17 +12,17 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular, replace_file, write_file
@@ -42,6 +42,7 @@ from zmqtrain.store.manifest import (
     tensor_name,
     verify_sizes,
 )
+from zmqtrain.store.tensor_file import Shape, TensorFile, shapes_of
 from zmqtrain.units import data_size
 
 LATEST_FILE = "LATEST"
@@ -152,19 +153,67 @@ _MISSED = "missed"
 """Name of the metadata of a file that has counts."""
 
 
+class Frozen(Protocol):
+    """Tensors as they are at one moment, by names in the shard's file."""
+
+    shapes: dict[str, Shape]
+
+    def write(self, write: Callable[[str, NDArray[Any], int], None]) -> None:
+        """Write parts of them by calls with name, rows and number of the first row."""
+        ...
+
+    def close(self) -> None:
+        """Release what is kept for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCopy:
+    """A shard's file, in which what is ``frozen`` is still missing."""
+
+    path: Path
+    file: TensorFile
+    frozen: Sequence[Frozen] = ()
+
+    def finish(self) -> None:
+        """Write what is missing, be it beside changes of the shard; once.
+
+        Raises:
+            OSError: the disk failed.
+            CheckpointError: the shard has lost what was frozen.
+        """
+        try:
+            for each in self.frozen:
+                each.write(self.file.write)
+                each.close()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file, finished or not."""
+        for each in self.frozen:
+            each.close()
+        self.file.close()
+
+
 def copy_shard(
-    directory: Path, shard: int, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]
-) -> Path:
+    directory: Path,
+    shard: int,
+    tensors: Mapping[str, NDArray[Any]],
+    missed: Mapping[str, int],
+    frozen: Sequence[Frozen] = (),
+) -> ShardCopy:
     """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
 
     Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
     memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
-    of the arrays. ``missed``: as :func:`read_shard` returns it; it is the file's metadata.
+    of the arrays, and writes what is ``frozen``. ``missed``: as :func:`read_shard` returns it; it
+    is the file's metadata.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return _write(directory / f"shard-{shard:05d}.safetensors", tensors, missed)
+    return _copy(directory / f"shard-{shard:05d}.safetensors", tensors, missed, frozen)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
@@ -175,33 +224,43 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
     Raises:
         CheckpointError: the file cannot be written.
     """
-    tensors = {  # safetensors writes the memory as it lies
-        tensor_name(PARAMETERS, name, 0): np.asarray(value, order="C")
-        for name, value in values.items()
-    }
-    return seal_shard(_write(file, tensors, {}), number, version=0)
+    tensors = {tensor_name(PARAMETERS, name, 0): value for name, value in values.items()}
+    return seal_shard(_copy(file, tensors, {}), number, version=0)
 
 
-def _write(file: Path, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]) -> Path:
-    with durable.writing(file):
+def _copy(
+    path: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    missed: Mapping[str, int],
+    frozen: Sequence[Frozen] = (),
+) -> ShardCopy:
+    shapes = shapes_of(tensors)
+    for each in frozen:
+        shapes |= each.shapes
+    with durable.writing(path):
+        file = TensorFile(path, shapes, {_MISSED: json.dumps(dict(missed))} if missed else {})
+        copy = ShardCopy(path, file, frozen)
         try:
-            # One entry: safetensors writes several in any order, and equal files shall be equal.
-            save_file(dict(tensors), file, {_MISSED: json.dumps(dict(missed))} if missed else None)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-    return file
+            for name, array in tensors.items():
+                file.write(name, array)
+        except OSError:
+            copy.close()
+            raise
+    return copy
 
 
-def seal_shard(file: Path, shard: int, version: int) -> ShardFile:
-    """Make what :func:`copy_shard` wrote durable; return what the manifest says of it.
+def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
+    """Finish what :func:`copy_shard` began, make it durable, and return what the manifest says.
 
     ``version`` is the number of updates that it contains.
 
     Raises:
-        CheckpointError: the disk failed.
+        CheckpointError: the disk failed, or the shard has lost what was frozen.
     """
+    file = copy.path
     with durable.writing(file):
-        # safetensors makes private files; a checkpoint is as open as its directory.
+        copy.finish()
+        # A checkpoint is as open as its directory.
         os.chmod(file, file.parent.stat().st_mode & 0o666)
         durable.sync_path(file)
         durable.sync_path(file.parent)

@@ -8,7 +8,7 @@ ids that are not admitted yet, ``candidates``, and their ``counts``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from zmqtrain.models.tables import Ids, shards_of
 from zmqtrain.store.manifest import Manifest, TableRecord
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.table_layout import TableLayout
+from zmqtrain.store.tensor_file import Shape
 
 _CHUNK = 1 << 16  # rows that are read at once
 
@@ -34,16 +35,44 @@ class Held(NamedTuple):
     parts: list[NDArray[np.float32]]
 
 
-def tensors_of(
-    layout: TableLayout, store: RowStore, candidates: RowStore | None
-) -> dict[str, NDArray[Any]]:
-    """Return what a shard has of a table, by names in its file."""
-    tensors: dict[str, NDArray[Any]] = {}
-    tensors["ids"], tensors["stamps"], parts = store.held()
-    tensors |= zip(_parts(layout), parts, strict=True)
-    if candidates is not None:
-        tensors["candidates"], tensors["counts"], _ = candidates.held()
-    return {f"/{part}/{layout.variable.name}": array for part, array in tensors.items()}
+class FrozenTable:
+    """What a shard has of a table at one moment, by names in its file."""
+
+    def __init__(self, layout: TableLayout, store: RowStore, candidates: RowStore | None) -> None:
+        def named(parts: Iterable[str]) -> list[str]:
+            return [f"/{part}/{layout.variable.name}" for part in parts]
+
+        rows = store.freeze()
+        self._snapshots = [(rows, named(["ids", "stamps", *_parts(layout)]))]
+        if candidates is not None:
+            self._snapshots.append((candidates.freeze(), named(["candidates", "counts"])))
+        widths = dict(zip(named(_parts(layout)), layout.widths, strict=True))
+        self.shapes = {
+            name: Shape("float32", (snapshot.rows, widths[name]))
+            if name in widths
+            else Shape("int64", (snapshot.rows,))
+            for snapshot, names in self._snapshots
+            for name in names
+        }
+
+    def write(self, write: Callable[[str, NDArray[Any], int], None]) -> None:
+        """Write all parts of all tensors, while the shard changes, by calls with name, rows and
+        number of the first row.
+
+        Raises:
+            CheckpointError: the shard has lost these rows meanwhile.
+        """
+        for snapshot, names in self._snapshots:
+            begin = 0
+            for block in snapshot.blocks():
+                for name, array in zip(names, block, strict=True):
+                    write(name, array, begin)
+                begin += len(block[0])
+
+    def close(self) -> None:
+        """Release what the snapshots keep."""
+        for snapshot, _ in self._snapshots:
+            snapshot.close()
 
 
 def table_records(layouts: tuple[TableLayout, ...]) -> dict[str, TableRecord]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +30,10 @@ from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.store.changes import UPDATE, Change, float_of, word_of
-from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_buffer import get, nbytes_of, put
 from zmqtrain.store.row_store import Places, RowStore
-from zmqtrain.store.table_checkpoint import read_table, tensors_of
+from zmqtrain.store.table_checkpoint import FrozenTable, read_table
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     DONE,
@@ -154,11 +152,9 @@ class Tables:
             store.clear()
         self._words[SUM_END] = 0
 
-    def tensors(self, layout: ShardLayout) -> dict[str, NDArray[Any]]:
-        tensors: dict[str, NDArray[Any]] = {}
-        for table in self._tables:
-            tensors |= tensors_of(table.layout, table.store, table.candidates)
-        return tensors
+    def freeze(self) -> list[FrozenTable]:
+        """Return what a checkpoint has of the tables as they are now, to be written later."""
+        return [FrozenTable(one.layout, one.store, one.candidates) for one in self._tables]
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
         found = [
@@ -185,8 +181,10 @@ class Tables:
     def trained(self) -> Iterator[RowsOf]:
         """Yield the trained rows of each table."""
         for number, store in enumerate(self.memory.stores):
-            ids, _, (rows, *_) = store.held()
-            yield RowsOf(number, ids, rows)
+            places = store.live()
+            ids = store.ids(places)
+            order = np.argsort(ids)
+            yield RowsOf(number, ids[order], store.read(ids[order])[0])
 
     @property
     def figures(self) -> dict[str, TableFigures]:
