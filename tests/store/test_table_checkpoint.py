@@ -201,7 +201,7 @@ def test_checkpoint_is_written_while_another_thread_trains(tmp_path: Path) -> No
 
 OTHERS: dict[str, tuple[TableVariable, Rule, str]] = {
     "dim": (table("item", 0, 3), RowwiseAdagrad(0.1), "'item' has rows of 2 in it and of 3 in"),
-    "table": (table("ad", 0, 2), SGD(0.1), "no table 'ad', .* its tables: user/with @ü, item;"),
+    "table": (table("ad", 0, 2), SGD(0.1), "no table 'ad'; its tables: user/with @ü, item;"),
     "slots": (table("item", 0, 2), Adam(0.1), "no optimizer slot 'm' .* accumulator with 1; it"),
     "width": (table("item", 0, 2), Adagrad(0.1), "no optimizer slot 'accumulator' with 2 elements"),
 }

@@ -217,15 +217,19 @@ def copy_shard(
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
-    """Write whole variables beside the shards, durably, into an attempt's temporary directory.
+    """Write tensors by name beside the shards, durably, into an attempt's temporary directory.
 
     The manifest names the file like one more shard, of this ``number``.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
-    tensors = {tensor_name(PARAMETERS, name, 0): value for name, value in values.items()}
-    return seal_shard(_copy(file, tensors, {}), number, version=0)
+    return seal_shard(_copy(file, values, {}), number, version=0)
+
+
+def whole_variables(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return variables by names in a checkpoint's file."""
+    return {tensor_name(PARAMETERS, name, 0): np.asarray(value) for name, value in values.items()}
 
 
 def _copy(

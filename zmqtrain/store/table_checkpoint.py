@@ -9,6 +9,7 @@ ids that are not admitted yet, ``candidates``, and their ``counts``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,15 @@ from safetensors import SafetensorError, safe_open
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.files import check_regular
-from zmqtrain.models.tables import Ids, shards_of
+from zmqtrain.models.tables import (
+    Given,
+    Ids,
+    Normal,
+    Rows,
+    TableVariable,
+    Uniform,
+    shards_of,
+)
 from zmqtrain.store.manifest import Manifest, TableRecord
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.table_layout import TableLayout
@@ -77,17 +86,36 @@ class FrozenTable:
 
 def table_records(layouts: tuple[TableLayout, ...]) -> dict[str, TableRecord]:
     """Return ``Manifest.tables``."""
-    return {
-        layout.variable.name: TableRecord(
-            dim=layout.variable.dim,
-            rows=layout.variable.rows,
-            slots={
-                slot.name: width
-                for slot, width in zip(layout.slots, layout.widths[1:], strict=True)
-            },
-        )
-        for layout in layouts
-    }
+    return {layout.variable.name: _record(layout) for layout in layouts}
+
+
+def _record(layout: TableLayout) -> TableRecord:
+    variable, names = layout.variable, (slot.name for slot in layout.slots)
+    initial: dict[str, Any] = {}
+    match variable.initial:
+        case Uniform(limit):
+            initial = {"initial": "uniform", "scale": limit}
+        case Normal(std):
+            initial = {"initial": "normal", "scale": std}
+        case Given():
+            initial = {"initial": "given"}
+    return TableRecord(
+        dim=variable.dim,
+        rows=variable.rows,
+        slots=dict(zip(names, layout.widths[1:], strict=True)),
+        key=variable.key,
+        **initial,
+    )
+
+
+def given_rows(tables: Iterable[TableVariable]) -> dict[str, Rows]:
+    """Return the arrays that gave rows their first values, by names in a checkpoint's file."""
+    given = ((table.name, table.initial) for table in tables)
+    return {initial_name(name): one.array for name, one in given if isinstance(one, Given)}
+
+
+def initial_name(table: str) -> str:
+    return f"/initial/{table}"
 
 
 def read_table(
@@ -125,31 +153,48 @@ def _read(
     found: list[list[NDArray[Any]]] = [[_empty(width)] for width in widths.values()]
     for written in manifest.files:
         file = path / written.file
-        try:
-            check_regular(file)
-            with safe_open(file, framework="np") as tensors:
-                for chunk in _chunks(tensors, layout.variable.name, widths, place):
-                    for arrays, array in zip(found, chunk, strict=True):
-                        arrays.append(array)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(
-                f"{file}: cannot be read: {error}; resume from another checkpoint"
-            ) from error
+        with readable(file), safe_open(file, framework="np") as tensors:
+            for chunk in _chunks(tensors, layout.variable.name, widths, place):
+                for arrays, array in zip(found, chunk, strict=True):
+                    arrays.append(array)
     return [np.concatenate(arrays) for arrays in found]
 
 
-def _chunks(
-    tensors: Any, table: str, widths: Mapping[str, int], place: tuple[int, int]
-) -> Iterator[list[NDArray[Any]]]:
-    keys, (shard, shards) = [f"/{name}/{table}" for name in widths], place
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Check a file that is read in this context, and turn errors into a CheckpointError."""
+    try:
+        check_regular(file)
+        yield
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: cannot be read: {error}; resume from another checkpoint"
+        ) from error
+
+
+def slices_of(tensors: Any, table: str, widths: Mapping[str, int]) -> list[Any]:
+    """Return tensors of a table, to be read by slices; [] if the file has none.
+
+    Raises:
+        ValueError: their shapes do not fit together.
+    """
+    keys = [f"/{name}/{table}" for name in widths]
     if keys[0] not in tensors.keys():  # the file of frozen values, or counts that nobody kept
-        return
+        return []
     slices = [tensors.get_slice(key) for key in keys]
     count = slices[0].get_shape()[0]
     for key, each, width in zip(keys, slices, widths.values(), strict=True):
         shape = [count, *_empty(width).shape[1:]]
         if each.get_shape() != shape:
             raise ValueError(f"{key!r} has shape {each.get_shape()}, expected {shape}")
+    return slices
+
+
+def _chunks(
+    tensors: Any, table: str, widths: Mapping[str, int], place: tuple[int, int]
+) -> Iterator[list[NDArray[Any]]]:
+    slices, (shard, shards) = slices_of(tensors, table, widths), place
+    count = slices[0].get_shape()[0] if slices else 0
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
         ids, *others = (each[start:stop] for each in slices)
@@ -162,16 +207,26 @@ def _empty(width: int) -> NDArray[Any]:
     return np.empty((0, width), np.float32) if width else np.empty(0, np.int64)
 
 
+def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
+    """Return what a checkpoint says of a table.
+
+    Raises:
+        CheckpointError: it has no such table.
+    """
+    record = manifest.tables.get(table)
+    if record is None:
+        raise CheckpointError(
+            f"{path}: it has no table {table!r}; its tables: "
+            f"{', '.join(manifest.tables) or 'none'}; expected one of these, or a new logdir for "
+            "another model"
+        )
+    return record
+
+
 def _check(path: Path, manifest: Manifest, layout: TableLayout) -> None:
     """Check that a checkpoint has a table as the job has it."""
     variable = layout.variable
-    record = manifest.tables.get(variable.name)
-    if record is None:
-        raise CheckpointError(
-            f"{path}: it has no table {variable.name!r}, which the job has with rows of "
-            f"{variable.dim}; its tables: {', '.join(manifest.tables) or 'none'}; go back to the "
-            "model that wrote it, or train in a new logdir"
-        )
+    record = record_of(path, manifest, variable.name)
     if record.dim != variable.dim:
         raise CheckpointError(
             f"{path}: the table {variable.name!r} has rows of {record.dim} in it and of "

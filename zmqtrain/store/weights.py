@@ -25,7 +25,9 @@ from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.durable import writing
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
-from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.manifest import Manifest, read_manifest
+from zmqtrain.store.saved_tables import SavedRows, load_tables
+from zmqtrain.store.table_files import TableExport
 from zmqtrain.units import data_size
 
 log = logging.getLogger(__name__)
@@ -37,25 +39,67 @@ _UNREADABLE = (
 """What reading a file of arrays raises if the file is missing, damaged or too large."""
 
 
-def load(
-    logdir: str | Path, *, step: int | None = None, average: bool = False
-) -> dict[str, NDArray[Any]]:
+def load(logdir: str | Path, *, step: int | None = None, average: bool = False) -> dict[str, Any]:
     """Return all variables in a checkpoint of a job, by name, in the model's order.
 
-    Trained ones come first, then state, then frozen ones. ``step``: that of the checkpoint; None:
+    Trained ones come first, then state, then frozen ones, then tables. A table of N rows is an
+    array of shape (N, dim); one of any id is a ``TableReader``: its ``trained`` has ``ids`` and
+    ``rows``, and ``take(ids)`` returns rows of any ids. ``step``: that of the checkpoint; None:
     the newest valid one. ``average``: of trained variables the moving averages, if the job kept
     them (its field ``moving_average``).
 
     Raises:
-        CheckpointError: there is no such checkpoint, it is not valid, or it holds no averages.
+        CheckpointError: there is no such checkpoint, it is not valid, or it holds no averages; or
+            this host has no memory for a table.
     """
-    logdir = Path(logdir)
+    found = checkpoint_at(Path(logdir), step)
+    return read_parameters(*found, average=average) | load_tables(*found)
+
+
+def checkpoint_at(logdir: Path, step: int | None = None) -> tuple[Path, Manifest]:
+    """Return the checkpoint of a step, None: the newest valid one.
+
+    Raises:
+        CheckpointError: there is none, or it is not valid.
+    """
     if step is not None:
-        return read_parameters(*valid_at(logdir, step), average=average)
+        return valid_at(logdir, step)
     found = newest_valid(logdir, lambda path, error: log.warning("%s: %s", path, error))
     if found is None:
         raise no_checkpoint(logdir)
-    return read_parameters(*found, average=average)
+    return found
+
+
+def table_at(
+    logdir: Path,
+    name: str,
+    *,
+    step: int | None = None,
+    since: int | None = None,
+    most: int | None = None,
+) -> TableExport:
+    """Return rows of a table in a checkpoint: all, or those that changed since another one.
+
+    ``most``: of these, at most so many, those that were trained last. ``since``: the step of a
+    checkpoint that is still there, or 0 for the begin of the job.
+
+    Raises:
+        CheckpointError: there is no such checkpoint or table, or it is not valid.
+    """
+    path, manifest = checkpoint_at(logdir, step)
+    rows, forgotten, version = SavedRows(path, manifest, name), None, 0
+    if since is not None:
+        if since > manifest.global_step:
+            raise CheckpointError(
+                f"{path}: nothing in it is later than step {since}; expected a step up to "
+                f"{manifest.global_step}"
+            )
+        forgotten = rows.ids[:0]
+        if since:
+            before = SavedRows(*valid_at(logdir, since), name)
+            version, forgotten = before.version, np.setdiff1d(before.ids, rows.ids, True)
+    rows.choose(version, most)
+    return TableExport(rows, manifest.global_step, forgotten=forgotten)
 
 
 def no_checkpoint(logdir: Path) -> CheckpointError:
