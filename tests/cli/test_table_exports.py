@@ -138,7 +138,7 @@ MISTAKES = {
     "step": (["--step", "4"], "no checkpoint of step 4; .* 9, 6, 3"),
     "since": (["--since", "4"], "no checkpoint of step 4"),
     "later": (["--since", "6", "--step", "3"], "nothing in it is later than step 6"),
-    "ending": (["--to", "x.csv"], r"ends with \.npz, \.safetensors, \.parquet"),
+    "ending": (["--to", "x.csv"], r"ends with \.safetensors, \.npz or \.parquet"),
     "average": (["--average"], "tables have no moving averages"),
 }
 

@@ -17,7 +17,7 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.store.table_files import RowDtype, check_ending, write_table
+from zmqtrain.store.table_files import RowDtype, check_table_file, write_table
 from zmqtrain.store.weights import checkpoint_at, no_checkpoint, save, table_at
 from zmqtrain.units import counted, data_size
 
@@ -101,7 +101,7 @@ def export_command(
         return
     if average:
         raise click.UsageError("--average: tables have no moving averages; leave it out")
-    check_ending(to)
+    check_table_file(to)
     export = table_at(logdir, name, step=step, since=since, most=max_rows)
     write_table(to, replace(export, dtype=dtype or "float32"))
     forgotten = "" if export.forgotten is None else f", {len(export.forgotten)} forgotten"

@@ -1,25 +1,19 @@
-"""Rows of a table in one file for others, written block by block."""
+"""The rows of a table in one file, for others."""
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import ZipFile
 
 import numpy as np
-from numpy.lib.format import write_array, write_array_header_1_0
 from numpy.typing import NDArray
 
-from zmqtrain.errors import CheckpointError, ConfigError, imported
+from zmqtrain.errors import CheckpointError, imported
 from zmqtrain.models.tables import Ids
-from zmqtrain.store.durable import sync_path, writing
+from zmqtrain.store.array_files import Stream, check_ending, write_arrays, write_file
 from zmqtrain.store.saved_tables import SavedRows
-from zmqtrain.store.tensor_file import Shape, TensorFile
 
 RowDtype = Literal["float32", "float16"]
 
@@ -37,12 +31,6 @@ class TableExport:
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.rows.ids), self.rows.record.dim
-
-    @property
-    def others(self) -> dict[str, NDArray[np.int64]]:
-        """What a file has beside the rows."""
-        found = {"ids": self.rows.ids, "step": np.array(self.step)}
-        return found if self.forgotten is None else found | {"forgotten": self.forgotten}
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the rows in their dtype.
@@ -63,16 +51,13 @@ class TableExport:
             yield found
 
 
-def check_ending(path: Path) -> None:
+def check_table_file(path: Path) -> None:
     """Check that a table can be written to a path.
 
     Raises:
         ConfigError: it has another ending, or what writes it is not installed.
     """
-    if path.suffix not in _WRITERS:
-        raise ConfigError(
-            f"a table in {str(path)!r}; expected a path that ends with {', '.join(_WRITERS)}"
-        )
+    check_ending(path, "a table", ".parquet")
     if path.suffix == ".parquet":
         imported("pyarrow.parquet", "data")
 
@@ -85,56 +70,15 @@ def write_table(path: Path, export: TableExport) -> None:
     ``row``, which is null for a forgotten id, and the step in the metadata of its schema.
 
     Raises:
-        ConfigError: the path has another ending, or what writes it is not installed.
         CheckpointError: the rows cannot be read, or the file cannot be written.
     """
-    check_ending(path)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _replaced(path) as temporary:
-            _WRITERS[path.suffix](temporary, export)
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
-    """Yield a path beside this one, from which the file comes here when it is complete."""
-    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
-    try:
-        yield temporary
-        sync_path(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-
-
-def _write_npz(path: Path, export: TableExport) -> None:
-    with ZipFile(path, "w") as file:
-        for name, array in export.others.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                write_array(entry, array, allow_pickle=False)
-        with file.open("rows.npy", "w", force_zip64=True) as entry:
-            descr = np.dtype(export.dtype).str
-            header = {"shape": export.shape, "fortran_order": False, "descr": descr}
-            write_array_header_1_0(entry, header)
-            for block in export.blocks():
-                entry.write(block.data)
-
-
-def _write_safetensors(path: Path, export: TableExport) -> None:
-    others = export.others
-    shapes = {name: Shape("int64", array.shape) for name, array in others.items()}
-    file = TensorFile(path, shapes | {"rows": Shape(export.dtype, export.shape)})
-    try:
-        for name, array in others.items():
-            file.write(name, array)
-        begin = 0
-        for block in export.blocks():
-            file.write("rows", block, begin)
-            begin += len(block)
-    finally:
-        file.close()
+    if path.suffix == ".parquet":
+        write_file(path, lambda temporary: _write_parquet(temporary, export))
+        return
+    arrays = {"ids": export.rows.ids, "step": np.array(export.step)}
+    if export.forgotten is not None:
+        arrays["forgotten"] = export.forgotten
+    write_arrays(path, {**arrays, "rows": Stream(export.dtype, export.shape, export.blocks)})
 
 
 def _write_parquet(path: Path, export: TableExport) -> None:
@@ -156,10 +100,3 @@ def _write_parquet(path: Path, export: TableExport) -> None:
             begin += len(block)
         if export.forgotten is not None:
             write(export.forgotten, arrow.nulls(len(export.forgotten), kind))
-
-
-_WRITERS: Mapping[str, Callable[[Path, TableExport], None]] = {
-    ".npz": _write_npz,
-    ".safetensors": _write_safetensors,
-    ".parquet": _write_parquet,
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
@@ -12,17 +11,15 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import psutil
-from numpy.lib.format import write_array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.files import check_regular, replace_file
+from zmqtrain.files import check_regular
 from zmqtrain.models.base import as_model
+from zmqtrain.store.array_files import check_ending, write_arrays
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
-from zmqtrain.store.durable import writing
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import Manifest, read_manifest
@@ -136,7 +133,7 @@ def read(path: str | Path) -> dict[str, NDArray[Any]]:
         ConfigError: it has another ending, is not there, or cannot be read.
     """
     path = Path(path)
-    _check_ending(path)
+    check_ending(path)
     try:
         nbytes = check_regular(path)
         if path.suffix == ".npz":
@@ -221,15 +218,12 @@ def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True
         CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
     """
     path = Path(path)
-    _check_ending(path)
+    check_ending(path)
     arrays = {name: np.asarray(value, order="C") for name, value in weights.items()}
     check_names(arrays)
-    content = safetensors(arrays) if path.suffix == ".safetensors" else _npz(arrays)
     if path.exists() and not overwrite:
         raise CheckpointError(f"{path} exists already; delete it, or write to another path")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+    write_arrays(path, arrays)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -242,20 +236,3 @@ def check_names(names: Iterable[str]) -> None:
                 f"a variable is called {name!r}, which has no form in UTF-8; expected whole "
                 "characters; give the variable another name"
             ) from None
-
-
-def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return what numpy.savez writes, which has no room for an array called "file"."""
-    buffer = io.BytesIO()
-    with ZipFile(buffer, "w") as file:
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                write_array(entry, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _check_ending(path: Path) -> None:
-    if path.suffix not in (".safetensors", ".npz"):
-        raise ConfigError(
-            f"weights in {str(path)!r}; expected a path that ends with .safetensors or .npz"
-        )
