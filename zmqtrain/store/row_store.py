@@ -97,6 +97,7 @@ class RowStore:
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
         self._prepared = (0, 0), 0  # the next index, and how many bytes of it are reserved
         self._snapshot: RowSnapshot | None = None  # the last one
+        self.forgotten = 0  # rows that were erased since this was made
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -267,6 +268,7 @@ class RowStore:
             self._put(ids, places, index, erase=True)
         with self._changing(places):
             self._heads[places, 1] = -1
+        self.forgotten += len(places)
         self._note_free()
 
     def _note_free(self) -> None:

@@ -120,14 +120,7 @@ class Shard:
 
     def table_status(self) -> dict[str, TableStatus]:
         """Return what the shard holds of each table."""
-        tables = self.tables
-        if tables is None:
-            return {}
-        of_each = zip(tables.memory.layout.tables, tables.figures.values(), strict=True)
-        return {
-            layout.variable.name: TableStatus(layout.variable.rows, one.trained, one.nbytes)
-            for layout, one in of_each
-        }
+        return {} if self.tables is None else self.tables.status()
 
     @property
     def slots(self) -> dict[str, Flat]:

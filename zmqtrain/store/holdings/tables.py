@@ -29,7 +29,9 @@ from zmqtrain.optim import Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.optim.merge import Term, merged
+from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.changes import UPDATE, Change, float_of, word_of
+from zmqtrain.store.hot_ids import HotIds
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_buffer import get, nbytes_of, put
 from zmqtrain.store.row_store import Places, RowStore
@@ -47,15 +49,8 @@ from zmqtrain.store.table_layout import (
 from zmqtrain.store.table_memory import TableMemory
 
 _COUNTS = MOST_COUNTED - 1  # in a candidate's second word; above is the update that counted last
+_WITH_HOT_IDS = 32  # tables whose hottest ids are told, for messages are limited
 _SUM_HEAD = 64  # bytes before a contribution to the sum: bytes up to the next one, and its weight
-
-
-@dataclass(frozen=True, slots=True)
-class TableFigures:
-    """What a ps tells of a table: its trained rows, and the bytes of its records and its index."""
-
-    trained: int
-    nbytes: int
 
 
 class Tables:
@@ -122,6 +117,7 @@ class Tables:
         for share in self._prepared(change):
             if share.number >= first:
                 places, rows = share.table.admitted(share, change.step + 1)
+                share.table.note(share.ids)
                 mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
                 self._train(share, places, mean, change.step, done * (share.number == first))
         self._words[READY] = self._words[DONE] = position(len(self._tables), 0)
@@ -186,13 +182,9 @@ class Tables:
             order = np.argsort(ids)
             yield RowsOf(number, ids[order], store.read(ids[order])[0])
 
-    @property
-    def figures(self) -> dict[str, TableFigures]:
-        """What is to be told of each table, by its name."""
-        return {
-            store.layout.name: TableFigures(len(store), store.nbytes)
-            for store in self.memory.stores
-        }
+    def status(self) -> dict[str, TableStatus]:
+        """Return what is to be told of each table, by its name."""
+        return {table.variable.name: table.status() for table in self._tables}
 
     def _train(self, share: _Share, places: Places, mean: Mean, step: int, start: int) -> None:
         """Update the rows in these places from number ``start`` on, block by block."""
@@ -279,6 +271,7 @@ class _Table:
         bounds = np.cumsum([0, *(layout.block_rows * width for width in layout.widths)]).tolist()
         self._parts = [scratch[a:b] for a, b in pairwise(bounds)]
         self._initial = [slot.initial or 0.0 for slot in layout.slots]
+        self._updated, self._hot = 0, HotIds()
         self.bind(update)
 
     def bind(self, update: Update) -> None:
@@ -345,6 +338,25 @@ class _Table:
         victims = live[store.stamps(live) // unit <= oldest]
         if len(victims):
             store.erase(victims)
+
+    def note(self, ids: Ids) -> None:
+        """Count the rows of an update, for people."""
+        self._updated += len(ids)
+        if self.variable.number < _WITH_HOT_IDS:
+            self._hot.saw(ids)
+
+    def status(self) -> TableStatus:
+        variable, store, candidates = self.variable, self.store, self.candidates
+        return TableStatus(
+            rows=variable.rows,
+            trained=len(store),
+            nbytes=store.nbytes,
+            max_rows=variable.max_rows,
+            waiting=0 if candidates is None else len(candidates),
+            updated=self._updated,
+            forgotten=store.forgotten,
+            hottest=self._hot.hottest(),
+        )
 
     def take(self, places: Places) -> None:
         """Copy rows and slots into the scratch."""
