@@ -20,7 +20,7 @@ from zmqtrain.errors import CheckpointError, ConfigError, ExitCode
 from zmqtrain.models.rows import TableReader
 from zmqtrain.models.tables import Given, Normal, Table
 from zmqtrain.optim import SGD
-from zmqtrain.store import saved_tables
+from zmqtrain.store import saved_rows, saved_tables
 
 FORMATS = ["npz", "safetensors", "parquet"]
 EVERY = np.arange(USERS + ITEMS)
@@ -28,7 +28,8 @@ EVERY = np.arange(USERS + ITEMS)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_tables, "_CHUNK", 4)
+    for module in (saved_rows, saved_tables):
+        monkeypatch.setattr(module, "CHUNK", 4)
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def test_checkpoint_whose_rows_are_gone_is_given_up(end: str, tmp_path: Path) ->
     elif end == "ends":
         shard.tables.memory.close()
     else:
-        shard.write(begin(tmp_path, 2)).close()
+        shard.write(begin(tmp_path, 2))
     with pytest.raises(CheckpointError, match=f"no longer those of this checkpoint, .* {end}"):
         seal_shard(copy, 0, shard.version)
 

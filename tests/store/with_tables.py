@@ -111,7 +111,6 @@ def collected(frozen: Sequence[FrozenTable]) -> dict[str, NDArray[Any]]:
 
     for one in frozen:
         one.write(write)
-        one.close()
     return found
 
 

@@ -12,13 +12,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,8 @@ from zmqtrain.store.manifest import (
     tensor_name,
     verify_sizes,
 )
-from zmqtrain.store.tensor_file import Shape, TensorFile, shapes_of
+from zmqtrain.store.table_checkpoint import FrozenTable
+from zmqtrain.store.tensor_file import TensorFile, shapes_of
 from zmqtrain.units import data_size
 
 LATEST_FILE = "LATEST"
@@ -153,27 +154,13 @@ _MISSED = "missed"
 """Name of the metadata of a file that has counts."""
 
 
-class Frozen(Protocol):
-    """Tensors as they are at one moment, by names in the shard's file."""
-
-    shapes: dict[str, Shape]
-
-    def write(self, write: Callable[[str, NDArray[Any], int], None]) -> None:
-        """Write parts of them by calls with name, rows and number of the first row."""
-        ...
-
-    def close(self) -> None:
-        """Release what is kept for it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ShardCopy:
     """A shard's file, in which what is ``frozen`` is still missing."""
 
     path: Path
     file: TensorFile
-    frozen: Sequence[Frozen] = ()
+    frozen: Sequence[FrozenTable] = ()
 
     def finish(self) -> None:
         """Write what is missing, be it beside changes of the shard; once.
@@ -185,15 +172,10 @@ class ShardCopy:
         try:
             for each in self.frozen:
                 each.write(self.file.write)
-                each.close()
         finally:
-            self.close()
-
-    def close(self) -> None:
-        """Close the file, finished or not."""
-        for each in self.frozen:
-            each.close()
-        self.file.close()
+            for each in self.frozen:
+                each.close()
+            self.file.close()
 
 
 def copy_shard(
@@ -201,7 +183,7 @@ def copy_shard(
     shard: int,
     tensors: Mapping[str, NDArray[Any]],
     missed: Mapping[str, int],
-    frozen: Sequence[Frozen] = (),
+    frozen: Sequence[FrozenTable] = (),
 ) -> ShardCopy:
     """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
 
@@ -236,21 +218,19 @@ def _copy(
     path: Path,
     tensors: Mapping[str, NDArray[Any]],
     missed: Mapping[str, int],
-    frozen: Sequence[Frozen] = (),
+    frozen: Sequence[FrozenTable] = (),
 ) -> ShardCopy:
     shapes = shapes_of(tensors)
     for each in frozen:
         shapes |= each.shapes
-    with durable.writing(path):
+    with durable.writing(path), ExitStack() as failed:
+        for each in frozen:
+            failed.callback(each.close)
         file = TensorFile(path, shapes, {_MISSED: json.dumps(dict(missed))} if missed else {})
-        copy = ShardCopy(path, file, frozen)
-        try:
-            for name, array in tensors.items():
-                file.write(name, array)
-        except OSError:
-            copy.close()
-            raise
-    return copy
+        for name, array in tensors.items():
+            file.write(name, array)
+        failed.pop_all()
+    return ShardCopy(path, file, frozen)
 
 
 def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:

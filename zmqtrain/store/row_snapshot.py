@@ -70,6 +70,7 @@ class RowSnapshot:
             floats = records.view(np.float32)
             bounds = pairwise(accumulate(self._widths, initial=2 * HEADER))
             yield [records[:, 0], records[:, 1], *(floats[:, a:b] for a, b in bounds)]
+        self.close()
 
     def _live_in_order(self) -> NDArray[np.int64]:
         """Return the places of the rows, by their ids."""

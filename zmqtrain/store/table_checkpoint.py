@@ -8,17 +8,14 @@ ids that are not admitted yet, ``candidates``, and their ``counts``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from zmqtrain.errors import CheckpointError
-from zmqtrain.files import check_regular
 from zmqtrain.models.tables import (
     Given,
     Ids,
@@ -30,10 +27,9 @@ from zmqtrain.models.tables import (
 )
 from zmqtrain.store.manifest import Manifest, TableRecord
 from zmqtrain.store.row_store import RowStore
+from zmqtrain.store.saved_rows import SavedRows
 from zmqtrain.store.table_layout import TableLayout
 from zmqtrain.store.tensor_file import Shape
-
-_CHUNK = 1 << 16  # rows that are read at once
 
 
 class Held(NamedTuple):
@@ -129,82 +125,23 @@ def read_table(
         CheckpointError: the checkpoint has no such table, or a file is damaged.
     """
     _check(path, manifest, layout)
-    parts = dict(zip(_parts(layout), layout.widths, strict=True))
-    ids, stamps, *arrays = _read(path, manifest, layout, {"ids": 0, "stamps": 0, **parts}, place)
-    rows = Held(ids, stamps, arrays)
+    shard, shards = place
+    given = path, manifest, layout.variable.name
+
+    def own(ids: Ids) -> NDArray[np.bool_]:
+        of_shard: NDArray[np.bool_] = shards_of(ids, shards) == shard
+        return of_shard
+
+    rows = SavedRows(*given, dict(zip(_parts(layout), layout.widths, strict=True)), own=own)
+    held = Held(rows.ids, rows.stamps, rows.read())
     if not layout.variable.admit_after:
-        return rows, None
-    ids, counts = _read(path, manifest, layout, {"candidates": 0, "counts": 0}, place)
-    return rows, Held(ids, counts, [])
+        return held, None
+    counted = SavedRows(*given, {}, keys=("candidates", "counts"), own=own)
+    return held, Held(counted.ids, counted.stamps, [])
 
 
 def _parts(layout: TableLayout) -> list[str]:
     return ["rows", *(f"slot.{slot.name}" for slot in layout.slots)]
-
-
-def _read(
-    path: Path,
-    manifest: Manifest,
-    layout: TableLayout,
-    widths: Mapping[str, int],
-    place: tuple[int, int],
-) -> list[NDArray[Any]]:
-    """Read tensors of the rows of a shard. ``widths``: of float32 rows; 0: int64 of shape (n,)."""
-    found: list[list[NDArray[Any]]] = [[_empty(width)] for width in widths.values()]
-    for written in manifest.files:
-        file = path / written.file
-        with readable(file), safe_open(file, framework="np") as tensors:
-            for chunk in _chunks(tensors, layout.variable.name, widths, place):
-                for arrays, array in zip(found, chunk, strict=True):
-                    arrays.append(array)
-    return [np.concatenate(arrays) for arrays in found]
-
-
-@contextmanager
-def readable(file: Path) -> Iterator[None]:
-    """Check a file that is read in this context, and turn errors into a CheckpointError."""
-    try:
-        check_regular(file)
-        yield
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(
-            f"{file}: cannot be read: {error}; resume from another checkpoint"
-        ) from error
-
-
-def slices_of(tensors: Any, table: str, widths: Mapping[str, int]) -> list[Any]:
-    """Return tensors of a table, to be read by slices; [] if the file has none.
-
-    Raises:
-        ValueError: their shapes do not fit together.
-    """
-    keys = [f"/{name}/{table}" for name in widths]
-    if keys[0] not in tensors.keys():  # the file of frozen values, or counts that nobody kept
-        return []
-    slices = [tensors.get_slice(key) for key in keys]
-    count = slices[0].get_shape()[0]
-    for key, each, width in zip(keys, slices, widths.values(), strict=True):
-        shape = [count, *_empty(width).shape[1:]]
-        if each.get_shape() != shape:
-            raise ValueError(f"{key!r} has shape {each.get_shape()}, expected {shape}")
-    return slices
-
-
-def _chunks(
-    tensors: Any, table: str, widths: Mapping[str, int], place: tuple[int, int]
-) -> Iterator[list[NDArray[Any]]]:
-    slices, (shard, shards) = slices_of(tensors, table, widths), place
-    count = slices[0].get_shape()[0] if slices else 0
-    for start in range(0, count, _CHUNK):
-        stop = min(start + _CHUNK, count)
-        ids, *others = (each[start:stop] for each in slices)
-        own = np.flatnonzero(shards_of(ids, shards) == shard)
-        if len(own):
-            yield [ids[own], *(each[own] for each in others)]
-
-
-def _empty(width: int) -> NDArray[Any]:
-    return np.empty((0, width), np.float32) if width else np.empty(0, np.int64)
 
 
 def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:

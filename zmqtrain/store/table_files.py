@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zmqtrain.errors import CheckpointError, imported
 from zmqtrain.models.tables import Ids
 from zmqtrain.store.array_files import Stream, check_ending, write_arrays, write_file
-from zmqtrain.store.saved_tables import SavedRows
+from zmqtrain.store.saved_rows import SavedRows
 
 RowDtype = Literal["float32", "float16"]
 
@@ -24,13 +24,14 @@ class TableExport:
     rows that the table had at an earlier step, and no longer has; None: all rows are here."""
 
     rows: SavedRows
+    dim: int
     step: int
     dtype: RowDtype = "float32"
     forgotten: Ids | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.rows.ids), self.rows.record.dim
+        return len(self.rows.ids), self.dim
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the rows in their dtype.
@@ -38,7 +39,7 @@ class TableExport:
         Raises:
             CheckpointError: a file cannot be read, or an element is too large for the dtype.
         """
-        for ids, rows in self.rows.blocks():
+        for ids, (rows,) in self.rows.blocks():
             with np.errstate(over="ignore"):
                 found = rows.astype(self.dtype, copy=False)
             too_large = np.isinf(found) & np.isfinite(rows)

@@ -23,7 +23,7 @@ from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import Manifest, read_manifest
-from zmqtrain.store.saved_tables import SavedRows, load_tables
+from zmqtrain.store.saved_tables import load_tables, saved_rows
 from zmqtrain.store.table_files import TableExport
 from zmqtrain.units import data_size
 
@@ -84,7 +84,7 @@ def table_at(
         CheckpointError: there is no such checkpoint or table, or it is not valid.
     """
     path, manifest = checkpoint_at(logdir, step)
-    rows, forgotten, version = SavedRows(path, manifest, name), None, 0
+    rows, forgotten, version = saved_rows(path, manifest, name), None, 0
     if since is not None:
         if since > manifest.global_step:
             raise CheckpointError(
@@ -93,10 +93,11 @@ def table_at(
             )
         forgotten = rows.ids[:0]
         if since:
-            before = SavedRows(*valid_at(logdir, since), name)
+            before = saved_rows(*valid_at(logdir, since), name)
             version, forgotten = before.version, np.setdiff1d(before.ids, rows.ids, True)
     rows.choose(version, most)
-    return TableExport(rows, manifest.global_step, forgotten=forgotten)
+    dim = manifest.tables[name].dim
+    return TableExport(rows, dim, manifest.global_step, forgotten=forgotten)
 
 
 def no_checkpoint(logdir: Path) -> CheckpointError:
