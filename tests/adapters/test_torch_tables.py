@@ -519,3 +519,22 @@ def test_callback_cannot_set_weights_without_their_rows() -> None:
     trainer = zmqtrain.Trainer(model(), RULES["SGD"], batch_size=8)
     with pytest.raises(RunFailedError, match=r"rows of the tables user\.weight, items\.weight"):
         trainer.fit(X, Y, epochs=2, callbacks=[Back()], verbose=False)
+
+
+def test_tables_of_a_logdir_are_loaded_into_a_module(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = nn.Embedding(30, 4, sparse=True)
+            self.any = TableEmbedding(4)
+
+        def forward(self, x: Any) -> Any:
+            return (self.known(x[:, 0]) * self.any(x[:, 1])).sum(1)
+
+    options: Any = {"batch_size": 8, "logdir": str(tmp_path)}
+    trainer = zmqtrain.Trainer(TorchModel(Both, F.mse_loss), RULES["SGD"], **options)
+    trainer.fit(X[:16], Y[:16], epochs=2, verbose=False)
+    net = Both()
+    load_state_dict(net, tmp_path)
+    found = net(torch.from_numpy(X)).detach()
+    np.testing.assert_allclose(found, trainer.predict(X), 1e-5, 1e-6)

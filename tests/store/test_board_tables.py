@@ -65,6 +65,7 @@ def on_a_ps(members: int, steps: int, job: Job = JOB) -> tuple[Any, ...]:
 
 def opened(shard: Shard, members: int) -> Board:
     board = Board(shard.segment)
+    shard.keep_frozen()
     board.open(shard.version, 100, 0, [Holder(member, 7, member) for member in range(members)])
     return board
 

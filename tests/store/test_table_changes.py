@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.kills import dying_at
 from tests.store import with_tables
-from tests.store.with_tables import Job, close, push, remove, rows, table
+from tests.store.with_tables import Job, close, push, remove, rows, table, tensors_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given
 from zmqtrain.optim import (
@@ -35,7 +35,7 @@ from zmqtrain.optim import (
     Update,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, row_store, table_layout
+from zmqtrain.store import changes, row_snapshot, row_store, table_layout
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
@@ -159,10 +159,9 @@ def test_row_that_comes_again_makes_up_for_the_updates_without_it(rule: Rule, mi
 
 def of_row(shard: Shard) -> dict[str, Any]:
     """Return the parts of the rows of the table "t", the row of id 3 first."""
-    assert shard.tables is not None
     return {
         name.removeprefix("/").removesuffix("/t"): array
-        for name, array in shard.tables.tensors(shard.layout).items()
+        for name, array in tensors_of(shard).items()
     }
 
 
@@ -188,7 +187,7 @@ def test_rule_for_rows_is_refused_for_dense_variables() -> None:
 
 
 STRIDE = int(os.environ.get("STRIDE", "29"))
-INTERRUPTED = [module.__file__ for module in (shards, changes, tables, row_store)]
+INTERRUPTED = [m.__file__ for m in (shards, changes, tables, row_store, row_snapshot)]
 
 LIVES = Job(
     [table("user", 0, 4), table("item", 1, 2, admit_after=1, forget_after=2, max_rows=10)],
@@ -210,6 +209,8 @@ def before_the_end(path: Path) -> Shard:
         shard.carry_out(Apply(0))
     push(shard, 1, [rows(each, 5) for each in LIVES.tables], 3, seed=4)
     shard.carry_out(Accumulate(1), 6)
+    assert shard.tables is not None
+    shard.tables.freeze()  # a checkpoint is being written
     return shard
 
 

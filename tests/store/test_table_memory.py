@@ -64,7 +64,12 @@ def test_store_holds_what_a_dict_holds(changes: list[tuple[str, list[int]]]) -> 
                 expected[place] = model[id_]
         np.testing.assert_array_equal(reach(memory.name, LAYOUTS).read(0, every), expected)
         assert len(store) == len(model)
-        assert dict(zip(store.held()[0].tolist(), store.held()[2][0][:, 0], strict=True)) == model
+        found = {
+            id_: row[0]
+            for ids, _, rows in store.freeze().blocks()
+            for id_, row in zip(ids.tolist(), rows, strict=True)
+        }
+        assert found == model
 
 
 def test_memory_of_a_dead_life_has_its_rows(directory: Path) -> None:

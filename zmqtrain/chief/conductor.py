@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from zmqtrain.callbacks.base import Weights
@@ -168,7 +167,10 @@ class Conductor:
         return Summary.of(
             final,
             last=last,
-            tables={n: asdict(t) for n, t in (await conducted.table_status()).items()},
+            tables={
+                name: {"rows": one.rows, "trained": one.trained, "nbytes": one.nbytes}
+                for name, one in (await conducted.table_status()).items()
+            },
             parameters={**result, **await conducted.keep_tables()},
             history=History() if epochs is None else epochs.history,
             checkpoint=self._saver.last,

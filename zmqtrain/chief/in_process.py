@@ -175,8 +175,8 @@ class LocalRun:
         """Write the only shard into the directory of a checkpoint."""
         exchange = self._running
         shard, coordinator = exchange.shard, exchange.coordinator
-        file = shard.write(directory)
-        written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
+        copy = shard.write(directory)
+        written = await asyncio.to_thread(checkpoint.seal_shard, copy, 0, shard.version)
         ledger, rate = coordinator.ledger.state(), shard.learning_rate
         policy, files = self._job.policy, (written,)
         return Saved(coordinator.version, policy, ledger, files, learning_rate=rate)

@@ -18,7 +18,7 @@ from zmqtrain.units import counted, duration
 SHOWN_WAITS = 3
 BAR = 20  # characters
 FEWEST_ROWS = 5  # of tasks, on the lowest terminal
-OTHER_ROWS = 16
+OTHER_ROWS = 17
 PHASES = tuple(field.name for field in fields(Phases))
 GLYPHS, ASCII_GLYPHS = "░▒█▓▚·", "-~#=+."
 STYLES = ("blue", "cyan", "green", "magenta", "yellow", "bright_black")
@@ -40,6 +40,7 @@ def top_view(watched: Watched, title: str, news: Iterable[str], console: Console
         cell(f"{title}: {view.state}", "red" if failure else "bold"),
         _progress(view),
         narrowing_line(view.headline(), fewest=2),
+        *([cell(tables)] if (tables := view.tables()) else []),
         _legend([row.spent_s for row in view.tasks() if row.spent_s], glyphs),
         Text(),
         _tasks(view, max(FEWEST_ROWS, console.height - OTHER_ROWS), glyphs),

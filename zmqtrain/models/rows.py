@@ -62,6 +62,12 @@ class TableReader:
         self._known: tuple[Ids, Rows] | None = None
 
     @property
+    def trained(self) -> RowsOf | None:
+        """Ids and rows of all trained rows, after a run or of a checkpoint; None during a run."""
+        initial = self.variable.initial
+        return initial.of if isinstance(initial, Trained) else None
+
+    @property
     def source(self) -> RowSource:
         return self._source
 
@@ -168,15 +174,14 @@ def readers_of(
 def kept(tables: Sequence[TableVariable], trained: Iterable[RowsOf]) -> dict[str, TableReader]:
     """Return readers, by name, of the tables whose trained rows are given."""
     found = {rows.table: rows for rows in trained}
-    source = InitialRows(
-        [
-            replace(table, initial=Trained(found[table.number], table))
-            if table.number in found
-            else table
-            for table in tables
-        ]
-    )
-    return {t.name: TableReader(t, source) for t in tables if t.number in found}
+    ended = [
+        replace(table, initial=Trained(found[table.number], table))
+        if table.number in found
+        else table
+        for table in tables
+    ]
+    source = InitialRows(ended)
+    return {table.name: TableReader(table, source) for table in ended if table.number in found}
 
 
 def read_ahead(wanted: Sequence[tuple[TableReader, Ids]]) -> None:

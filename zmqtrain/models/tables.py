@@ -94,11 +94,14 @@ class Trained:
     variable: TableVariable
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
-        rows = np.array(self.variable.initial_rows(ids))
-        at = np.minimum(np.searchsorted(self.of.ids, ids), max(len(self.of.ids) - 1, 0))
+        rows = np.empty((len(ids), dim), np.float32)
+        is_trained = np.zeros(len(ids), bool)
         if len(self.of.ids):
+            at = np.minimum(np.searchsorted(self.of.ids, ids), len(self.of.ids) - 1)
             is_trained = self.of.ids[at] == ids
             rows[is_trained] = self.of.rows[at[is_trained]]
+        if not is_trained.all():
+            rows[~is_trained] = self.variable.initial_rows(ids[~is_trained])
         return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 
@@ -28,12 +28,30 @@ State: TypeAlias = Literal[
 
 @dataclass(slots=True)
 class TableStatus:
-    """A table: its number of rows (None: any int64 is an id), that of trained ones, their bytes."""
+    """A table: its number of rows (None: any int64 is an id), that of trained ones, their bytes.
+
+    ``max_rows``: rows that it keeps at most. ``waiting``: ids that are not admitted yet.
+    ``updated``, ``forgotten``: rows since the ps began its life. ``hottest``: ids that were in most
+    of the sampled updates, and in how many.
+    """
 
     rows: int | None
     trained: int
     nbytes: int
+    max_rows: int | None = None
+    waiting: int = 0
+    updated: int = 0
+    forgotten: int = 0
+    hottest: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether rows are forgotten to make room for new ones."""
+        most = self.max_rows
+        return most is not None and self.forgotten > 0 and 8 * self.trained >= 7 * most
+
+
+_COUNTED = "trained", "nbytes", "waiting", "updated", "forgotten"
 
 Tables: TypeAlias = dict[str, TableStatus]
 """Tables by name: what one shard holds of them, or all do."""
@@ -44,12 +62,21 @@ def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
     found: Tables = {}
     for tables in shards:
         for name, one in tables.items():
-            before = found.get(name, TableStatus(one.rows, 0, 0))
-            sums = before.trained + one.trained, before.nbytes + one.nbytes
-            found[name] = TableStatus(one.rows, *sums)
-    for each in found.values():
-        each.trained //= copies
-    return found
+            found[name] = _sum(found[name], one) if name in found else one
+    return {name: _once(one, copies) for name, one in found.items()}
+
+
+def _once(one: TableStatus, copies: int) -> TableStatus:
+    """Return what shards hold of a table, each row counted once."""
+    counts = {name: getattr(one, name) // copies for name in _COUNTED if name != "nbytes"}
+    by_count = sorted(dict(sorted(one.hottest)).items(), key=lambda pair: (-pair[1], pair[0]))
+    return replace(one, **counts, hottest=tuple(by_count[:10]))
+
+
+def _sum(one: TableStatus, other: TableStatus) -> TableStatus:
+    """Return what two shards hold of a table together."""
+    sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTED}
+    return replace(one, **sums, hottest=one.hottest + other.hottest)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
@@ -265,18 +264,18 @@ class Executor:
         self._kept = copy
 
     def _copied(self, number: int, directory: str, copy: object) -> None:
-        """Make the copy of the shard in a file durable, beside the next orders."""
-        if isinstance(copy, Path):
+        """Finish the copy of the shard in a file, beside the next orders."""
+        if isinstance(copy, checkpoint.ShardCopy):
             self._spawn(self._seal(copy, self._state.version))
             self.work.paused = self._halts
         elif isinstance(copy, ZmqTrainError):
             self._not_written(directory, copy)
         self._done(number)
 
-    async def _seal(self, file: Path, version: int) -> None:
-        shard, directory = self._state.shard.layout.shard, str(file.parent)
+    async def _seal(self, copy: checkpoint.ShardCopy, version: int) -> None:
+        shard, directory = self._state.shard.layout.shard, str(copy.path.parent)
         try:
-            written = await asyncio.to_thread(checkpoint.seal_shard, file, shard, version)
+            written = await asyncio.to_thread(checkpoint.seal_shard, copy, shard, version)
         except ZmqTrainError as error:
             self._not_written(directory, error)
         else:
@@ -288,6 +287,6 @@ class Executor:
         self._report(ShardWritten(directory, None, f"{self._state.task}: {error}"))
 
 
-def _copy(directory: str, state: ShardState) -> Path:
+def _copy(directory: str, state: ShardState) -> checkpoint.ShardCopy:
     """Copy the shard, which is at rest, into a file."""
     return state.shard.write(checkpoint.attempt_of(directory))

@@ -99,6 +99,7 @@ class ParameterServer(JobActor):
             before = time.monotonic()
             await asyncio.sleep(interval_s)
             note_alive(self.state.shard.segment)
+            self.metrics.show_tables(self.state.shard.table_status())
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             for peer in self._peer_handlers.end_leases():

@@ -130,7 +130,10 @@ class Board:
         return over and self.sealed == min(made)
 
     def open(self, version: int, steps: int, next_batch: int, holders: Sequence[Holder]) -> None:
-        """Put a roster in force, whose members have not been told; :meth:`close` ends it."""
+        """Put a roster in force, whose members have not been told; :meth:`close` ends it.
+
+        The ps has called :meth:`Shard.keep_frozen` before.
+        """
         number = self._read(NUMBER) % (1 << 30) + 1
         header = {IN_FORCE: 0, NUMBER: number, BEGAN: version, STEPS: steps}
         for word, value in (header | {NEXT_BATCH: next_batch, MEMBERS: len(holders)}).items():

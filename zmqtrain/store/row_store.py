@@ -22,7 +22,7 @@ A process may be killed anywhere: :meth:`RowStore.repair` makes good what it lef
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import product
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
 from zmqtrain.store.row_code import ERASED, copy_code, index_code
+from zmqtrain.store.row_snapshot import RowSnapshot
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     COUNT,
@@ -97,6 +98,8 @@ class RowStore:
         self._row_copy = copy_code(stride, layout.widths[:1])
         self._records = arena.address + layout.records_at
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
+        self._snapshot: RowSnapshot | None = None  # the last one
+        self.forgotten = 0  # rows that were erased since this was made
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -140,25 +143,32 @@ class RowStore:
         """Return the places of all rows."""
         return np.flatnonzero(self._heads[: self.words[COUNT], 1] >= 0)
 
-    def held(
-        self, own: Callable[[Ids], NDArray[np.bool_]] | None = None
-    ) -> tuple[Ids, NDArray[np.int64], list[NDArray[np.float32]]]:
-        """Return a copy of all rows: sorted ids, second words, and (n, width) of each width.
+    def freeze(self, own: Callable[[Ids], NDArray[np.bool_]] | None = None) -> RowSnapshot:
+        """Return the rows as they are now, for another thread to read; it ends an earlier one.
 
         ``own``: says which of these ids; None: all.
         """
-        places = self.live()
+        self.thaw()
+        heads, rows = self._heads[: self.words[COUNT]], len(self)
         if own is not None:
-            places = places[own(self.ids(places))]
-        places = places[np.argsort(self.ids(places))]
-        parts = [np.empty((len(places), width), np.float32) for width in self.layout.widths]
-        self.gather(places, parts)
-        return self.ids(places), self.stamps(places), parts
+            rows = int(np.count_nonzero(own(self.ids(self.live()))))
+        self._snapshot = RowSnapshot(heads, rows, self.layout.widths, own)
+        return self._snapshot
+
+    def keep_frozen(self) -> None:
+        """Let a snapshot that is being read go on beside changes of other processes."""
+        if self._snapshot is not None:
+            self._snapshot.keep_all()
+
+    def thaw(self) -> None:
+        """End the snapshot that is being read, if there is one."""
+        if self._snapshot is not None:
+            self._snapshot.close()
 
     def take_over(
         self, ids: Ids, stamps: NDArray[np.int64], parts: Sequence[NDArray[np.float32]]
     ) -> None:
-        """Insert rows as :meth:`held` has returned them."""
+        """Insert rows: sorted ids, second words, and (n, width) of each width."""
         self.make_room(len(ids))
         self.stamp(self.insert(ids, parts), stamps)
 
@@ -172,7 +182,8 @@ class RowStore:
         return stamps
 
     def stamp(self, places: Places, values: NDArray[np.int64]) -> None:
-        self._heads[places, 1] = values
+        with self._changing(places):
+            self._heads[places, 1] = values
 
     def gather(self, places: Places, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy records into one array for each width."""
@@ -182,10 +193,12 @@ class RowStore:
     def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy arrays into records, and set the second word of each."""
         given = address_of(places), self._records, stamp, *map(address_of, parts)
-        self._copy.scatter(len(places), *given)
+        with self._changing(places):
+            self._copy.scatter(len(places), *given)
 
     def clear(self) -> None:
         """Forget all rows."""
+        self.thaw()
         state, held = self._state, self.words[COUNT]
         self.words[COUNT] = self.words[FREE] = self.words[PENDING] = self.words[USED] = 0
         self.words[SWEEPS] += 1
@@ -272,7 +285,9 @@ class RowStore:
         ids, state = self.ids(places), self._state
         for index in filter(None, (state.now, state.old)):
             self._put(ids, places, index, erase=True)
-        self._heads[places, 1] = -1
+        with self._changing(places):
+            self._heads[places, 1] = -1
+        self.forgotten += len(places)
         self._note_free()
 
     def _note_free(self) -> None:
@@ -338,6 +353,10 @@ class RowStore:
         if nbytes > before:
             self._arena.reserve(self._begin(index) + before, nbytes - before)
             own[PREPARED] = nbytes
+
+    def _changing(self, places: Places) -> AbstractContextManager[None]:
+        snapshot = self._snapshot
+        return nullcontext() if snapshot is None else snapshot.before_a_change(places)
 
     @property
     def _state(self) -> _State:

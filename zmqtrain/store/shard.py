@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from numpy.typing import NDArray
-
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.errors import ConfigError
@@ -32,6 +30,7 @@ from zmqtrain.store.changes import (
     float_of,
     word_of,
 )
+from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
@@ -121,14 +120,7 @@ class Shard:
 
     def table_status(self) -> dict[str, TableStatus]:
         """Return what the shard holds of each table."""
-        tables = self.tables
-        if tables is None:
-            return {}
-        of_each = zip(tables.memory.layout.tables, tables.figures.values(), strict=True)
-        return {
-            layout.variable.name: TableStatus(layout.variable.rows, one.trained, one.nbytes)
-            for layout, one in of_each
-        }
+        return {} if self.tables is None else self.tables.status()
 
     @property
     def slots(self) -> dict[str, Flat]:
@@ -157,20 +149,24 @@ class Shard:
             for call in take_over:
                 call()
 
-    def write(self, directory: Path, layout: ShardLayout | None = None) -> Path:
+    def write(self, directory: Path, layout: ShardLayout | None = None) -> ShardCopy:
         """Copy what it owns into a file in an attempt's temporary directory; the shard is idle.
 
-        ``layout``: says otherwise which slices it owns. Returns the file, which
-        :func:`zmqtrain.store.checkpoint.seal_shard` makes durable.
+        ``layout``: says otherwise which slices it owns. Tables are frozen, and written only by
+        :func:`zmqtrain.store.checkpoint.seal_shard`, beside later changes.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
         layout = layout or self.layout
-        tensors: dict[str, NDArray[Any]] = {}
-        for holding in self._holdings:
-            tensors |= holding.tensors(layout)
-        return checkpoint.copy_shard(directory, layout.shard, tensors, self.dense.missed)
+        arrays, tables = self.dense.tensors(layout), self.tables
+        frozen = [] if tables is None else tables.freeze(layout)
+        return checkpoint.copy_shard(directory, layout.shard, arrays, self.dense.missed, frozen)
+
+    def keep_frozen(self) -> None:
+        """Copy what a checkpoint lacks of tables, before other processes change them."""
+        if self.tables is not None:
+            self.tables.keep_frozen()
 
     def load(self) -> None:
         """Take over what was written into the parameters and the slots; the shard is idle."""

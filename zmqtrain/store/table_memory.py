@@ -131,7 +131,9 @@ class TableMemory:
         return rows
 
     def close(self) -> None:
-        """Leave the files for the next life of this ps."""
+        """Leave the files for the next life of this ps; no snapshot is read on."""
+        for store in (*self.stores, *self.candidates.values()):
+            store.thaw()
         self._buffers.clear()
 
     def remove(self) -> None:

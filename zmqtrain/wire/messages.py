@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Status, TableStatus, Wait
 
-PROTOCOL_VERSION = 27
+PROTOCOL_VERSION = 28
 """Rises with every change to this file; peers of another version are refused."""
 
 

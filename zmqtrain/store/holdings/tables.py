@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +43,14 @@ from zmqtrain.optim import Adam, AdamW, Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.optim.merge import Term, merged
+from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.changes import UPDATE, Change, float_of, word_of
+from zmqtrain.store.hot_ids import HotIds
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_buffer import get, nbytes_of, put
 from zmqtrain.store.row_store import Places, RowStore
-from zmqtrain.store.table_checkpoint import read_table, tensors_of
+from zmqtrain.store.table_checkpoint import FrozenTable, read_table
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     DONE,
@@ -64,15 +65,8 @@ from zmqtrain.store.table_layout import (
 from zmqtrain.store.table_memory import TableMemory
 
 _COUNTS = MOST_COUNTED - 1  # in a candidate's second word; above is the update that counted last
+_WITH_HOT_IDS = 32  # tables whose hottest ids are told, for messages are limited
 _SUM_HEAD = 64  # bytes before a contribution to the sum: bytes up to the next one, and its weight
-
-
-@dataclass(frozen=True, slots=True)
-class TableFigures:
-    """What a ps tells of a table: its trained rows, and the bytes of its records and its index."""
-
-    trained: int
-    nbytes: int
 
 
 class Tables:
@@ -177,6 +171,7 @@ class Tables:
         for share in shares:
             if share.number >= first:
                 places, rows = share.table.admitted(share, change.step + 1)
+                share.table.note(share.ids)
                 mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
                 self._train(share, places, mean, change.step, done * (share.number == first))
         self._progress[READY] = self._progress[DONE] = position(len(self._tables), 0)
@@ -215,13 +210,21 @@ class Tables:
             store.clear()
         self._words[SUM_END] = 0
 
-    def tensors(self, layout: ShardLayout) -> dict[str, NDArray[Any]]:
-        tensors: dict[str, NDArray[Any]] = {}
-        owners = [each.owner for each in layout.rows if not each.copy]
-        own = partial(owned_by, owners, self.place.shards) if layout.rows else None
-        for table in self._tables:
-            tensors |= tensors_of(table.layout, table.store, table.candidates, own)
-        return tensors
+    def freeze(self, layout: ShardLayout | None = None) -> list[FrozenTable]:
+        """Return what a checkpoint has of the tables as they are now, to be written later.
+
+        ``layout``: says whose rows the shard writes; None: all.
+        """
+        slices = layout.rows if layout is not None else ()
+        owners = [each.owner for each in slices if not each.copy]
+        own = partial(owned_by, owners, self.place.shards) if slices else None
+        return [FrozenTable(one.layout, one.store, one.candidates, own) for one in self._tables]
+
+    def keep_frozen(self) -> None:
+        """Copy what is frozen and not written yet, for other processes are to change rows."""
+        if self._arena.path is not None:
+            for store in chain(self.memory.stores, self.memory.candidates.values()):
+                store.keep_frozen()
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
         found = [read_table(path, manifest, table.layout, self.place) for table in self._tables]
@@ -245,16 +248,14 @@ class Tables:
     def trained(self) -> Iterator[RowsOf]:
         """Yield the trained rows of each table."""
         for number, store in enumerate(self.memory.stores):
-            ids, _, (rows, *_) = store.held()
-            yield RowsOf(number, ids, rows)
+            places = store.live()
+            ids = store.ids(places)
+            order = np.argsort(ids)
+            yield RowsOf(number, ids[order], store.read(ids[order])[0])
 
-    @property
-    def figures(self) -> dict[str, TableFigures]:
-        """What is to be told of each table, by its name."""
-        return {
-            store.layout.name: TableFigures(len(store), store.nbytes)
-            for store in self.memory.stores
-        }
+    def status(self) -> dict[str, TableStatus]:
+        """Return what is to be told of each table, by its name."""
+        return {table.variable.name: table.status() for table in self._tables}
 
     def _train(self, share: _Share, places: Places, mean: Mean, step: int, start: int) -> None:
         """Update the rows in these places from number ``start`` on, block by block."""
@@ -342,6 +343,7 @@ class _Table:
         bounds = np.cumsum([0, *(layout.block_rows * width for width in layout.widths)]).tolist()
         self._parts = [scratch[a:b] for a, b in pairwise(bounds)]
         self._initial = [slot.initial or 0.0 for slot in layout.slots]
+        self._updated, self._hot = 0, HotIds()
         self.bind(update)
 
     def bind(self, update: Update) -> None:
@@ -426,6 +428,25 @@ class _Table:
         """Finish what a killed process left of the memory of rows."""
         for store in self._stores:
             store.repair()
+
+    def note(self, ids: Ids) -> None:
+        """Count the rows of an update, for people."""
+        self._updated += len(ids)
+        if self.variable.number < _WITH_HOT_IDS:
+            self._hot.saw(ids)
+
+    def status(self) -> TableStatus:
+        variable, store, candidates = self.variable, self.store, self.candidates
+        return TableStatus(
+            rows=variable.rows,
+            trained=len(store),
+            nbytes=store.nbytes,
+            max_rows=variable.max_rows,
+            waiting=0 if candidates is None else len(candidates),
+            updated=self._updated,
+            forgotten=store.forgotten,
+            hottest=self._hot.hottest(),
+        )
 
     def take(self, places: Places, step: int) -> None:
         """Copy rows and slots into the scratch, as they are before update ``step``."""
