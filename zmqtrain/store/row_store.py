@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
-from zmqtrain.store.row_code import ERASED, copy_code, index_code
+from zmqtrain.store.row_code import ERASED, ReadCode, copy_code, index_code, read_code
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     COUNT,
@@ -90,7 +91,7 @@ class RowStore:
         self._pending = arena.ints(layout.pending_at, BLOCK_ROWS)
         self._free = arena.ints(layout.free_at, layout.most)
         self._index, self._copy = index_code(), copy_code(stride, layout.widths)
-        self._row_copy = copy_code(stride, layout.widths[:1])
+        self._stride = stride
         self._records = arena.address + layout.records_at
         self._reserved = 0  # bytes of records
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
@@ -106,33 +107,43 @@ class RowStore:
         bits = self._state.now[0]
         return self.words[COUNT] * self.layout.stride + (8 << bits)
 
-    def find(self, ids: Ids) -> Places:
-        """Return the number of each id's record, or -1."""
-        places = np.empty(len(ids), np.int64)
-        if not self.words[COUNT]:
-            places.fill(-1)
-            return places
-        ids = np.ascontiguousarray(ids)
-        n, found = len(ids), address_of(places)
+    def find(self, ids: Ids) -> tuple[Places, int]:
+        """Return the number of each id's record, or -1, and how many are -1."""
+        ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
+        found, given = address_of(places), (len(ids), address_of(ids))
         while True:
-            word, where = self.words[STATE], self._where
-            if word != where[0]:
-                state = _State.of(word)
-                old = self._region(state.old) if state.old else (0, 0)
-                where = self._where = word, (*self._region(state.now), *old)
-            given = n, address_of(ids), *where[1], self._records, self.layout.stride
-            if not self._index.find(*given, found) or self.words[STATE] == word:
-                return places
+            word, where = self._index_now()
+            missing = self._index.find(*given, *where, self._records, self._stride, found)
+            if not missing or self.words[STATE] == word:
+                return places, missing
 
-    def read(self, ids: Ids) -> tuple[Rows, Places]:
-        """Return the rows with these ids, and their places; without a place a row is arbitrary."""
+    def read(self, ids: Ids) -> tuple[Rows, Places | None]:
+        """Return the rows with these ids, and their places, None if all have one.
+
+        Without a place, which is negative then, a row is arbitrary.
+        """
+        ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
         rows = np.empty((len(ids), self.layout.widths[0]), np.float32)
+        given, found = (len(ids), address_of(ids)), (address_of(places), address_of(rows))
         while True:
-            sweeps = self.words[SWEEPS]
-            places = self.find(ids)
-            self._row_copy.gather(len(ids), address_of(places), self._records, address_of(rows))
-            if self.words[SWEEPS] == sweeps:
-                return rows, places
+            sweeps, (word, where) = self.words[SWEEPS], self._index_now()
+            missing = self._reading.read(*given, *where, self._records, *found)
+            is_same = self.words[SWEEPS] == sweeps
+            if is_same and (not missing or self.words[STATE] == word):
+                return rows, places if missing else None
+
+    @cached_property
+    def _reading(self) -> ReadCode:
+        return read_code(self._stride, self.layout.widths[0])
+
+    def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
+        """Return STATE, and what it says: addresses and masks of the index and the old one."""
+        word = self.words[STATE]
+        if word != self._where[0]:
+            state = _State.of(word)
+            old = self._region(state.old) if state.old else (0, 0)
+            self._where = word, (*self._region(state.now), *old)
+        return self._where
 
     def live(self) -> Places:
         """Return the places of all rows."""
@@ -170,6 +181,11 @@ class RowStore:
         given = address_of(places), self._records, *map(address_of, parts)
         self._copy.gather(len(places), *given)
 
+    @property
+    def copying(self) -> tuple[int, int, int]:
+        """Addresses of the records, and of the code of :meth:`gather` and :meth:`scatter`."""
+        return self._records, *self._copy.addresses
+
     def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy arrays into records, and set the second word of each."""
         given = address_of(places), self._records, stamp, *map(address_of, parts)
@@ -195,7 +211,7 @@ class RowStore:
         Raises:
             SegmentError: there is no room.
         """
-        if not new and self._state.old is None:
+        if not new and not self.words[STATE] >> 14 & 1:  # there is no old index
             return
         layout, held = self.layout, self.words[COUNT]
         try:

@@ -28,6 +28,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import MOST_COUNTED, Ids, Rows, RowsOf, TableVariable
 from zmqtrain.optim import Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
+from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.store.changes import UPDATE, Change, float_of, word_of
@@ -35,6 +36,7 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_buffer import get, nbytes_of, put
 from zmqtrain.store.row_store import Places, RowStore
+from zmqtrain.store.row_training import Training, train
 from zmqtrain.store.table_checkpoint import read_table, tensors_of
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
@@ -119,13 +121,22 @@ class Tables:
         )
 
     def update(self, change: Change) -> None:
-        divisor = change.weight / change.unit
+        divisor, step = change.weight / change.unit, change.step
         first, done = position_of(self._words[DONE])
-        for share in self._prepared(change):
-            if share.number >= first:
-                places, rows = share.table.admitted(share, change.step + 1)
-                mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
-                self._train(share, places, mean, change.step, done * (share.number == first))
+        left = [share for share in self._prepared(change) if share.number >= first]
+        waiting: list[Training] = []  # for one call, which compiled code makes
+        for share in left:
+            places, rows = share.table.admitted(share, step + 1)
+            mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
+            begin = done if share.number == first else 0
+            own = share.table.training(share, places, mean, step, begin)
+            if own is not None:
+                waiting.append(own)
+                continue
+            self._train_all(waiting)
+            waiting.clear()
+            self._train(share, places, mean, step, begin)
+        self._train_all(waiting)
         self._words[READY] = self._words[DONE] = position(len(self._tables), 0)
         for table in self._tables:
             table.forget(change.step + 1, self.shards)
@@ -211,14 +222,25 @@ class Tables:
             table.put(own, step + 1)
             words[DONE] = position(share.number, end)
 
+    def _train_all(self, every: Sequence[Training]) -> None:
+        """Update the rows of tables whose rules are compiled."""
+        if every:
+            words = self._arena.address + self.memory.layout.words_at
+            train(every, words, address_of(self._scratch_places))
+
     def _prepared(self, change: Change) -> list[_Share]:
         """Return what the change does to each table that it has rows of, and make room for it."""
         shares = self._shares(change)
-        new = [share for share in shares if share.places is None]
+        new = [share for share in shares if not share.is_found]
+        numbers: dict[int, list[Numbers]] = {}  # by rule, which most tables share
         for share in new:
-            share.numbers = share.table.bound.numbers(change.step)
+            rule = id(share.table.update.rule)
+            if rule not in numbers:
+                numbers[rule] = share.table.bound.numbers(change.step)
+            share.numbers = numbers[rule]
         for share in new:
-            share.places = share.table.find(share.ids)
+            share.places, share.missing = share.table.find(share.ids)
+            share.is_found = True
         return shares
 
     def _given(self, change: Change) -> list[tuple[list[RowsOf], float]]:
@@ -264,7 +286,10 @@ class _Share:
     ids: Ids
     rows: Rows
     numbers: list[Numbers] = field(default_factory=list)
-    places: Places | None = None  # once there is room for the new ones
+    is_found: bool = False  # whether there is room for the new rows, and the rest is known
+    places: Places = field(default_factory=lambda: np.empty(0, np.int64))
+    missing: int = 0  # number of new rows
+    kept: Any = None  # what compiled code reads
 
 
 class _Table:
@@ -290,22 +315,24 @@ class _Table:
         if isinstance(update.rule, RowwiseAdagrad):
             update = replace(update, rule=update.rule.of_rows(self.variable.dim))
         self.bound = update.bind(first, slots)
+        self._part_addresses = tuple(map(address_of, self._parts))
 
-    def find(self, ids: Ids) -> Places:
-        """Return where the rows are, -1 for new ones, which there is room for from now on."""
-        places = self.store.find(ids)
-        missing = int(np.count_nonzero(places < 0))
+    def find(self, ids: Ids) -> tuple[Places, int]:
+        """Return where the rows are, -1 for new ones, which there is room for from now on, and
+        their number."""
+        places, missing = self.store.find(ids)
         self.store.make_room(missing)
         if self.candidates is not None:
             self.candidates.make_room(missing)
-        return places
+        return places, missing
 
     def admitted(self, share: _Share, version: int) -> tuple[Places, Rows]:
         """Return the places of the rows that are trained, and their gradient."""
-        ids, rows = share.ids, share.rows
-        places = self.find(ids) if share.places is None else share.places
+        ids, rows, places = share.ids, share.rows, share.places
+        if not share.missing:
+            return places, rows
         missing = np.flatnonzero(places < 0)
-        if len(missing) and self.candidates is not None:
+        if self.candidates is not None:
             missing = missing[self._count(self.candidates, ids[missing], version)]
         if len(missing):
             new, of = ids[missing], self.variable
@@ -313,14 +340,40 @@ class _Table:
             parts = [np.full((len(new), width), value, np.float32) for width, value in slots]
             initial = initial_rows(of.initial, of.key, new, of.dim)
             places[missing] = self.store.insert(new, [initial, *parts])
-        if self.candidates is None:
+        if len(missing) == share.missing:
             return places, rows
         trained = places >= 0
-        return (places, rows) if trained.all() else (places[trained], rows[trained])
+        return places[trained], rows[trained]
+
+    def training(
+        self, share: _Share, places: Places, mean: Mean, step: int, begin: int
+    ) -> Training | None:
+        """Return the update of the rows in these places; None: compiled code cannot make it."""
+        call = self.bound.call(mean, step, share.numbers)
+        if call is None:
+            return None
+        share.kept = places, mean  # until it is made
+        records, gather, scatter = self.store.copying
+        return Training(
+            len(places),
+            begin,
+            self.layout.block_rows,
+            self.variable.dim,
+            address_of(places),
+            address_of(mean.gradients[0]),
+            records,
+            step + 1,
+            position(share.number, 0),
+            gather,
+            call.code,
+            scatter,
+            self._part_addresses,
+            *call[1:],
+        )
 
     def _count(self, candidates: RowStore, ids: Ids, version: int) -> NDArray[np.bool_]:
         """Count a gradient of each of these ids, once in an update; return which are admitted."""
-        places = candidates.find(ids)
+        places, _ = candidates.find(ids)
         missing = np.flatnonzero(places < 0)
         places[missing] = candidates.insert(ids[missing], [])
         stamps = candidates.stamps(places)
