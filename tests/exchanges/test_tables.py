@@ -127,6 +127,28 @@ async def test_step_trains_the_rows_that_it_names_and_no_others(
         np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
 
 
+async def test_rows_that_were_asked_for_are_those_after_the_push(
+    open_exchange: OpenExchange,
+) -> None:
+    ids, others = np.arange(USERS), np.arange(0, USERS, 3)
+    async with open_exchange(make_job(optimizer=SGD(0.5))) as exchange:
+        membership = await exchange.join()
+        (expected,) = await read(membership, (0, ids))
+        for batch, ahead in enumerate((ids, others, ids)):
+            exchange.begin()
+            for flat in membership.gradients:
+                flat[...] = 0
+            row = ones(batch, 7)
+            report = StepReport(batch, BATCH, 0.5, True, rows=(row,), ahead=[(0, ahead)])
+            assert (await exchange.finish(report)).result == "applied"
+            expected[row.ids] -= 0.5
+            if batch < 2:
+                np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+        assert await push(exchange, membership, 3, ones(1)) == "applied"
+        expected[1] -= 0.5  # nobody has read what was asked for before this push
+        np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+
+
 async def test_mean_counts_a_row_that_a_gradient_lacks_as_zero(open_exchange: OpenExchange) -> None:
     job = make_job(optimizer=SGD(1.0), policy="sync-replicas:aggregate=2")
     async with open_exchange(job) as exchange:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.kills import dying_at
 from tests.store import with_tables
-from tests.store.with_tables import Job, close, push, remove, rows, table, tensors_of
+from tests.store.with_tables import DENSE, Job, close, push, remove, rows, table, tensors_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given
 from zmqtrain.optim import (
@@ -163,6 +163,26 @@ def of_row(shard: Shard) -> dict[str, Any]:
         name.removeprefix("/").removesuffix("/t"): array
         for name, array in tensors_of(shard).items()
     }
+
+
+COMPILED: list[Rule] = [SGD(0.1), Adagrad(0.1), Ftrl(0.1), *LAZY]
+
+
+@pytest.mark.parametrize("options", [{}, {"l2": 0.1}, {"clip_norm": 0.5}, {"clip_value": 0.1}])
+@pytest.mark.parametrize("rule", COMPILED, ids=repr)
+def test_compiled_training_has_the_bits_of_numpy(rule: Rule, options: dict[str, float]) -> None:
+    of_tables = [table("t", 0, DIM), table("u", 1, 5), table("v", 2, DIM)]
+    shards = []
+    for fused in (True, False):
+        own, other = Update(rule, fused=fused, **options), Update(SGD(0.2), fused=fused, **options)
+        shards.append(Job(of_tables, [own, other, own], DENSE).begin())
+    for step in range(4):
+        for shard in shards:
+            for worker in range(2):
+                push(shard, worker, [rows(each, 2 * step + worker) for each in of_tables], seed=3)
+            shard.carry_out(Reduce((0, 1)) if step % 2 else Apply(0))
+    ours, theirs = map(Job(of_tables, []).contents, shards)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(

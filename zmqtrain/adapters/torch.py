@@ -24,7 +24,7 @@ from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.rows import TableReader
-from zmqtrain.models.tables import Table
+from zmqtrain.models.tables import Ids, Table
 from zmqtrain.models.trees import split
 from zmqtrain.models.weights import EMPTY
 
@@ -261,6 +261,9 @@ class TorchModel(BaseModel):
 
     def keep_tables(self, readers: Mapping[str, TableReader]) -> None:
         self._built.tables.restore(readers)
+
+    def look_ahead(self, batch: Batch) -> Mapping[str, Ids]:
+        return self._built.tables.look_ahead(batch)
 
     def begin(
         self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool = False

@@ -127,6 +127,8 @@ class ParameterServerExchange:
                     reason=reason,
                 )
             requests.append(request)
+        if self.rows is not None:
+            self.rows.ask(report.ahead, self._sequence)
         return self._result(requests)
 
     def _counts(self, rows: Sequence[RowsOf]) -> tuple[int, ...]:

@@ -309,6 +309,18 @@ class BoundUpdate:
                 factor = None if own_factors is None else own_factors[run.variable]
                 kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
 
+    def call(self, mean: Mean, step: int, numbers: Sequence[Numbers]) -> kernels.Call | None:
+        """Return what :meth:`apply` calls, with ``numbers`` of this step, to update all memory.
+
+        None: it is not just one call of compiled code on the mean's only gradient.
+        """
+        if len(self._joined) > 1 or any(self._has_factor) or not self._is_plain(mean):
+            return None
+        group = self._joined[0].group
+        share = self._update.share(step + 1) if self._operands.average else None
+        scalars = kernels.Scalars(step, numbers[group], self._scale(mean), share, None)
+        return kernels.call_of(self._kernels[group], scalars)
+
     def resume(self) -> None:
         """Finish the block at which a process was killed: its group's slots were ready."""
         if (redo := self._operands.redo) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -32,6 +33,10 @@ from zmqtrain.planning.strategy import task_under
 from zmqtrain.roles import script
 
 log = logging.getLogger(__name__)
+
+OBJECTS = 20_000
+"""New objects after which a task looks for garbage. A step with many tables makes thousands, and
+nearly all are gone by its end; Python's own 700 would look at them several times in a step."""
 
 _HELP = {
     None: """Run the task that --role, ZMQTRAIN_ROLE, TF_CONFIG or honcho names.
@@ -104,6 +109,8 @@ def _command(of: Role | None) -> click.Command:
         own, plan = planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
+        gc.freeze()  # what is loaded stays: looking for garbage in it holds steps up
+        gc.set_threshold(OBJECTS)
         if own.role is Role.WORKER and job.own_loop:
             task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
             return exit_code_of(partial(script.run, task, config.job))

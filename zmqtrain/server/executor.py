@@ -246,6 +246,9 @@ class Executor:
         state.keep(worker)  # before the answer: the next push may follow at once
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, reply)
+        lookups, worker.lookups = worker.lookups, []
+        for send_rows in lookups:
+            send_rows()
 
     def send_parameters(self, request: Request, reply: PullReply | PushReply) -> None:
         """Answer a request; the parameters are those until the next order.

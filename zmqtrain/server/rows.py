@@ -38,11 +38,18 @@ class RowAccess:
         self._state, self._peers, self._executor = state, peers, executor
 
     def on_lookup(self, request: Request, message: Lookup) -> None:
-        self._peers.member(request)
+        peer = self._peers.member(request)
         if not self._state.initialised:
             raise RefusedError(f"{self._state.task} holds no parameters yet")
         ids = self._ids_in(request.envelope.tensors[:1], message)
-        self._executor.after_orders(partial(self._answer, request, message, ids))
+        answer = partial(self._answer, request, message, ids)
+        worker = self._state.workers.get(peer.index) if peer.is_worker else None
+        if worker is not None and message.after > worker.received + 1:
+            raise ProtocolError(f"rows after push {message.after}, of {worker.received} received")
+        if worker is not None and worker.owes(message.after):
+            worker.lookups.append(answer)
+        else:
+            self._executor.after_orders(answer)
 
     def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
         tables, flats = self._state.shard.tables, [np.empty(0, np.float32)]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
-from zmqtrain.store.row_code import ERASED, copy_code, index_code
+from zmqtrain.store.row_code import ERASED, ReadCode, copy_code, index_code, read_code
 from zmqtrain.store.row_snapshot import RowSnapshot
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
@@ -95,7 +96,7 @@ class RowStore:
         self._pending = arena.ints(layout.pending_at, BLOCK_ROWS)
         self._free = arena.ints(layout.free_at, layout.most)
         self._index, self._copy = index_code(), copy_code(stride, layout.widths)
-        self._row_copy = copy_code(stride, layout.widths[:1])
+        self._stride = stride
         self._records = arena.address + layout.records_at
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
         self._snapshot: RowSnapshot | None = None  # the last one
@@ -111,33 +112,43 @@ class RowStore:
         bits = self._state.now[0]
         return self.words[COUNT] * self.layout.stride + (8 << bits)
 
-    def find(self, ids: Ids) -> Places:
-        """Return the number of each id's record, or -1."""
-        places = np.empty(len(ids), np.int64)
-        if not self.words[COUNT]:
-            places.fill(-1)
-            return places
-        ids = np.ascontiguousarray(ids)
-        n, found = len(ids), address_of(places)
+    def find(self, ids: Ids) -> tuple[Places, int]:
+        """Return the number of each id's record, or -1, and how many are -1."""
+        ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
+        found, given = address_of(places), (len(ids), address_of(ids))
         while True:
-            word, where = self.words[STATE], self._where
-            if word != where[0]:
-                state = _State.of(word)
-                old = self._region(state.old) if state.old else (0, 0)
-                where = self._where = word, (*self._region(state.now), *old)
-            given = n, address_of(ids), *where[1], self._records, self.layout.stride
-            if not self._index.find(*given, found) or self.words[STATE] == word:
-                return places
+            word, where = self._index_now()
+            missing = self._index.find(*given, *where, self._records, self._stride, found)
+            if not missing or self.words[STATE] == word:
+                return places, missing
 
-    def read(self, ids: Ids) -> tuple[Rows, Places]:
-        """Return the rows with these ids, and their places; without a place a row is arbitrary."""
+    def read(self, ids: Ids) -> tuple[Rows, Places | None]:
+        """Return the rows with these ids, and their places, None if all have one.
+
+        Without a place, which is negative then, a row is arbitrary.
+        """
+        ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
         rows = np.empty((len(ids), self.layout.widths[0]), np.float32)
+        given, found = (len(ids), address_of(ids)), (address_of(places), address_of(rows))
         while True:
-            sweeps = self.words[SWEEPS]
-            places = self.find(ids)
-            self._row_copy.gather(len(ids), address_of(places), self._records, address_of(rows))
-            if self.words[SWEEPS] == sweeps:
-                return rows, places
+            sweeps, (word, where) = self.words[SWEEPS], self._index_now()
+            missing = self._reading.read(*given, *where, self._records, *found)
+            is_same = self.words[SWEEPS] == sweeps
+            if is_same and (not missing or self.words[STATE] == word):
+                return rows, places if missing else None
+
+    @cached_property
+    def _reading(self) -> ReadCode:
+        return read_code(self._stride, self.layout.widths[0])
+
+    def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
+        """Return STATE, and what it says: addresses and masks of the index and the old one."""
+        word = self.words[STATE]
+        if word != self._where[0]:
+            state = _State.of(word)
+            old = self._region(state.old) if state.old else (0, 0)
+            self._where = word, (*self._region(state.now), *old)
+        return self._where
 
     def live(self) -> Places:
         """Return the places of all rows."""
@@ -182,7 +193,7 @@ class RowStore:
         return stamps
 
     def stamp(self, places: Places, values: NDArray[np.int64]) -> None:
-        with self._changing(places):
+        with self.changing(places):
             self._heads[places, 1] = values
 
     def gather(self, places: Places, parts: Sequence[NDArray[np.float32]]) -> None:
@@ -190,10 +201,15 @@ class RowStore:
         given = address_of(places), self._records, *map(address_of, parts)
         self._copy.gather(len(places), *given)
 
+    @property
+    def copying(self) -> tuple[int, int, int]:
+        """Addresses of the records, and of the code of :meth:`gather` and :meth:`scatter`."""
+        return self._records, *self._copy.addresses
+
     def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy arrays into records, and set the second word of each."""
         given = address_of(places), self._records, stamp, *map(address_of, parts)
-        with self._changing(places):
+        with self.changing(places):
             self._copy.scatter(len(places), *given)
 
     def clear(self) -> None:
@@ -224,7 +240,7 @@ class RowStore:
         Raises:
             SegmentError: there is no room.
         """
-        if not new and self._state.old is None:
+        if not new and not self.words[STATE] >> 14 & 1:  # there is no old index
             return
         layout, held = self.layout, self.words[COUNT]
         try:
@@ -285,7 +301,7 @@ class RowStore:
         ids, state = self.ids(places), self._state
         for index in filter(None, (state.now, state.old)):
             self._put(ids, places, index, erase=True)
-        with self._changing(places):
+        with self.changing(places):
             self._heads[places, 1] = -1
         self.forgotten += len(places)
         self._note_free()
@@ -354,7 +370,8 @@ class RowStore:
             self._arena.reserve(self._begin(index) + before, nbytes - before)
             own[PREPARED] = nbytes
 
-    def _changing(self, places: Places) -> AbstractContextManager[None]:
+    def changing(self, places: Places) -> AbstractContextManager[None]:
+        """Keep what these records are for a snapshot; enter it to change them."""
         snapshot = self._snapshot
         return nullcontext() if snapshot is None else snapshot.before_a_change(places)
 

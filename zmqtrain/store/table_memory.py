@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
 from zmqtrain.models.tables import Ids, Rows
@@ -124,8 +126,8 @@ class TableMemory:
     def read(self, table: int, ids: Ids) -> Rows:
         """Return the current rows with these ids, shape (n, dim): initial where not trained."""
         rows, places = self.stores[table].read(ids)
-        missing = places < 0
-        if missing.any():
+        if places is not None:
+            missing = np.flatnonzero(places < 0)
             of = self.layout.tables[table].variable
             rows[missing] = initial_rows(of.initial, of.key, ids[missing], of.dim)
         return rows

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.models.rows import RowSource
-from zmqtrain.models.tables import RowsOf
+from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.store.layout import ShardLayout
 
 
@@ -63,7 +63,8 @@ class StepReport:
     NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
     examples; see :mod:`zmqtrain.training.measuring`. ``absent``: names of the variables that have
     no gradient; it is zero. ``rows``: the gradient of each table's rows, at most one of a table.
-    ``batches``: of a round, of which ``batch`` is the first.
+    ``batches``: of a round, of which ``batch`` is the first. ``ahead``: (table, sorted unique ids)
+    of the rows that the next step is expected to read.
     """
 
     batch: int
@@ -75,6 +76,7 @@ class StepReport:
     weight: float | None = None
     rows: tuple[RowsOf, ...] = ()
     batches: int = 1
+    ahead: Sequence[tuple[int, Ids]] = ()
 
 
 @dataclass(slots=True)

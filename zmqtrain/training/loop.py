@@ -25,10 +25,10 @@ from zmqtrain.data.subset import checked
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Dataset
+from zmqtrain.models.base import Batch, Dataset, as_model
 from zmqtrain.models.checks import labels_at
 from zmqtrain.models.rows import RowSource
-from zmqtrain.models.tables import RowsOf
+from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
@@ -87,7 +87,10 @@ class TrainingLoop:
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
         self._plan = job.plan_of(dataset)
-        self._prefetcher = Prefetcher(dataset, self._plan)
+        self._prefetcher = Prefetcher(dataset, self._plan, on_read=self._look_ahead)
+        self._model = as_model(job.model)
+        self._tables = {table.name: table.number for table in job.table_variables()}
+        self._ahead: dict[int, list[tuple[int, Ids]]] = {}  # rows that batches to come need
         self._threads, self._team = threads, ThreadTeam(threads)
         self._runner: Runner = (
             Towers(job, self._team)
@@ -191,6 +194,8 @@ class TrainingLoop:
         if self._round is not None and report is not None:
             self._exchange.begin()
         computed_at = time.perf_counter()
+        if report is not None:
+            report.ahead = self._rows_ahead()
         answer = None if report is None else self._exchange.finish(report)
         self._count_last_step()  # while this one is being sent
         result = None if answer is None else await answer
@@ -199,6 +204,20 @@ class TrainingLoop:
             times = began_at, computed_at, time.perf_counter()
             self._last_step = _Step(computed, result or StepResult("accumulated"), *times)
         return result
+
+    def _look_ahead(self, number: int, batch: Batch) -> None:
+        """Have the model look at a batch, in the thread that has read it."""
+        needed = self._model.look_ahead(batch)
+        if needed and self._rows is not None and self._rows.may_wait:
+            self._prefetcher.read_ahead_always()  # else it is not known yet what to ask for
+            self._ahead[number] = [(self._tables[name], ids) for name, ids in needed.items()]
+
+    def _rows_ahead(self) -> Sequence[tuple[int, Ids]]:
+        """Return which rows the next step is expected to read, if that is known by now."""
+        for number in list(self._ahead):
+            if number not in self._batches:
+                del self._ahead[number]
+        return self._ahead.pop(self._batches[0], ()) if self._batches else ()
 
     async def _to_send(self, computed: _Computed | None) -> StepReport | None:
         """Return the report of a batch, or of a round that is over; None if it goes on."""

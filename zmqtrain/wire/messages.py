@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Status, TableStatus, Wait
 
-PROTOCOL_VERSION = 28
+PROTOCOL_VERSION = 29
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -292,11 +292,13 @@ class Parameters:
 class Lookup:
     """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
 
-    The tensor: their ids, as wire/rows.py has them.
+    ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
+    once. The tensor: their ids, as wire/rows.py has them.
     """
 
     tables: tuple[int, ...]
     counts: tuple[int, ...]
+    after: int = 0
 
 
 @dataclass(slots=True)

@@ -18,11 +18,12 @@ so a change that is made again, by another life or from a checkpoint, decides th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ from zmqtrain.models.tables import (
 )
 from zmqtrain.optim import Adam, AdamW, Flat, Mean, RowwiseAdagrad, Rule, Update
 from zmqtrain.optim.formula import Numbers
+from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.protocol.status import TableStatus
@@ -50,6 +52,7 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_buffer import get, nbytes_of, put
 from zmqtrain.store.row_store import Places, RowStore
+from zmqtrain.store.row_training import Training, train
 from zmqtrain.store.table_checkpoint import FrozenTable, read_table
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
@@ -100,6 +103,7 @@ class Tables:
         self._ahead = ahead
         self._words, lane_at = memory.words, layout.scratch_at + lane * layout.lane_nbytes
         self._progress = memory.words[LINE * (1 + lane) :][:LINE]
+        self._progress_at = self._arena.address + layout.words_at + 8 * LINE * (1 + lane)
         self._arena.reserve(lane_at, layout.lane_nbytes)
         self._scratch_places = self._arena.ints(lane_at, BLOCK_ROWS)
         scratch = self._arena.floats(lane_at + layout.places_nbytes, layout.scratch_size)
@@ -165,18 +169,28 @@ class Tables:
         return found
 
     def update(self, change: Change) -> None:
-        divisor = change.weight / change.unit
+        divisor, step = change.weight / change.unit, change.step
         first, done = position_of(self._progress[DONE])
         shares = self._prepared(change)
+        waiting: list[_Share] = []  # for one call, which compiled code makes
         for share in shares:
-            if share.number >= first:
-                places, rows = share.table.admitted(share, change.step + 1)
-                share.table.note(share.ids)
-                mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
-                self._train(share, places, mean, change.step, done * (share.number == first))
+            if share.number < first:
+                continue
+            table, begin = share.table, done if share.number == first else 0
+            places, rows = table.admitted(share, step + 1)
+            table.note(share.ids)
+            mean = Mean([rows.reshape(-1)], divisor, clip=change.clip)
+            share.training = table.training(share, places, mean, step, begin)
+            if share.training is not None:
+                waiting.append(share)
+                continue
+            self._train_all(waiting)
+            waiting.clear()
+            self._train(share, places, mean, step, begin)
+        self._train_all(waiting)
         self._progress[READY] = self._progress[DONE] = position(len(self._tables), 0)
         for number in self._numbers:
-            self._tables[number].forget(change.step + 1, self.place.shards)
+            self._tables[number].forget(step + 1, self.place.shards)
         for share in shares if self._ahead else ():
             share.table.make_room_ahead(self._ahead * len(share.ids))
         self._of = None
@@ -272,14 +286,27 @@ class Tables:
             table.put(own, step + 1)
             progress[DONE] = position(share.number, end)
 
+    def _train_all(self, shares: Sequence[_Share]) -> None:
+        """Update the rows of tables whose rules are compiled."""
+        with ExitStack() as changing:
+            for share in shares:
+                changing.enter_context(share.table.store.changing(share.kept[0]))
+            every = [share.training for share in shares if share.training is not None]
+            train(every, self._progress_at, address_of(self._scratch_places))
+
     def _prepared(self, change: Change) -> list[_Share]:
         """Return what the change does to each table that it has rows of, and make room for it."""
         shares = self._shares(change)
-        new = [share for share in shares if share.places is None]
+        new = [share for share in shares if not share.is_found]
+        numbers: dict[int, list[Numbers]] = {}  # by rule, which most tables share
         for share in new:
-            share.numbers = share.table.bound.numbers(change.step)
+            rule = id(share.table.update.rule)
+            if rule not in numbers:
+                numbers[rule] = share.table.bound.numbers(change.step)
+            share.numbers = numbers[rule]
         for share in new:
-            share.places = share.table.find(share.ids)
+            share.places, share.missing = share.table.find(share.ids)
+            share.is_found = True
         return shares
 
     def _given(self, change: Change) -> list[tuple[list[RowsOf], float]]:
@@ -326,7 +353,11 @@ class _Share:
     ids: Ids
     rows: Rows
     numbers: list[Numbers] = field(default_factory=list)
-    places: Places | None = None  # once there is room for the new ones
+    is_found: bool = False  # whether there is room for the new rows, and the rest is known
+    places: Places = field(default_factory=lambda: np.empty(0, np.int64))
+    missing: int = 0  # number of new rows
+    kept: tuple[Any, ...] = ()  # places and mean, which compiled code reads
+    training: Training | None = None
 
 
 class _Table:
@@ -353,6 +384,9 @@ class _Table:
         if isinstance(update.rule, RowwiseAdagrad):
             update = replace(update, rule=update.rule.of_rows(self.variable.dim))
         self.bound = update.bind(first, slots)
+        rule = update.rule
+        self._catching_up = rule if isinstance(rule, Adam | AdamW) and rule.catch_up else None
+        self._part_addresses = tuple(map(address_of, self._parts))
 
     @property
     def _stores(self) -> list[RowStore]:
@@ -368,20 +402,21 @@ class _Table:
                 with suppress(SegmentError):  # it is not needed yet
                     store.make_room(min(new, store.layout.most - len(store)))
 
-    def find(self, ids: Ids) -> Places:
-        """Return where the rows are, -1 for new ones, which there is room for from now on."""
-        places = self.store.find(ids)
-        missing = int(np.count_nonzero(places < 0))
+    def find(self, ids: Ids) -> tuple[Places, int]:
+        """Return where the rows are, -1 for new ones, which there is room for from now on, and
+        their number."""
+        places, missing = self.store.find(ids)
         for store in self._stores:
             store.make_room(missing)
-        return places
+        return places, missing
 
     def admitted(self, share: _Share, version: int) -> tuple[Places, Rows]:
         """Return the places of the rows that are trained, and their gradient."""
-        ids, rows = share.ids, share.rows
-        places = self.find(ids) if share.places is None else share.places
+        ids, rows, places = share.ids, share.rows, share.places
+        if not share.missing:
+            return places, rows
         missing = np.flatnonzero(places < 0)
-        if len(missing) and self.candidates is not None:
+        if self.candidates is not None:
             missing = missing[self._count(self.candidates, ids[missing], version)]
         if len(missing):
             new, of = ids[missing], self.variable
@@ -389,14 +424,40 @@ class _Table:
             parts = [np.full((len(new), width), value, np.float32) for width, value in slots]
             initial = initial_rows(of.initial, of.key, new, of.dim)
             places[missing] = self.store.insert(new, [initial, *parts])
-        if self.candidates is None:
+        if len(missing) == share.missing:
             return places, rows
         trained = places >= 0
-        return (places, rows) if trained.all() else (places[trained], rows[trained])
+        return places[trained], rows[trained]
+
+    def training(
+        self, share: _Share, places: Places, mean: Mean, step: int, begin: int
+    ) -> Training | None:
+        """Return the update of the rows in these places; None: compiled code cannot make it."""
+        call = self.bound.call(mean, step, share.numbers) if self._catching_up is None else None
+        if call is None:
+            return None
+        share.kept = places, mean  # until it is made
+        records, gather, scatter = self.store.copying
+        return Training(
+            len(places),
+            begin,
+            self.layout.block_rows,
+            self.variable.dim,
+            address_of(places),
+            address_of(mean.gradients[0]),
+            records,
+            step + 1,
+            position(share.number, 0),
+            gather,
+            call.code,
+            scatter,
+            self._part_addresses,
+            *call[1:],
+        )
 
     def _count(self, candidates: RowStore, ids: Ids, version: int) -> NDArray[np.bool_]:
         """Count a gradient of each of these ids, once in an update; return which are admitted."""
-        places = candidates.find(ids)
+        places, _ = candidates.find(ids)
         missing = np.flatnonzero(places < 0)
         places[missing] = candidates.insert(ids[missing], [])
         stamps = candidates.stamps(places)
@@ -451,7 +512,8 @@ class _Table:
     def take(self, places: Places, step: int) -> None:
         """Copy rows and slots into the scratch, as they are before update ``step``."""
         self.store.gather(places, self._parts)
-        if isinstance(rule := self.update.rule, Adam | AdamW) and rule.catch_up:
+        if self._catching_up is not None:
+            rule = self._catching_up
             stamps, names = self.store.stamps(places), ["", *(s.name for s in self.update.slots)]
             factors = rule.caught_up(np.where(stamps > 0, step - stamps, 0), step)
             for name, part in zip(names, self._parts, strict=True):
