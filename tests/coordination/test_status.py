@@ -137,6 +137,15 @@ def test_tables_of_all_shards_are_added_up() -> None:
     assert of_all_shards(shards, 1) == {"user": expected}
 
 
+def test_rows_with_copies_count_once_in_the_tables_of_all_shards() -> None:
+    shards = [
+        {"user": TableStatus(None, 6, 100, 9, 2, 20, 2, hottest=((7, 5), (1, 3)))},
+        {"user": TableStatus(None, 6, 200, 9, 2, 20, 4, hottest=((7, 6), (1, 2)))},
+    ]
+    expected = TableStatus(None, 6, 300, 9, 2, 20, 3, ((7, 6), (1, 3)))
+    assert of_all_shards(shards, 2) == {"user": expected}
+
+
 def test_status_of_as_many_tables_as_there_may_be_fits_into_a_message(status: Status) -> None:
     hottest = tuple((-(2**63) + n, 2**40) for n in range(10))
     full = TableStatus(2**62, *[2**60] * 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,22 @@ def test_tables_have_other_owners_in_the_next_roster_and_go_on() -> None:
     with_tables.push(expected, 0, gradient(9, 0), seed=9)
     expected.carry_out(Reduce((0,)))
     assert JOB.contents(shard) == JOB.contents(expected)
+
+
+def test_rows_that_members_change_count_in_the_status_of_the_ps() -> None:
+    shard, expected = JOB.begin(), JOB.begin()
+    board = opened(shard, 2)
+    make_steps(shard, [seat(JOB, shard, member) for member in range(2)], 4)
+    board.take(0)
+    board.close()
+    for step in range(4):
+        for member in range(2):
+            with_tables.push(expected, member, gradient(step, member), 4 + member, step)
+        expected.carry_out(Reduce((0, 1)))
+    found = [shard.table_status(), expected.table_status()]
+    ours, theirs = ({n: replace(t, hottest=()) for n, t in each.items()} for each in found)
+    assert ours == theirs
+    assert all(each.updated for each in ours.values())
 
 
 def test_checkpoint_between_two_rosters_has_the_rows_of_its_step(tmp_path: Path) -> None:

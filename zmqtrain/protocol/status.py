@@ -31,8 +31,8 @@ class TableStatus:
     """A table: its number of rows (None: any int64 is an id), that of trained ones, their bytes.
 
     ``max_rows``: rows that it keeps at most. ``waiting``: ids that are not admitted yet.
-    ``updated``, ``forgotten``: rows since the ps began its life. ``hottest``: ids that were in most
-    of the sampled updates, and in how many.
+    ``updated``, ``forgotten``: rows since the memory of the rows was made. ``hottest``: ids that
+    were in most of the sampled updates, and in how many.
     """
 
     rows: int | None

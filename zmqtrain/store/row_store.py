@@ -40,6 +40,7 @@ from zmqtrain.store.row_snapshot import RowSnapshot
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     COUNT,
+    FORGOTTEN,
     FREE,
     LOAD,
     MOVED,
@@ -100,7 +101,6 @@ class RowStore:
         self._records = arena.address + layout.records_at
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
         self._snapshot: RowSnapshot | None = None  # the last one
-        self.forgotten = 0  # rows that were erased since this was made
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -303,7 +303,7 @@ class RowStore:
             self._put(ids, places, index, erase=True)
         with self.changing(places):
             self._heads[places, 1] = -1
-        self.forgotten += len(places)
+        self.words[FORGOTTEN] += len(places)
         self._note_free()
 
     def _note_free(self) -> None:

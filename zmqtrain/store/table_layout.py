@@ -62,7 +62,9 @@ LINE = 8
     PREPARED,  # bytes of the next index that have memory
     PREPARED_BITS,  # its capacity is 2 to the power of it
     PREPARED_BANK,  # which of two regions it is
-) = range(13)
+    UPDATED,  # rows in updates so far, for people
+    FORGOTTEN,  # rows that were erased so far, for people
+) = range(15)
 
 BLOCK_ROWS = 4096
 """Rows that are inserted, or changed, at once, at most."""

@@ -57,10 +57,12 @@ from zmqtrain.store.table_checkpoint import FrozenTable, read_table
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     DONE,
+    FORGOTTEN,
     LINE,
     READY,
     SUM_BEFORE,
     SUM_END,
+    UPDATED,
     TableLayout,
     position,
     position_of,
@@ -374,7 +376,7 @@ class _Table:
         bounds = np.cumsum([0, *(layout.block_rows * width for width in layout.widths)]).tolist()
         self._parts = [scratch[a:b] for a, b in pairwise(bounds)]
         self._initial = [slot.initial or 0.0 for slot in layout.slots]
-        self._updated, self._hot = 0, HotIds()
+        self._hot = HotIds()
         self.bind(update)
 
     def bind(self, update: Update) -> None:
@@ -492,7 +494,7 @@ class _Table:
 
     def note(self, ids: Ids) -> None:
         """Count the rows of an update, for people."""
-        self._updated += len(ids)
+        self.store.words[UPDATED] += len(ids)
         if self.variable.number < _WITH_HOT_IDS:
             self._hot.saw(ids)
 
@@ -504,8 +506,8 @@ class _Table:
             nbytes=store.nbytes,
             max_rows=variable.max_rows,
             waiting=0 if candidates is None else len(candidates),
-            updated=self._updated,
-            forgotten=store.forgotten,
+            updated=store.words[UPDATED],
+            forgotten=store.words[FORGOTTEN],
             hottest=self._hot.hottest(),
         )
 
