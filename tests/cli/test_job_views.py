@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.cli.conftest import task
 from tests.golden import Snapshot
-from zmqtrain.cli.job_view import JobView, Watched, spent_s
+from zmqtrain.chief.job_view import JobView, Watched, spent_s
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
 from zmqtrain.cli.top_view import OTHER_ROWS, PHASES, phase_bar, top_view

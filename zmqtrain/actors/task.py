@@ -126,6 +126,10 @@ class JobActor(Actor):
             if address
         ]
 
+    def run_record(self) -> dict[str, Any] | None:
+        """Return what happened in the run, for the page that shows it; None if it is elsewhere."""
+        return None
+
     @property
     def has_met(self) -> bool:
         """Whether this life has joined a job."""

@@ -59,7 +59,6 @@ class LocalRun:
         (self._layout,) = plan.layouts
         self._training, self._evaluation = data
         self._fingerprint = plan.fingerprint()
-        self._on_progress = on_progress
         self.generation = self.learned_until = 0
         self.stopped = 0, "stopped by a signal"
         self._exchange: LocalExchange | None = None  # once there are parameters
@@ -92,6 +91,7 @@ class LocalRun:
         """
         await self.saver.check()
         await self._evaluator.check()
+        await self._conductor.resume_record()
         exchange = await self._begin()
         if self.stopped[0]:
             raise KeyboardInterrupt
@@ -165,7 +165,7 @@ class LocalRun:
         if now < self._next_look:
             return
         self._next_look = now + WATCH_S
-        self._on_progress(await self.status())
+        await self._conductor.show(await self.status())
 
     async def _save(self) -> str | None:
         await self._conductor.save(self._running.coordinator.version)

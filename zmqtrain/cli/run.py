@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from zmqtrain.chief.job_view import Watched
 from zmqtrain.chief.progress import ProgressLog
-from zmqtrain.cli.job_view import Watched
 from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
@@ -46,7 +47,7 @@ NEWS = ("zmqtrain.chief",)
 log = logging.getLogger(__name__)
 
 
-@click.command("run", context_settings={"max_content_width": 100})
+@command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
 @options_of(LocalCluster)
 @option_of(TaskConfig, "log_format")

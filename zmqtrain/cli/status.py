@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.cli.job_view import JobView
+from zmqtrain.chief.job_view import JobView
 from zmqtrain.cli.output import cell, show, show_json, task_table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.config.help import command
 from zmqtrain.protocol.status import Status
 
 COLUMNS = (
@@ -20,7 +21,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@click.command("status")
+@command("status")
 @about_a_job
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def status_command(job: RemoteJob, *, as_json: bool) -> None:

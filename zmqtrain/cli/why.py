@@ -10,11 +10,12 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.job_view import SHORT_S, JobView, wait_row
+from zmqtrain.chief.job_view import SHORT_S, JobView, wait_row
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
+from zmqtrain.config.help import command
 from zmqtrain.errors import PeerLostError
 from zmqtrain.protocol.status import Wait
 from zmqtrain.units import counted, duration
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN_NAMES = 4  # of tasks that wait for the same reason
 
 
-@click.command("why")
+@command("why")
 @about_a_job
 @click.option("--all", "show_all", is_flag=True, help="show short waits, too")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object, with every wait")

@@ -110,9 +110,13 @@ class Phases:
     update: Histogram
     wait: Histogram
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
     def totals(self) -> tuple[float, ...]:
         """Return the seconds that each phase took, over all steps."""
-        return tuple(getattr(self, field.name).total for field in fields(self))
+        return tuple(getattr(self, name).total for name in self.names())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from zmqtrain.cli.output import NOTHING
 from zmqtrain.config.cluster import Role
 from zmqtrain.protocol.status import Status, TaskStatus, Wait
-from zmqtrain.units import counted, data_size, duration, rate, shortened
+from zmqtrain.units import NOTHING, counted, data_size, duration, rate, shortened
 
 WINDOW = 6  # statuses over which speeds are measured
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
