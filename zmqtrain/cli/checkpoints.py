@@ -12,15 +12,16 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, say, shape_of, show, show_json, table
+from zmqtrain.cli.output import say, shape_of, show, show_json, table
+from zmqtrain.config.help import command
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import read_manifest, verify
 from zmqtrain.store.weights import load, no_checkpoint, save
-from zmqtrain.units import counted, data_size
+from zmqtrain.units import NOTHING, counted, data_size
 
 
-@click.command("checkpoints")
+@command("checkpoints")
 @click.argument("logdir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
@@ -43,7 +44,7 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
         show(_view(found))
 
 
-@click.command("export")
+@command("export")
 @click.argument("logdir", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="which checkpoint [default: the newest]")
 @click.option("--average", is_flag=True, help="write the moving averages")

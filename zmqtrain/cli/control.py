@@ -13,6 +13,7 @@ from zmqtrain.cli.output import say
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.help import command
 from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError
 from zmqtrain.policies import load_policy
 from zmqtrain.protocol.status import Status
@@ -23,7 +24,7 @@ WAIT_S = 60.0
 NOT_BEGUN = "the job has not begun: there is nothing to save"
 
 
-@click.command("policy")
+@command("policy")
 @about_a_job
 @click.argument("spec")
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the barrier at which the policy changes")
@@ -69,7 +70,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     say(f"{wanted} from step {after.step} on; it was {before.policy}")
 
 
-@click.command("save")
+@command("save")
 @about_a_job
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the checkpoint")
 def save_command(job: RemoteJob, *, wait_s: float) -> None:
@@ -91,7 +92,7 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
     say(done.text)
 
 
-@click.command("stop")
+@command("stop")
 @about_a_job
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the end")
 @click.option("--force", is_flag=True, help="remove a submitted job at once, without its end")

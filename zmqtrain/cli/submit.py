@@ -29,6 +29,7 @@ from zmqtrain.clusters.submitted import (
     submitted_jobs,
 )
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig
@@ -45,7 +46,7 @@ ANSWER_S = 15.0
 _name = click.argument("name")
 
 
-@click.command("submit", context_settings={"max_content_width": 100})
+@command("submit", context_settings={"max_content_width": 100})
 @click.argument("reference", metavar="JOB")
 @options_of(Submission)
 @option_of(TaskConfig, "keys", help="directory of keys for the job (default: new ones)")
@@ -121,7 +122,7 @@ def submit_command(
     click.echo(f"  stop it     zmqtrain stop {name}")
 
 
-@click.command("jobs")
+@command("jobs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def jobs_command(*, as_json: bool) -> None:
     """List the jobs that you have submitted.
@@ -146,7 +147,7 @@ def jobs_command(*, as_json: bool) -> None:
     show(shown if rows else cell("no job was submitted"))
 
 
-@click.command("logs")
+@command("logs")
 @_name
 @click.argument("task", metavar="TASK")
 @click.option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
@@ -167,7 +168,7 @@ def logs_command(name: str, task: str, *, follow: bool) -> None:
     engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)
 
 
-@click.command("scale")
+@command("scale")
 @_name
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="how many workers")
 def scale_command(name: str, *, workers: int) -> None:

@@ -18,6 +18,7 @@ import uvloop
 
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import IPC, Role
+from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
@@ -80,7 +81,7 @@ def launch(role: Role | None, arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(of: Role | None) -> click.Command:
-    @click.command(str(of or "task"), help=_HELP[of], context_settings={"max_content_width": 100})
+    @command(str(of or "task"), help=_HELP[of], context_settings={"max_content_width": 100})
     @options_of(TaskConfig)
     @options_of(Job, optional=True)
     def run(role: str | None = None, **flags: Any) -> int:
