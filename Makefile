@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which share compiled modules
 
-.PHONY: help setup train test test-frameworks test-gpu-compile lint format fuzz examples hosts headline soak prometheus image pods kubernetes clean
+.PHONY: help setup train test test-frameworks test-gpu-compile lint format docs docs-serve dist fuzz examples hosts headline soak prometheus image pods kubernetes clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -52,6 +52,19 @@ $(VENV)/.nvrtc: $(STAMP)
 test-gpu-compile: $(VENV)/.nvrtc  ## compile every kernel for every GPU from Turing on, without one (Linux)
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 -m '' tests/optim/test_gpu_compile.py
 
+# The generator of the site, and what reads the docstrings. Versions from 0.0.74 on need a package that is not on every mirror.
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check 'zensical==0.0.73' 'mkdocstrings-python==2.0.11'
+	@touch $@
+
+docs: $(VENV)/.docs  ## build the site of the documentation into site/
+	$(BIN)/python docs/reference/generate.py
+	$(BIN)/python docs/stage.py build/docs
+	$(BIN)/zensical build --strict --clean
+
+docs-serve: docs  ## show the site at http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
 lint: $(STAMP)  ## check style and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -96,6 +109,19 @@ $(VENV)/.bench: $(STAMP)
 headline: $(VENV)/.bench  ## kill everything for two minutes while it trains; check every promise
 	$(BIN)/python -m bench headline --plot headline.png
 	$(BIN)/python -m bench headline --without-ps
+
+$(VENV)/.build: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check 'build==1.6.1'
+	@touch $@
+
+# The wheel is made from the sdist and tried in an environment that has nothing else.
+dist: $(VENV)/.build  ## build wheel and sdist into dist/, and train with the wheel in a clean environment
+	rm -rf dist build/clean
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/clean && bin/zmqtrain doctor && bin/zmqtrain init net.py --framework numpy && \
+	  bin/zmqtrain run net.py --workers 2 --json
 
 MINUTES ?= 10
 soak: $(STAMP)  ## simulated and real jobs under faults for MINUTES=10; SEED=N repeats them

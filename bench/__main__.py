@@ -18,7 +18,7 @@ MODULES = (
         "profile",
         "tables",
     ),
-    *("headline", "dashboard", "peers.command", "gpu.command", "simulate"),
+    *("local_steps", "headline", "dashboard", "peers.command", "gpu.command", "simulate"),
 )
 COMMANDS: tuple[click.Command, ...] = tuple(
     getattr(import_module(f"bench.{name}"), f"{name.partition('.')[0]}_command") for name in MODULES

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
-from bench.headline_job import BATCH_SIZE, TABLE, ids_of, job
+from bench.headline_job import BATCH_SIZE, ids_of, job
 from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
 from bench.peers.shared import free_ports
@@ -106,7 +106,7 @@ class Stage:
         self.segments = Path(tempfile.mkdtemp(prefix=directory.name, dir=SHARED_MEMORY))
         self.keys = str(directory / "keys")
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(ps or WORKERS)]
-        self.settings = {"HEADLINE_STEPS": str(steps), TABLE: "1" if ps else ""}
+        self.settings = {"HEADLINE_STEPS": str(steps)}
         self._environment = {
             **os.environ,
             **self.settings,
@@ -294,7 +294,7 @@ def _checks(
     checks.append(Check(promise, applied == per_step * steps, f"{applied} applied"))
     checkpoint = stage.logdir / f"checkpoints/step-{steps:08d}"
     if checkpoint.exists():
-        checks += _counted(checkpoint, steps, per_step, has_table=stage.ps > 0)
+        checks += _counted(checkpoint, steps, per_step)
     else:
         checks.append(Check("the last checkpoint is there", False, str(checkpoint)))
     accuracy = re.search(r"test accuracy ([\d.]+)", output)
@@ -316,9 +316,7 @@ def _bounded(stage: Stage, watched: Watched) -> Check:
     return Check("memory of a ps stayed under its ceiling", kept, seen)
 
 
-def _counted(
-    checkpoint: Path, steps: int, per_step: int = 1, *, has_table: bool = False
-) -> list[Check]:
+def _counted(checkpoint: Path, steps: int, per_step: int = 1) -> list[Check]:
     """Compare the counts on all shards with the ledger, example by example.
 
     ``per_step``: of how many gradients, a power of two, an update is the mean.
@@ -335,20 +333,18 @@ def _counted(
     total = f"{counts.sum():,.0f} of {pushed:,} examples"
     finished = BATCH_SIZE * (min(ledger.open_batches, default=ledger.next_batch)) // len(counts)
     all_there = bool(counts.sum() == pushed)
-    checks = [
+    rows = {id_: per_step * row for id_, row in _rows_of(checkpoint, manifest).items()}
+    kept = rows == dict(zip(ids_of(np.arange(len(counts))).tolist(), expected, strict=True))
+    seen = f"{len(rows):,} rows, {sum(rows.values()):,.0f} updates of them"
+    return [
         Check("parameters hold what was acknowledged", all_there, total),
         Check("every example counted exactly once a pass", exact, f"{finished} whole passes"),
+        Check("rows of the table hold the same counts", kept, seen),
     ]
-    if has_table:
-        rows = _rows_of(checkpoint, manifest)
-        kept = rows == dict(zip(ids_of(np.arange(len(counts))).tolist(), expected, strict=True))
-        seen = f"{len(rows):,} rows, {sum(rows.values()):,.0f} updates of them"
-        checks.append(Check("rows of the table hold the same counts", kept, seen))
-    return checks
 
 
 def _rows_of(checkpoint: Path, manifest: Manifest) -> dict[int, float]:
-    """Return the counts in the table by the ids of their rows."""
+    """Return the rows of the table, each one element, by their ids."""
     found: dict[int, float] = {}
     for written in manifest.files:
         tensors = load_file(checkpoint / written.file)

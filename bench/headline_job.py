@@ -1,6 +1,6 @@
 """A network of MNIST's size that also counts, exactly, how often each example was learned from.
 
-On ps it counts in the rows of a table, too; tables exclude the board, which is watched without ps.
+It counts in a parameter, and in the rows of a table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from zmqtrain.optim import SGD
 
 BATCH_SIZE = 50
 RATE = 0.125  # and its inverse are exact in binary, so counts stay whole numbers
-TABLE = "HEADLINE_TABLE"  # variable: whether there is a table
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -31,10 +30,10 @@ def ids_of(numbers: NDArray[np.int64]) -> Ids:
 
 
 class CountingMLP:
-    """An MLP with one more parameter, and maybe a table, which count examples."""
+    """An MLP with one more parameter, and a table, which count examples."""
 
-    def __init__(self, examples: int, has_table: bool) -> None:
-        self.examples, self.has_table = examples, has_table
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
         self.inner = MLP(features=784, hidden=100, classes=10)
 
     def __repr__(self) -> str:
@@ -45,17 +44,16 @@ class CountingMLP:
         return {"counts": counts, **self.inner.parameters(seed)}
 
     def tables(self, seed: int) -> dict[str, Table]:
-        return {"seen": Table(dim=1, initial=Uniform(0.0))} if self.has_table else {}
+        return {"seen": Table(dim=1, initial=Uniform(0.0))}
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         features, labels, numbers = batch
         own = {name: array for name, array in out.items() if name not in ("counts", "seen")}
         loss = self.inner.loss_and_gradients(parameters, (features, labels), own)
         out["counts"][:, 0] = -np.bincount(numbers, minlength=self.examples) / RATE
-        if self.has_table:
-            ids = ids_of(numbers)
-            parameters["seen"].take(ids)
-            out["seen"].add(ids, np.full((len(ids), 1), -1 / RATE, np.float32))
+        ids = ids_of(numbers)
+        parameters["seen"].take(ids)
+        out["seen"].add(ids, np.full((len(ids), 1), -1 / RATE, np.float32))
         return loss
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -75,7 +73,7 @@ _train, _test = (
 )
 
 job = Job(
-    model=CountingMLP(len(_train[0]), bool(os.environ.get(TABLE))),
+    model=CountingMLP(len(_train[0])),
     data=Arrays(_train, _test),
     optimizer=SGD(RATE),
     batch_size=BATCH_SIZE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # From the palette of Okabe and Ito, which people with any colour vision can tell apart.
 COLOURS = ("#9A9A9A", "#56B4E9", "#0072B2", "#E69F00", "#F0E442", "#D55E00")
+CURVES = ("#8C8C8C", "#E69F00", "#D55E00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7")
 INK, QUIET, GRID = "#1F1F1F", "#6B6B6B", "#DDDDDD"
 KILLS = {"ps": "#D55E00", "worker": "#0072B2", "chief": "#1F1F1F"}
 SHADES = ("#F4F4F4", "#E4EEF6", "#FBF1DC")  # behind each policy
@@ -116,6 +117,35 @@ def draw_headline(
     figure.suptitle(f"Training goes on: {len(chaos.done)} kills, seed {chaos.seed}", color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=8.5)
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_curves(
+    path: Path, rows: Sequence[Row], title: str, machine: str, *, is_dark: bool
+) -> None:
+    """Draw ``curve`` of each row, seconds and losses, under its ``label``; one seed is drawn bold.
+
+    ``is_dark``: for a dark page.
+    """
+    from matplotlib.figure import Figure
+
+    ink, ground = (GRID, "#0D1117") if is_dark else (INK, "white")
+    colours = dict(zip(dict.fromkeys(row["label"] for row in rows), cycle(CURVES), strict=False))
+    figure = Figure(figsize=(9, 5), facecolor=ground, layout="constrained")
+    axes = figure.add_subplot(facecolor=ground)
+    for row in rows:
+        is_first = row["seed"] == rows[0]["seed"]
+        look = {"linewidth": 1.8, "label": row["label"]} if is_first else {"linewidth": 0.6}
+        axes.plot(*row["curve"], color=colours[row["label"]], marker=".", **look)
+    tidy(axes)
+    if is_dark:
+        axes.grid(color="#30363D", linewidth=0.6)
+    axes.set_xlabel(f"seconds\n{machine}", fontsize=9, color=QUIET)
+    axes.set_ylabel("loss on held-out text", fontsize=9, color=QUIET)
+    figure.suptitle(title, color=ink)
+    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_color(ink)
     figure.savefig(path, dpi=DPI)
 
 

@@ -5,34 +5,32 @@
 ``direct`` is a worker of ours that hosts a part of the parameters, ``to-one`` one of which the
 first hosts all, ``gloo`` a rank of torch.distributed that reduces alone. At its end each prints
 when its steps began, and what was sent. ``train`` is such a worker of ours that trains a job; the
-first one prints the job's summary.
+first one prints the job's summary. ``ours`` and ``theirs``: see bench.local_steps_rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bench.hosts import INTERFACE, Hosts
+from bench import local_steps_rank
+from bench.hosts import Hosts
+from bench.on_host import join_gloo, run_worker, sent
 from bench.processes import json_lines_of
 from bench.workload import items_of
 from zmqtrain.config.options import flags_of
 
 WARM_UP = 5  # steps not counted
 LAYERS = 8  # of a gradient that takes time
-TIMEOUT_S = 240.0
-COUNTER = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
+TIMEOUT_S = 1200.0
 PORT = 2222  # of every rank
-GLOO_PORT = 2323  # where rank 0 is met
 
 
 def on_hosts(hosts: Hosts, kind: str, workers: int, **flags: Any) -> list[dict[str, Any]]:
@@ -54,11 +52,11 @@ class Clock:
     def begin(self, step: int = 0) -> None:
         self.began_at.append(time.perf_counter())
         if len(self.began_at) > WARM_UP:
-            self._sent = [*self._sent[:1], int(COUNTER.read_text())]
+            self._sent = [*self._sent[:1], sent()]
 
     def tell(self, index: int) -> None:
-        sent = self._sent[-1] - self._sent[0]
-        row = json.dumps({"index": index, "began_at": self.began_at, "sent": sent})
+        nbytes = self._sent[-1] - self._sent[0]
+        row = json.dumps({"index": index, "began_at": self.began_at, "sent": nbytes})
         print(f"{row}\n", end="", flush=True)  # one write, or the lines of two ranks get mixed
 
 
@@ -79,7 +77,7 @@ def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int
         copies=arguments.copies,
         overlap=arguments.overlap,
     )
-    code, _ = _worker(job, arguments.index, addresses)
+    code, _ = run_worker(job, arguments.index, addresses)
     clock.tell(arguments.index)
     return code
 
@@ -90,45 +88,17 @@ def train(arguments: argparse.Namespace, addresses: list[str]) -> int:
 
     overrides = json.loads(arguments.overrides)
     job = load_job(arguments.job, exchange="direct", **overrides)
-    code, actors = _worker(job, arguments.index, addresses)
+    code, actors = run_worker(job, arguments.index, addresses)
     if isinstance(actors[0], Chief) and actors[0].summary is not None:
         print(actors[0].summary.json(), flush=True)
     return code
-
-
-def _worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequence[Any]]:
-    """Run a worker that hosts a part of the parameters; return its exit code and its actors."""
-    from zmqtrain.config.cluster import Role
-    from zmqtrain.config.task import TaskConfig
-    from zmqtrain.roles.launch import run_task
-
-    config = TaskConfig(
-        role=Role.WORKER,
-        job="bench.rank",
-        index=index,
-        ps=(),
-        worker_addresses=tuple(addresses),
-        workers=len(addresses),
-        chief=False,
-        insecure=True,
-        metrics_port=0,
-        threads=1,
-        log_level="warning",
-    )
-    actors: list[Any] = []
-    return run_task(config, job, actors=actors), actors
 
 
 def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
     import torch
     from torch import distributed
 
-    host = addresses[0].rpartition(":")[0]
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    torch.set_num_threads(1)
-    meeting = f"tcp://{host}:{GLOO_PORT}"
-    size = len(addresses)
-    distributed.init_process_group("gloo", meeting, rank=arguments.index, world_size=size)
+    join_gloo(arguments.index, addresses)
     tensor = torch.from_numpy(np.full(items_of(arguments.megabytes), 1e-3, np.float32))
     clock = Clock()
     for _ in range(arguments.steps + WARM_UP):
@@ -147,6 +117,8 @@ KINDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "one-shot": step_by_messages,
     "gloo": gloo,
     "train": train,
+    "ours": local_steps_rank.ours,
+    "theirs": local_steps_rank.theirs,
 }
 
 

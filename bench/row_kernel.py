@@ -136,7 +136,7 @@ def _kernel(ps: Ps, dim: int) -> Callable[[Ids], None]:
     gradient = np.full(BATCH_ROWS * dim, 1e-3, np.float32)
 
     def update(ids: Ids) -> None:
-        places = store.find(ids)
+        places, _ = store.find(ids)
         for begin in range(0, len(ids), length):
             own = places[begin : begin + length]
             store.gather(own, scratch)

@@ -41,7 +41,7 @@ _KINDS = {
 @click.option("--board", is_flag=True, help="worker 0 hosts the only shard, with a board for all")
 @click.option("--epochs", is_flag=True, help="with epochs; workers measure parts of evaluations")
 @click.option("--clips", is_flag=True, help="shards measure each mean before they apply it")
-@click.option("--tables", is_flag=True, help="the model has rows, too (not with --board)")
+@click.option("--tables", is_flag=True, help="the model has rows, too")
 @click.option(
     "--jobs",
     type=click.IntRange(1),

@@ -235,7 +235,16 @@ def log_passed(on_line: Callable[[str], None] | None) -> Iterator[None]:
         log.propagate = before[1]
 
 
-@functools.cache
 def metrics_of(role: str, index: int) -> Metrics:
-    """Return cached metrics, since making them dominates the start of a task."""
+    """Return the metrics of a task that starts; what heartbeats report of them begins at zero."""
+    metrics = _cached_metrics(role, index)
+    for counter in (metrics.steps, metrics.bytes_sent, metrics.bytes_received):
+        counter.reset()
+    metrics.local_step.set(0)
+    return metrics
+
+
+@functools.cache
+def _cached_metrics(role: str, index: int) -> Metrics:
+    """Return metrics that are made once, since making them dominates the start of a task."""
     return Metrics(role, index)

@@ -27,6 +27,7 @@ from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.store.placement import place
 
 TOLERANCE = 1e-4  # of sums of float32
+COARSE = 0.06  # of an example in sums that were compressed; one of six workers' counts 0.17
 
 _NAMES_A_TASK = re.compile(r"\b(ps|worker|chief) \d+|\ba ps was|\b(the|no) chief")
 
@@ -117,7 +118,8 @@ def _is_wrong(schedule: Schedule, updates: float, step: int) -> bool:
     """Return whether the sum over the examples of a shard is not that of this step."""
     # In the last round of a pass workers have unlike numbers of batches, with unlike weights.
     is_uneven = schedule.epochs and schedule.is_local and updates <= step
-    return abs(updates - step) > TOLERANCE and not is_uneven
+    tolerance = TOLERANCE if schedule.compression == "none" else 0.5
+    return abs(updates - step) > tolerance and not is_uneven
 
 
 class _Learned:
@@ -212,7 +214,8 @@ class _Learned:
         if steps > version or (in_step and steps != version):
             yield f"the state of ps {shard} has seen {steps} steps at version {version}"
         sums = self._values[f"sums{shard}"]
-        present = {int(example) for example in np.flatnonzero(sums)}
+        is_coarse = self._schedule.compression != "none"
+        present = {int(each) for each in np.flatnonzero(np.abs(sums) > COARSE * is_coarse)}
         if present != examples:
             yield (
                 f"ps {shard} has learned {len(present)} examples, {len(examples)} are counted; "
@@ -221,16 +224,18 @@ class _Learned:
         total = float(sums.sum())
         if _is_wrong(self._schedule, total, version):
             yield f"the sums of ps {shard} is {total} at version {version}"
+        tolerance = COARSE if is_coarse else TOLERANCE
         for example in sorted(present if not self._schedule.epochs else ()):
             share = float(sums[example])
-            if abs(share - 1 / max(1, round(1 / share))) > TOLERANCE:
+            if abs(share - 1 / max(1, round(1 / share))) > tolerance:
                 yield f"example {example} counts {share} times on ps {shard}"
 
     def _wrong_rows(self, number: int) -> Iterator[str]:
         """Yield rows that differ, to the last bit, from dense variables of the same shard."""
         shard = self._cluster.server(number).state.shard
-        ids = np.flatnonzero(shards_of(np.arange(EXAMPLES), self._cluster.shards) == number)
         assert shard.tables is not None
+        place = shard.tables.place
+        ids = np.flatnonzero(place.holds(shards_of(np.arange(EXAMPLES), place.shards)))
         rows = shard.tables.rows(0, ids)
         names = {cut.variable.name for cut in shard.layout.slices}
         in_step = self._schedule.policy.startswith("sync") and not self._schedule.has("switch")
@@ -306,6 +311,8 @@ class _Learned:
         if "tokens" in schedule.policy:
             return False  # the first gradients are dropped, and their batches given out again
         everyone = f"sync-replicas:aggregate={schedule.workers}"
+        if schedule.compression != "none":
+            return False
         return schedule.workers == 1 or schedule.policy in ("sync-replicas", everyone)
 
     def _differs_from_reference(self) -> Iterator[str]:

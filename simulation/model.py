@@ -19,7 +19,7 @@ from zmqtrain.callbacks.base import Logs
 from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Gradients, Parameters, absent
-from zmqtrain.models.tables import Table, Uniform
+from zmqtrain.models.tables import Ids, Table, Uniform
 from zmqtrain.optim import SGD
 
 EXAMPLES = 512
@@ -56,6 +56,9 @@ class CountingModel:
         means = {f"mean{i}": np.zeros(TRAIL, np.float32) for i in range(self.shards)}
         steps = {f"steps{i}": np.zeros((), np.int64) for i in range(self.shards)}
         return {**means, **steps}
+
+    def look_ahead(self, batch: Batch) -> dict[str, Ids]:
+        return {"rows": np.array([batch[0][0]])} if self.has_tables else {}
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         example = int(batch[0][0])
@@ -124,7 +127,7 @@ def counting_job(
     return Job(
         model=CountingModel(shards, bad, has_tables=tables),
         data=Numbers(examples),
-        optimizer=SGD(1.0),
+        optimizer=fields.pop("optimizer", SGD(1.0)),
         batch_size=1,
         placement="round-robin",
         partition_nbytes=0,

@@ -37,8 +37,11 @@ class MessageMonitor:
     job without waiting for workers that compute.
     """
 
-    def __init__(self, object_to: Callable[[str], None]) -> None:
-        """``object_to`` gets a text for each invalid message."""
+    def __init__(
+        self, object_to: Callable[[str], None], on_push: Callable[[Connection], None]
+    ) -> None:
+        """``object_to`` gets a text for each invalid message. ``on_push``: before each new push."""
+        self._on_push = on_push
         self.counted: dict[int, set[int]] = {}
         self.lives: set[tuple[str, str]] = set()
         self.hurried = False
@@ -71,6 +74,10 @@ class MessageMonitor:
             return True
         return False
 
+    def began_by(self, ps: int, generation: int) -> int:
+        """Return the life of the chief that began a generation of a ps, 0 if it is not known."""
+        return self._chiefs.get((ps, generation), 0)
+
     def _begins(self, connection: Connection, envelope: Envelope) -> None:
         """Note the begin of a generation; a job that is lost everywhere begins as 1 again."""
         ps = int(_ps_of(connection).split()[1])  # of its process, which may be a worker
@@ -83,6 +90,8 @@ class MessageMonitor:
         life = (connection.end.process.name, envelope.sender.incarnation)
         self._asked[connection, envelope.request_id] = (life, push.sequence)
         exchange = self._exchanges.setdefault((life, _ps_of(connection)), _Exchange())
+        if push.sequence > exchange.last:
+            self._on_push(connection)
         if push.sequence > exchange.last + 1:
             self._object(f"{life} sends push {push.sequence} after push {exchange.last}")
         exchange.last = max(exchange.last, push.sequence)

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from simulation.cluster import SimulatedCluster
+from simulation.common_points import CommonPoints
 from simulation.fakes import faked, garbage_kept, log_passed
 from simulation.invariants import Broken, broken_bound, check_end
 from simulation.loop import VirtualLoop, unseen
@@ -17,6 +18,7 @@ from simulation.model import SameAgain, counting_job
 from simulation.monitor import MessageMonitor
 from simulation.network import Connection, Frames, Network
 from simulation.schedule import JOB_SEED, Schedule, draw
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
 
@@ -98,7 +100,8 @@ class _Observer:
         self.cluster: SimulatedCluster
         self.hidden = ""  # path that has another name in every run
         self.messages = 0
-        self.monitor = MessageMonitor(lambda text: self.cluster.give_up(text))
+        self._common = CommonPoints(lambda text: self.cluster.give_up(text))
+        self.monitor = MessageMonitor(lambda text: self.cluster.give_up(text), self._check_common)
         self._loop = loop
         self._on_line = on_line
 
@@ -121,6 +124,16 @@ class _Observer:
         self.messages += 1
         if self.monitor.saw(connection, up, frames):
             self._check_bound()
+
+    def _check_common(self, connection: Connection) -> None:
+        """Compare the parameters of the worker that pushes with those of the others."""
+        if self.cluster.schedule.compression == "none":
+            return
+        for life in self.cluster.lives:
+            if life.process is connection.end.process:
+                for actor in life.actors:
+                    if isinstance(actor, Worker):
+                        self._common.check(actor, self.monitor.began_by)
 
     def _check_bound(self) -> None:
         leader = self.cluster.server(0).leader
@@ -167,6 +180,7 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         copies=schedule.copies,
         clip_norm=1e30 if schedule.clips else None,
         tables=schedule.tables,
+        compression=schedule.compression,
         **end,
     )
     return job.with_overrides(partition_nbytes=1 << 30) if schedule.small else job

@@ -52,6 +52,7 @@ class Schedule:
     ``clips``: whether the norm of means is limited, by so much that their bits stay the same.
     ``tables``: whether the model has rows, too.
     ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
+    ``compression``: of results of local steps, and of the answers to them.
     """
 
     seed: int
@@ -85,6 +86,7 @@ class Schedule:
     clips: bool = False
     tables: bool = False
     forgets: bool = False
+    compression: str = "none"
 
     @property
     def examples(self) -> int:
@@ -158,6 +160,7 @@ class Schedule:
             "clips" if self.clips else "",
             "tables" if self.tables else "",
             "hosts lose their memory" if self.forgets else "",
+            "" if self.compression == "none" else f"compression {self.compression}",
             "consistent reads" if self.consistent_reads else "",
             "in chunks" if self.in_chunks else "",
             f"saves every {self.save_secs:g} s" if self.keeps else "no logdir",
@@ -187,10 +190,24 @@ def draw(
     a host of its own, of which some are lost. ``epochs``: with some, and a slow chief. ``clips``,
     ``tables``: see :class:`Schedule`.
     """
+    drawn = _drawn(seed, policy, hosted, board, hosts, epochs, clips, tables)
+    return _compressed(drawn)
+
+
+def _drawn(
+    seed: int,
+    policy: str,
+    hosted: bool,
+    board: bool,
+    hosts: bool,
+    epochs: bool,
+    clips: bool,
+    tables: bool,
+) -> Schedule:
     if tables:
-        kind = {"hosted": hosted, "hosts": hosts, "epochs": epochs, "clips": clips}
+        kind = {"hosted": hosted, "board": board, "hosts": hosts, "epochs": epochs, "clips": clips}
         schedule = _with_gradients(draw(seed, policy, **kind))
-        return replace(schedule, tables=True, consistent_reads=False, copies=1, small=False)
+        return replace(schedule, tables=True, consistent_reads=False, small=False)
     if clips:
         return replace(draw(seed, policy, hosted=hosted, board=board, hosts=hosts), clips=True)
     if epochs:
@@ -251,6 +268,15 @@ def _with_local_steps(drawn: Schedule) -> Schedule:
     if faults != drawn.faults and _coin(random):
         return replace(drawn, faults=faults)
     return replace(drawn, policy=spec)
+
+
+def _compressed(drawn: Schedule) -> Schedule:
+    """Have results of local steps and their answers be compressed, in half of the schedules."""
+    random = Random(f"{drawn.seed} compression")
+    spec = random.choice(("none", "bf16", "int8:block=8", "int8:block=8"))
+    can_be = drawn.policy.startswith("local-steps") and drawn.is_coordinated
+    can_be = can_be and drawn.lane == "tcp" and drawn.copies == 1 and not drawn.board
+    return replace(drawn, compression=spec if can_be else "none")
 
 
 def _with_gradients(drawn: Schedule) -> Schedule:

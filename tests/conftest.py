@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from hypothesis import settings
 from tests.clock import Clock, StopClock
 from tests.golden import RENEW, Snapshot
 from tests.harness import stage
+from zmqtrain.compute.threads import usable_cores
 
 __all__ = ["stage"]
 
@@ -24,18 +28,49 @@ settings.load_profile("machines differ")
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """Give the process its logging back: a command that a test calls sets up its own."""
-    root = logging.getLogger()
-    handlers, levels = list(root.handlers), {each: each.level for each in _loggers()}
+    root, own = logging.getLogger(), logging.getLogger("zmqtrain")
+    handlers, levels = list(root.handlers), (root.level, own.level)
     yield
     root.handlers[:] = handlers
-    for each in _loggers():
-        if each.level != (before := levels.get(each, logging.NOTSET)):
-            each.setLevel(before)
+    for logger, level in zip((root, own), levels, strict=True):
+        if logger.level != level:
+            logger.setLevel(level)
 
 
-def _loggers() -> list[logging.Logger]:
-    known = logging.root.manager.loggerDict.values()
-    return [logging.root, *(each for each in known if isinstance(each, logging.Logger))]
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests share what XLA has compiled, in a directory for each process that runs tests.
+
+    Most of a test with JAX would otherwise compile the functions of tests before it again.
+    """
+    if hasattr(config, "cache"):
+        process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir(f"jax-{process}"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return half again as many processes as there are cores: some tests wait for real time."""
+    return usable_cores() * 3 // 2
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare the collection and each test the cost of what stays in memory.
+
+    The garbage collector would look at a million objects of imported frameworks, and pytest would
+    add its handlers to the 60 loggers of PyTorch that do not propagate, three times a test.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +82,15 @@ def tempdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put temporary files of this process into the test's directory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture

@@ -33,20 +33,12 @@ Launch = Callable[..., None]
 an argument is an array, an np.float32 or an np.int64. If backward, the last thread comes first."""
 
 _SHIM = """\
-#include <utility>
 #define __global__
 extern "C" { float sqrtf(float); float powf(float, float); float fabsf(float); }
 static thread_local struct { unsigned x, y, z; } gridDim, blockDim, blockIdx, threadIdx;
 """
 
 _LAUNCH = """
-template <class... T, std::size_t... I>
-void call(void (*kernel)(T...), void **arguments, std::index_sequence<I...>) {
-  kernel(*static_cast<T *>(arguments[I])...);
-}
-template <class... T> void call(void (*kernel)(T...), void **arguments) {
-  call(kernel, arguments, std::make_index_sequence<sizeof...(T)>());
-}
 extern "C" void launch(unsigned blocks, unsigned threads, int backward, void **arguments) {
 #ifdef FLUSH
   const unsigned before = __builtin_ia32_stmxcsr();
@@ -58,7 +50,7 @@ extern "C" void launch(unsigned blocks, unsigned threads, int backward, void **a
     for (unsigned t = 0; t < threads; t++) {
       blockIdx.x = backward ? blocks - 1 - b : b;
       threadIdx.x = backward ? threads - 1 - t : t;
-      call(KERNEL, arguments);
+      CALL;
     }
 #ifdef FLUSH
   __builtin_ia32_ldmxcsr(before);
@@ -75,11 +67,14 @@ def kernel_of(source: str, *, flush: bool = False) -> Launch:
     """
     ((name, declared),) = re.findall(r"__global__ void (\w+)\((.*?)\)", source)
     parameters = [each.rpartition(" ") for each in declared.split(", ")]
-    flags = ["-O2", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
+    types = (f"{kind} *" if star.startswith("*") else kind for kind, _, star in parameters)
+    terms = (f"*({type_} *)arguments[{place}]" for place, type_ in enumerate(types))
+    call = f"{name}({', '.join(terms)})"
+    flags = ["-O1", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
     flags += ["-DFLUSH"] * (flush and platform.machine() == "x86_64")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        (path / "kernel.cc").write_text(_SHIM + source + _LAUNCH.replace("KERNEL", name))
+        (path / "kernel.cc").write_text(_SHIM + source + _LAUNCH.replace("CALL", call))
         command = [str(COMPILER), *flags, "-o", "kernel.so", "kernel.cc", "-lm"]
         done = subprocess.run(command, cwd=path, capture_output=True, text=True)
         if done.returncode:

@@ -9,6 +9,8 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zmqtrain.units import data_size
@@ -72,9 +74,21 @@ def write_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace the content of ``path``, or leave it unchanged."""
+    with replaced(path) as temporary:
+        write_file(temporary, content, mode)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield a path beside this one; what is written there comes here, or nothing does."""
     temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
-    write_file(temporary, content, mode)
-    os.replace(temporary, path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def check_regular(path: Path) -> int:

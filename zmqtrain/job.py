@@ -40,6 +40,7 @@ from zmqtrain.job_checks import (
     PolicySpec,
     all_mistakes,
     checked_option,
+    described_inner,
     with_those_of_optimizer,
 )
 from zmqtrain.models.base import Dataset
@@ -47,6 +48,7 @@ from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
 from zmqtrain.optim.outer import Outer
 from zmqtrain.optim.pipeline import fits
+from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.model_tables import tables_of
@@ -241,6 +243,17 @@ class Job(BaseModel):
         description="under local-steps, the rule that is applied to the mean of the workers' "
         "parameters: SGD or Momentum; None: the mean becomes the parameters",
     )
+    inner: Any = Field(
+        None,
+        description="under local-steps, the optimizer of a worker's own parameters in place of "
+        "``optimizer``: a function of the parameters that makes one of torch, one of optax or "
+        "Keras, or a rule; docs/slow_links.md",
+    )
+    inner_state: Literal["fresh", "keep"] = Field(
+        "fresh",
+        description="keep: under local-steps each worker writes the state of its optimizer beside "
+        "the checkpoints after each round, and takes it up when the job is resumed",
+    )
     initial: Any = Field(
         None,
         validate_default=True,
@@ -277,6 +290,7 @@ class Job(BaseModel):
         return checked_option(info.field_name, value, info.data)
 
     _source: str = PrivateAttr("")
+    _inner_text: str = PrivateAttr("")
     _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
     _tables: list[tuple[TableVariable, Table]] | None = PrivateAttr(None)
     _frozen: dict[str, Any] | None = PrivateAttr(None)
@@ -288,6 +302,7 @@ class Job(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise all_mistakes(error, type(self).model_fields) from None
+        self._inner_text = described_inner(self.inner, self.model)
 
     def with_overrides(self, **overrides: Any) -> Job:
         """Return this job with other values of these options; None keeps a value.
@@ -354,8 +369,19 @@ class Job(BaseModel):
             clip_value=self.clip_value,
             groups=self.groups,
             ramp=self.average_ramp,
-            outer=Outer(self.outer, of_differences=self.compression != "none"),
+            outer=self._outer(),
         )
+
+    def _outer(self) -> Outer:
+        made = compression.make_compression(self.compression)
+        keeps = made is not None and made.feedback and self.encodes_answers
+        return Outer(self.outer, of_differences=made is not None, keeps_residual=keeps)
+
+    @property
+    def encodes_answers(self) -> bool:
+        """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
+        is_local = isinstance(policies.make_policy(self.policy), LocalSteps)
+        return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:
         """Return what a ps does with one accepted gradient of each table's rows.
@@ -572,6 +598,7 @@ class Job(BaseModel):
             "frozen": digest_of_arrays(self.frozen()),
             "class_weight": str(sorted(self.class_weight.items()) if self.class_weight else ""),
             INITIAL: digest_of_arrays(self.initial),
+            "inner": canonical(self._inner_text),
             "clip_norm": str(self.clip_norm if self.clips_alone else ""),
             "clip_norm_each": str(self.clip_norm_each or ""),
             "tables": self._tables_text,

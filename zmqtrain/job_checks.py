@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
-from zmqtrain.adapters.optimizers import fields_of
+from zmqtrain.adapters.optimizers import fields_of, inner_text
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data.coerce import Arrays, as_dataset
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
@@ -23,6 +23,7 @@ from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
 from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
+from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.segment_layout import COUNT_LIMIT
@@ -139,6 +140,18 @@ def conflict_with_local(policy: Any, option: str, value: Any) -> str:
     return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
 
 
+def without_own_optimizer(policy: Any, optimizer: Any) -> str:
+    """Return why a policy needs another optimizer than an inner one; "" if it does not."""
+    is_local = isinstance(policy, LocalSteps) and not policy.after
+    if is_local or not isinstance(optimizer, InnerOnly):
+        return ""
+    return (
+        f"the policy is {policy.spec}, and the job has only an inner optimizer, which trains in "
+        "local steps; expected an optimizer for the other steps, too: give Job(optimizer=...), or "
+        "use the policy local-steps:H"
+    )
+
+
 _CLIPS = "clip_norm", "clip_norm_each", "clip_value"
 _NEED_WHOLE: dict[str, Callable[[Any, Options], Any]] = {
     "clip_norm": _with_clip_norm,
@@ -168,6 +181,20 @@ _CONFLICTS = (
         lambda value, job: value and job.get("moving_average", 0.0) is None,
         "the job keeps no moving average; expected a decay, such as --moving-average 0.99; give "
         "one, or use --no-evaluate-average",
+    ),
+    _Conflict(
+        "inner_state",
+        lambda value, job: value == "keep" and job.get("logdir", "") is None,
+        "the state is kept beside the checkpoints; expected a logdir; give one",
+    ),
+    *(
+        _Conflict(
+            option,
+            lambda value, job: value and isinstance(job.get("optimizer"), InnerOnly),
+            f"{option} belongs to optimizer, and the job has only an inner one; give the inner "
+            "optimizer's own weight decay and groups",
+        )
+        for option in ("l2", "groups")
     ),
     _Conflict(
         "device",
@@ -226,7 +253,8 @@ def _optimizer(value: Any, _: Options) -> Any:
     if is_of(value, "torch.optim", "optax"):
         raise ValueError(
             "this is another library's; expected a rule of zmqtrain.optim, such as AdamW(0.001); "
-            "docs/optimizers.md lists those that make the same steps"
+            "docs/optimizers.md lists those that make the same steps; or train it inside local "
+            'steps, by Job(inner=..., policy="local-steps:50"): see docs/slow_links.md'
         )
     _checked_methods(Rule, value, "; zmqtrain.optim has them: SGD, Adam, AdamW and others")
     if ADDRESS.search(repr(value)):
@@ -277,6 +305,23 @@ def _outer(value: Any, _: Options) -> Any:
     return value
 
 
+def described_inner(inner: Any, model: Any) -> str:
+    """Return a text of the inner optimizer; "" without one.
+
+    Raises:
+        ConfigError: it cannot train the model.
+    """
+    if inner is None or isinstance(inner, Rule):
+        return "" if inner is None else repr(inner)
+    return inner_text(inner, model)
+
+
+def _inner(value: Any, job: Options) -> Any:
+    with _as_mistake():
+        described_inner(value, job.get("model"))
+    return _optimizer(value, job) if isinstance(value, Rule) else value
+
+
 def _steps(value: int, job: Options) -> int:
     return ENDLESS if job.get("epochs") else value
 
@@ -286,6 +331,7 @@ _KEPT: dict[str, Callable[[Any, Options], Any]] = {
     "data": _data,
     "optimizer": _optimizer,
     "outer": _outer,
+    "inner": _inner,
     "steps": _steps,
     "initial": _initial,
     "groups": _groups,
@@ -326,11 +372,13 @@ def with_those_of_optimizer(given: Options) -> dict[str, Any]:
         )
     model, optimizer = given.get("model"), given.get("optimizer")
     try:
-        optimizer = as_model(model).optimizer if optimizer is None else optimizer
+        if optimizer is None:
+            is_inner = given.get("inner") is not None
+            optimizer = InnerOnly() if is_inner else as_model(model).optimizer
         found = {"optimizer": optimizer} | fields_of(optimizer, model)
     except ConfigError as error:
         raise ConfigError(f"the job is not valid: optimizer: {error}") from error
-    for name in ("l2", "groups"):
+    for name in ("l2", "groups", "clip_norm", "clip_value"):
         if found.get(name) and given.get(name):
             raise ConfigError(
                 f"the job is not valid: {name} is {given[name]!r:.80}, and its optimizer gives "

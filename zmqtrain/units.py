@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+NOTHING = "-"
+"""What a table shows where there is no value."""
+
 
 def duration(seconds: float) -> str:
     """Return a span of time in its one or two largest units."""

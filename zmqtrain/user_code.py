@@ -78,7 +78,20 @@ def described(error: BaseException) -> str:
                 "; a task of a cluster has no terminal for one: give a worker yours with zmqtrain "
                 "run JOB --debug 0, or debug in one process, with zmqtrain.run(job) in a script"
             )
+    text += _layer_of(error)
     return f"{place}: {text}" if place else text
+
+
+def _layer_of(error: BaseException) -> str:
+    """Return the name of the innermost layer of PyTorch that was called, " in the layer ..."."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "forward"]
+    layers: list[Any] = [one for one in called if hasattr(one, "named_modules")]
+    if len(layers) < 2:
+        return ""
+    names = {id(layer): name for name, layer in layers[0].named_modules()}
+    name = names.get(id(layers[-1]))
+    return f" (in the layer {name!r}, {layers[-1]})" if name else ""
 
 
 def place_of(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from zmqtrain.data.batches import BatchPlan  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.optim import AdamW, Exponential, RMSProp  # noqa: E402
 
-STEPS, BATCH_SIZE = 30, 4
+STEPS, BATCH_SIZE = 16, 4
 X = np.random.default_rng(0).normal(size=(96, 6)).astype(np.float32)
 Y = np.arange(96) % 3
 

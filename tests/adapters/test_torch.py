@@ -595,3 +595,19 @@ def build_measured() -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return torch.nn.Linear(X.shape[1], 3)
+
+
+class OtherWidths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.body(x))
+
+
+def test_error_in_a_layer_names_the_layer() -> None:
+    job = Job(model=TorchModel(OtherWidths, F.cross_entropy), data=BATCH, optimizer=SGD(0.1))
+    with pytest.raises(ConfigError, match=r"\(in the layer 'head', Linear\(in_features=7"):
+        zmqtrain.run(job.with_overrides(batch_size=4))

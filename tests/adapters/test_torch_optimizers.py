@@ -79,6 +79,19 @@ TAKEN = {
     "rate in a tensor": partial(optim.AdamW, lr=torch.tensor(0.05), foreach=False),
     "adagrad": partial(optim.Adagrad, lr=0.1, weight_decay=0.1),
     "adagrad from a value": partial(optim.Adagrad, lr=0.1, initial_accumulator_value=0.5),
+    "adamax": partial(optim.Adamax, lr=0.05, betas=(0.8, 0.9), weight_decay=0.1),
+    "nadam": partial(optim.NAdam, lr=0.05, betas=(0.8, 0.9), eps=1e-2, weight_decay=0.1),
+    "decoupled nadam": partial(
+        optim.NAdam, lr=0.05, eps=1e-3, weight_decay=0.3, decoupled_weight_decay=True
+    ),
+    "nadam in one cycle": scheduled(
+        partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=30),
+        rule=partial(optim.NAdam, eps=1e-3),
+    ),
+    "radam": partial(optim.RAdam, lr=0.05, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1),
+    "decoupled radam": partial(
+        optim.RAdam, lr=0.05, eps=1e-3, weight_decay=0.3, decoupled_weight_decay=True
+    ),
     # With an epsilon: else the rounding of a gradient near 0 decides the sign of a whole step.
     "rmsprop": partial(optim.RMSprop, lr=0.01, eps=1e-4),
     "rmsprop with all": partial(
@@ -184,8 +197,9 @@ REFUSED = {
     "an object": (optim.AdamW(net().parameters()), "lambda parameters: torch.optim.AdamW"),
     "muon": (
         lambda p: optim.Muon([x for x in p if x.ndim == 2]),
-        "Muon of .* has no twin",
+        r"leaves out 0\.bias",
     ),
+    "adafactor": (optim.Adafactor, r"Adafactor of .* no twin.*inside local steps, by Job\(inner="),
     "one of the user's": (
         partial(OwnOptimizer, lr=0.1),
         "OwnOptimizer .*expected one of SGD, Adam",

@@ -21,6 +21,7 @@ import zmqtrain  # noqa: E402
 from tests.adapters.step import same  # noqa: E402
 from tests.rows import TableStep  # noqa: E402
 from zmqtrain import Job  # noqa: E402
+from zmqtrain.adapters import torch_tables_of  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.adapters.torch_tables import TableEmbedding, TableWeight  # noqa: E402
 from zmqtrain.callbacks import Callback, ModelCheckpoint  # noqa: E402
@@ -29,6 +30,7 @@ from zmqtrain.errors import ConfigError, DataError, RunFailedError  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.models.rows import TableReader, readers_of  # noqa: E402
 from zmqtrain.models.tables import Normal, Table, Uniform  # noqa: E402
+from zmqtrain.optim.kernels.look_ups import LookUps  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 30, (24, 6))
@@ -93,8 +95,20 @@ def by_frequency(net: Any, x: Any) -> Any:
     return F.embedding(x, net.user.weight, scale_grad_by_freq=True).mean(1) + net.items(x)
 
 
+def in_place(net: Any, x: Any) -> Any:
+    with torch.no_grad():
+        mean = net.user(x[:, 0]).mul_(2).mean()
+    return net.user(x[:, 0]).relu_() + net.items(x[:, 1:2]).mul_(mean)
+
+
+def of_columns(net: Any, x: Any) -> Any:
+    expanded = net.user(x[:, :1]).expand(-1, 2, -1).sum(1)
+    return expanded + net.items(x[:, 1:2]).T.contiguous().T
+
+
 LOOK_UPS = [
     both, twice, by_functions, by_offsets, by_index, the_largest, again_in_backward, by_frequency,
+    in_place, of_columns,
 ]  # fmt: skip
 
 
@@ -190,6 +204,60 @@ def test_all_tables_are_read_in_one_request_once_their_ids_are_known() -> None:
     assert step.source.requests == 2 * [dict(zip(step.tables, of_part, strict=True))]
 
 
+@pytest.mark.parametrize("look_up", LOOK_UPS)
+def test_batch_that_was_read_ahead_has_the_same_step(look_up: Any, one_thread: None) -> None:
+    ahead, plain = TableStep(model(look_up)), TableStep(model(look_up))
+    other = (X[::-1].copy(), Y)
+    for batch in (BATCH, other, BATCH):
+        ahead.model.look_ahead(other)  # not always the next one
+        ahead.model.look_ahead(batch)
+        assert ahead(batch) == plain(batch)
+        assert ahead.evaluate(batch) == plain.evaluate(batch)
+        for name, rows in ahead.rows().items():
+            for id_, row in rows.items():
+                np.testing.assert_array_equal(row, plain.rows()[name][id_])
+
+
+def test_ids_that_were_read_ahead_are_not_sorted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_columns = []
+
+    def counting(columns: Any) -> LookUps:
+        sorted_columns.append(len(columns))
+        return LookUps(columns)
+
+    step = TableStep(model())
+    step(BATCH)  # where the ids are is not known before
+    monkeypatch.setattr(torch_tables_of, "LookUps", counting)
+    now, later = BATCH, (X[::-1].copy(), Y)
+    step.model.look_ahead(now)
+    for _ in range(3):
+        assert {*step.model.look_ahead(later)} == {*step.tables}
+        step(now)
+        now, later = later, (now[0].copy(), Y)
+    assert sorted_columns == [2, 2, 2, 2]
+
+
+def test_ids_that_change_after_they_were_read_ahead_are_those_of_the_step() -> None:
+    step, plain = TableStep(model()), TableStep(model())
+    batch = (X.copy(), Y)
+    for change in (0, 1):
+        step.model.look_ahead(batch)
+        batch[0][:, 0] = (batch[0][:, 0] + change) % 30
+        assert step(batch) == plain(batch)
+
+
+def test_look_ups_that_a_step_leaves_out_have_no_gradient() -> None:
+    def sometimes(net: Any, x: Any) -> Any:
+        rows = net.items(x[:, 1:])
+        return rows + net.user(x[:, 0]) if len(x) == len(X) else rows
+
+    step = TableStep(model(sometimes))
+    step(BATCH), step(BATCH)
+    assert len(step.rows()["user.weight"]) == len(np.unique(X[:, 0]))
+    step((X[1:], Y[1:]))
+    assert not step.rows()["user.weight"]
+
+
 def test_ids_that_nobody_foresees_are_read_at_the_call() -> None:
     ids = torch.arange(24) % 7
     step = TableStep(model(lambda net, x: net.user(ids) + net.items((x + 1) % 30)))
@@ -234,6 +302,7 @@ def test_weight_on_the_meta_device_costs_no_memory() -> None:
         net.user = nn.Embedding(10**9, 4, sparse=True, device="meta", padding_idx=7)
         return net
 
+    TableStep(model())(BATCH)  # the first step compiles
     tracemalloc.start()
     step = TableStep(TorchModel(build, F.mse_loss))
     step((np.hstack([X[:, :1] + 10**9 - 40, X[:, 1:]]), Y))
@@ -519,3 +588,22 @@ def test_callback_cannot_set_weights_without_their_rows() -> None:
     trainer = zmqtrain.Trainer(model(), RULES["SGD"], batch_size=8)
     with pytest.raises(RunFailedError, match=r"rows of the tables user\.weight, items\.weight"):
         trainer.fit(X, Y, epochs=2, callbacks=[Back()], verbose=False)
+
+
+def test_tables_of_a_logdir_are_loaded_into_a_module(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = nn.Embedding(30, 4, sparse=True)
+            self.any = TableEmbedding(4)
+
+        def forward(self, x: Any) -> Any:
+            return (self.known(x[:, 0]) * self.any(x[:, 1])).sum(1)
+
+    options: Any = {"batch_size": 8, "logdir": str(tmp_path)}
+    trainer = zmqtrain.Trainer(TorchModel(Both, F.mse_loss), RULES["SGD"], **options)
+    trainer.fit(X[:16], Y[:16], epochs=2, verbose=False)
+    net = Both()
+    load_state_dict(net, tmp_path)
+    found = net(torch.from_numpy(X)).detach()
+    np.testing.assert_allclose(found, trainer.predict(X), 1e-5, 1e-6)

@@ -99,7 +99,6 @@ def traced() -> Iterator[None]:
     tracemalloc.start()
     yield
     tracemalloc.stop()
-    gc.unfreeze()
     logging.disable(logging.NOTSET)
 
 

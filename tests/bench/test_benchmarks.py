@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from bench.__main__ import COMMANDS, main
 from bench.dashboard import dashboard_command
 from bench.headline import headline_command
+from bench.local_steps import Side, local_steps_command, reached
 from bench.output import ROOT
 from bench.peers.command import peers_command
 from bench.peers.lineup import PEERS, Peer
@@ -56,6 +57,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
 
 def test_every_benchmark_is_run_here_or_takes_too_long() -> None:
     slow = {headline_command.name, peers_command.name, dashboard_command.name}
+    slow.add(local_steps_command.name)  # on hosts that only root can make
     assert {command.name for command in COMMANDS} == {*RUNS, *slow}
 
 
@@ -121,3 +123,21 @@ def test_peers_need_neither_zmqtrain_nor_what_it_needs() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [(4.0, 1.0), (2.5, 2.5), (2.0, 3.0), (1.0, None)],
+    ids=["at once", "between two points", "at a point", "never"],
+)
+def test_time_to_a_loss_lies_where_the_curve_first_comes_to_it(
+    target: float, expected: float | None
+) -> None:
+    assert reached(target, [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 2.1]) == expected
+
+
+@pytest.mark.parametrize(("batches", "h"), [(100, 0), (100, 10), (60, 50), (400, 200), (30, 7)])
+def test_curve_of_local_steps_has_points_after_whole_rounds(batches: int, h: int) -> None:
+    task = Side("local-steps", h).task("small", batches, after=0, seed=1)
+    assert task.every % max(1, h) == task.batches % task.every == 0
+    assert task.batches >= batches * (1.5 if h else 1)

@@ -35,6 +35,7 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.models.base import as_model
 from zmqtrain.observe.metrics import Phases
+from zmqtrain.protocol.status import TableStatus
 
 
 def view(rate: float | None = 0.1) -> ModelView:
@@ -345,7 +346,9 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     model = view()
     worker = SimpleNamespace(task="worker 7", role="worker")
-    model.status = SimpleNamespace(staleness={"mean": 1.25}, tasks=[worker])  # type: ignore[assignment]
+    told = {"staleness": {"mean": 1.25}, "rounds": 9, "of_rounds": {"agreement": 0.75}}
+    found = {"tasks": [worker], "tables": {"user": TableStatus(None, 5, 640, forgotten=2)}}
+    model.status = SimpleNamespace(**told, **found)  # type: ignore[assignment]
     model.source = as_model(
         SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
     )
@@ -366,7 +369,11 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
         assert found["validation", epoch, "epoch_loss"] == 2 - epoch
         assert found["train", epoch, "examples_per_second"] > 0
         assert found["train", epoch, "staleness/mean"] == 1.25
+        of_table = [found["train", epoch, f"tables/user/{n}"] for n in ("trained", "nbytes")]
+        assert of_table == [5, 640]
         assert found["train", epoch, "staleness/worker_7"] == 1.5 + epoch
+        assert found["train", epoch, "rounds/number"] == 9
+        assert found["train", epoch, "rounds/agreement"] == 0.75
         of_phases = [found["train", epoch, f"{phase}_s/worker_7"] for phase in phases]
         assert of_phases == ([1, 2, 3, 4, 5, 6] if epoch == 0 else [3, 6, 9, 12, 15, 18])
         assert {("train", epoch, tag) for tag in ("w", "gradients/w")} <= found.keys()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +25,6 @@ def nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(ENVIRON):
         if name.startswith("ZMQTRAIN_") or name in ("TF_CONFIG", "HONCHO_PROCESS_NAME"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.fixture

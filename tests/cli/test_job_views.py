@@ -12,12 +12,12 @@ from rich.console import Console
 
 from tests.cli.conftest import task
 from tests.golden import Snapshot
-from zmqtrain.cli.job_view import JobView, Watched, spent_s
+from zmqtrain.chief.job_view import JobView, Watched, spent_s
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
 from zmqtrain.cli.top_view import OTHER_ROWS, PHASES, phase_bar, top_view
 from zmqtrain.cli.why import why_view
-from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.protocol.status import Progress, Status, TableStatus, Wait
 
 NO_PUSHES = dict.fromkeys(("applied", "dropped", "duplicate", "refused"), 0)
 
@@ -64,8 +64,21 @@ def before_the_job_begins(status: Status) -> Status:
     return replace(without_workers(status), initialised=False, waits=(wait,))
 
 
+TABLES = {
+    "user.weight": TableStatus(10_000, 8581, 901_000, updated=40_000, hottest=((7, 31), (-2, 9))),
+    "words": TableStatus(None, 990, 2**21, 1000, waiting=44, updated=7000, forgotten=512),
+}
+
+
 def changed(**changes: Any) -> Callable[[Status], Status]:
     return lambda status: replace(status, **changes)
+
+
+def with_progress(status: Status, **changes: Any) -> Status:
+    """Return a status in which workers are within a round."""
+    progress = Progress(batches=620, nbytes=52_000_000, local_step=17)
+    tasks = [replace(t, progress=progress) if t.role == "worker" else t for t in status.tasks]
+    return replace(status, policy="local-steps:50", tasks=tuple(tasks), **changes)
 
 
 SITUATIONS: dict[str, Callable[[Status], Status]] = {
@@ -78,7 +91,9 @@ SITUATIONS: dict[str, Callable[[Status], Status]] = {
     "a save is requested": changed(save_wanted=True, stop_wanted=True),
     "a save failed": changed(save_failure="no room"),
     "policy changes": changed(switching="hogwild", waits=()),
+    "local steps": lambda status: with_progress(status, rounds=12, agreement=0.874),
     "groups and rosters": changed(group=2, group_members=(1, 2), rosters=7),
+    "with tables": changed(tables=TABLES),
     "absent tasks": with_absent_tasks,
     "without a host": without_a_host,
     "without workers": without_workers,
@@ -112,7 +127,9 @@ def later(status: Status) -> Status:
         worker_0={"step": 1305, "phases_s": (0.0, 0.0, 4.0, 0.0, 0.0, 0.0)},
         worker_1={"step": 1245, "phases_s": (1.0, 0.0, 0.0, 0.0, 0.0, 3.0), "restarts": 2},
     )
-    return replace(moved, step=status.step + 200, examples=status.examples + 20000)
+    tables = {name: replace(one, trained=one.trained + 30) for name, one in status.tables.items()}
+    examples = status.examples + 20000
+    return replace(moved, step=status.step + 200, examples=examples, tables=tables)
 
 
 def watched(*statuses: Status | None) -> Watched:
@@ -131,7 +148,7 @@ def top(seen: Watched, width: int = 80, rows: int = 9) -> str:
 @situations
 def test_top_shows_a_job(situation: str, training: Status, snapshot: Snapshot) -> None:
     status = SITUATIONS[situation](training)
-    seen = watched(status, later(status) if situation == "training" else status)
+    seen = watched(status, later(status) if situation in ("training", "with tables") else status)
     snapshot(top(seen), "top")
 
 

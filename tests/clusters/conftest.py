@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def play(
         for job in submitted_jobs():
             size = f"{job.ps} ps, {job.workers} of {job.max_workers} workers"
             shown.append(f"{job.name}: {job.kind} at {job.context}/{job.namespace}, {size}")
-        text = "\n".join(shown)
+        text = re.sub(r"-L 127\.0\.0\.1:\d+", "-L PORT", "\n".join(shown))
         labels = "app.kubernetes.io/name=zmqtrain,app.kubernetes.io/instance="
         snapshot(text.replace(str(ROOT), "ROOT").replace(labels, "LABELS OF "), "submit")
 

@@ -201,3 +201,14 @@ def test_secrets_are_in_no_command_line_and_print_asks_no_host(
 def digest() -> str:
     program = ["sha256sum", str(ROOT / JOB)]
     return subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def test_host_shows_what_the_chief_wrote_at_its_end(tmp_path: Path) -> None:
+    host = Shell(tmp_path, 'case "$*" in *chief*) echo over >"$ZMQTRAIN_ENDED_FILE" ;; esac')
+    assert host("ended") == []
+    try:
+        host("start", "2")
+        until(lambda: host("ended") == ["over"], "the end of the chief", lambda: str(host("state")))
+    finally:
+        host("end")
+    assert host("ended") == []

@@ -31,7 +31,7 @@ from zmqtrain.clusters.slurm import render as render_scripts
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import FieldType, fields_of, mistyped
-from zmqtrain.config.task import TaskConfig, load_task
+from zmqtrain.config.task import TaskConfig, load_task, role_of_script
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 
@@ -59,6 +59,11 @@ CHANGES: dict[str, dict[str, object]] = {
     "a local image": {"image": "localhost/zmqtrain"},
     "a pull policy": {"image_pull_policy": "Never"},
     "without ps": {"ps": 0, "workers": 4},
+    "pods": {
+        "node_selector": "disk=ssd,zone=a",
+        "working_dir": "/PS",
+        "ps_gpu": 1,
+    },
 }
 
 
@@ -79,6 +84,8 @@ def test_options_change_these_lines(change: str, kind: str, snapshot: Snapshot) 
 
 LIMITS = {"account": "lab-7", "qos": "long", "time": "2-12:00:00"}
 CHANGES_ON_SLURM: dict[str, dict[str, object]] = {
+    "nodes": {"constraint": "a100&nvlink", "exclude": "n[1-3]", "gres": "lustre:1"},
+    "other options": {"sbatch": "--reservation=lab --exclusive"},
     "limits": LIMITS,
     "parts of CPUs": {"cpu": "1500m", "ps_cpu": "0.5", "memory": "3Gi"},
     "GPUs": {"gpu": 2},
@@ -247,6 +254,36 @@ def test_limit_with_more_than_one_word_is_refused(time: str) -> None:
         example_plan(time=time)
 
 
+@pytest.mark.parametrize(
+    "options", ["reservation=lab", "-N 2", "--output=a", "--out=a", "--comment=$(id)", "--Nice"]
+)
+def test_options_of_sbatch_that_scripts_set_or_that_are_none_are_refused(options: str) -> None:
+    with pytest.raises(ValidationError):
+        example_plan(sbatch=options)
+
+
+def test_parts_of_gpus_are_for_ray_alone() -> None:
+    Submission.model_validate({"on": "ray", "gpu": 0.5}).refuse_options_of_other_engines()
+    with pytest.raises(ConfigError, match=r"--gpu .* is 0\.5"):
+        Submission.model_validate({"on": "slurm", "gpu": 0.5}).refuse_options_of_other_engines()
+
+
+def test_gpus_of_ps_need_a_ps() -> None:
+    with pytest.raises(ConfigError, match="--ps-gpu"):
+        example_plan(ps=0, ps_gpu=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restart_policy_is_that_of_a_tfjob_alone(kind: str) -> None:
+    plan = example_plan(kind=kind, restart_policy="Never")
+    if kind == "tfjob":
+        (replicas,) = found_under(manifests(plan), "tfReplicaSpecs")
+        assert {each["restartPolicy"] for each in replicas.values()} == {"Never"}
+    else:
+        with pytest.raises(ConfigError, match="--restart-policy"):
+            manifests(plan)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pods_of_a_role_get_no_keys_of_another(kind: str) -> None:
     documents = manifests(example_plan(kind=kind))
@@ -343,6 +380,7 @@ def test_mistyped_field_is_found(wrong: str, right: str) -> None:
 
 
 TRAINER_MODELS = {
+    "ClusterTrainingRuntime": "TrainerV1alpha1ClusterTrainingRuntime",
     "TrainJob": "TrainerV1alpha1TrainJob",
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
     "JobSet": "JobsetV1alpha2JobSet",
@@ -391,6 +429,32 @@ def test_mistyped_field_of_a_training_runtime_is_found(wrong: str, right: str) -
     items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
     found = [unknown_to_trainer(item) for item in items if item["kind"] == "TrainingRuntime"]
     assert any(path.endswith(f".{wrong}") for path in found[0])
+
+
+RUNTIME: Manifest = yaml.safe_load((ROOT / "deploy/kubernetes/runtime.yaml").read_text())
+
+
+def test_runtime_for_the_sdk_is_known_field_by_field() -> None:
+    assert unknown_to_trainer(RUNTIME) == []
+    (job,) = as_plain_objects([RUNTIME])
+    job["spec"] |= {"completions": 2, "parallelism": 2}  # as the Trainer sets them
+    assert mistakes_of(job, "1.36") == ""
+
+
+def test_runtime_for_the_sdk_starts_workers_that_find_one_another() -> None:
+    """With the variables that the Trainer sets in a node of a TrainJob."""
+    (job,) = next(found_under(RUNTIME, "replicatedJobs"))
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    variables = {item["name"]: item["value"] for item in container["env"]}
+    assert not list(mistyped(variables, TaskConfig, Job))
+    assert role_of_script(variables) == (Role.WORKER, "ZMQTRAIN_ROLE")
+    node = {"JAX_COORDINATOR_ADDRESS": "t-node-0-0.t:29500", "JAX_NUM_PROCESSES": "3"}
+    flags = {"job": "job.py", "ps": read_option("ps", variables)}
+    config = load_task(Role.WORKER, flags, variables | node | {"JOB_COMPLETION_INDEX": "2"})
+    assert config.worker_addresses == tuple(f"t-node-0-{i}.t:2222" for i in range(3))
+    assert config.index == 2
+    (rule, _) = job["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == list(PERMANENT)
 
 
 @pytest.mark.parametrize("ps, workers", [(33, 2), (0, 33)])
@@ -453,7 +517,7 @@ def test_script_gives_tasks_their_peers_and_cpus(
     where = f"n4:{port},n5:{port + 1}"
     for line in lines:
         assert line.startswith(f"{where} 2 {cpus} " if ps else f"0 {where} {cpus} ")
-    assert any(line.endswith(f"--role {part} --index {last}") for line in lines)
+    assert any(line.endswith(f" --index {last}") for line in lines)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "COMPLETING"])
@@ -487,7 +551,7 @@ def test_ps_or_chief_that_fails_for_good_ends_the_job(
     role: str, index: int, tmp_path: Path
 ) -> None:
     """The others go on until the script has ended."""
-    one = f"*'--role {role} --index {index}'" if role == "ps" else f"*'--role {role}'"
+    one = f"*'--role {role} '*'--index {index}'" if role == "ps" else f"*'--role {role}'"
     waits = f"until [ -e {tmp_path}/over ]; do sleep 0.1; done"
     srun = f'case "$*" in {one}) exit 2 ;; *) {waits} ;; esac'
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from pydantic import ValidationError
 
 from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.plans import planned
+from zmqtrain.clusters.hosts import render
+from zmqtrain.clusters.options import SshHost
 from zmqtrain.clusters.plan import (
     ENDED,
     LETTERS,
@@ -18,6 +22,7 @@ from zmqtrain.clusters.plan import (
     name_for,
     plan_of,
 )
+from zmqtrain.clusters.slurm import render as render_scripts
 from zmqtrain.clusters.submission import Submission, nbytes_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import load_job
@@ -34,6 +39,29 @@ def test_engines_and_the_supervisor_restart_after_the_same_codes(code: int) -> N
 
 def test_permanent_codes_are_those_of_tfjob() -> None:
     assert set(PERMANENT) == {code for code in ExitCode if 0 < code < 128}
+
+
+@pytest.mark.parametrize("given", [{}, {"ZMQTRAIN_METRICS_HOST": "127.0.0.1"}])
+def test_tasks_of_every_engine_serve_metrics_to_other_hosts(given: dict[str, str]) -> None:
+    plan = replace(example_plan(), variables=given)
+    for role in Role:
+        variables = plan.environment(role, ["a:1"], "keys", None)
+        assert variables["ZMQTRAIN_METRICS_HOST"] == given.get("ZMQTRAIN_METRICS_HOST", "0.0.0.0")
+
+
+@pytest.mark.parametrize("given", [{}, {"ZMQTRAIN_METRICS_PORT": "9000"}])
+def test_ps_0_has_a_port_for_metrics_that_stays(given: dict[str, str]) -> None:
+    """It lists the metrics of all tasks, for Prometheus."""
+    plan = replace(example_plan(), variables=given, keys_directory="keys")
+    hosts = [SshHost("a", 4, "10.0.0.1"), SshHost("b", 4, "10.0.0.2")]
+    lines = "".join(render(plan, hosts).values()).splitlines()
+    found = [line for line in lines if "--metrics-port" in line]
+    assert len(found) == (not given)
+    for line in found:
+        assert "launch ps-0 " in line
+        assert 32000 <= int(line.split()[-1]) < 32375
+    scripts = render_scripts(plan).values()
+    assert any("--metrics-port $((i ? 0 : 32000 + " in text for text in scripts) == (not given)
 
 
 def test_ps_has_memory_for_its_part_of_the_parameters_and_for_its_process() -> None:

@@ -5,12 +5,18 @@ The transcripts are in tests/snapshots/submit.txt. Texts of engines are from the
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clusters.conftest import Answer, Play, Step, given, refused, said
+from tests.clusters.examples import JOB, ROOT
+from zmqtrain.cli.main import main
+from zmqtrain.clusters import kubectl
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.transport.curve import make_keys
@@ -53,6 +59,14 @@ def pod(role: str, index: int, phase: str = "Running", **status: Any) -> dict[st
     }
     metadata = {"name": f"digits-{role}-0-{index}-abcde", "labels": labels}
     return {"kind": "Pod", "metadata": metadata, "status": {"phase": phase} | status}
+
+
+def once(answer: Answer) -> Answer:
+    return (*answer[:4], True)
+
+
+def restarted(times: int) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "zmqtrain", "restartCount": times}]}
 
 
 def made_on(day: int, item: dict[str, Any]) -> dict[str, Any]:
@@ -163,6 +177,26 @@ SSH_REFUSALS = {
 }
 
 
+def ended(state: str, code: int, **known: Any) -> Answer:
+    """Return the chief's pod, with what it wrote about the end of the job."""
+    message = json.dumps({"job": "job.py", "exit_code": code, "at": 1790000000.0} | known)
+    end = {"reason": state, "exitCode": code, "message": message}
+    container = {"name": "zmqtrain", "state": {"terminated": end}}
+    return pods(pod("chief", 0, "Failed", containerStatuses=[container]))
+
+
+DONE_POD = ended(
+    "Completed",
+    0,
+    ended="step 3000 of 3000 is done",
+    step=3000,
+    train_loss=0.05,
+    measures={"loss": 0.0530, "accuracy": 0.9889, "auc": None},
+    checkpoint="/logdir/digits/checkpoints/step-00003000",
+)
+DIVERGED = ended("Error", 76, ended="11 gradients held NaN", step=1200)
+
+
 def refusals() -> dict[str, tuple[Step, ...]]:
     """Return how each engine refuses a job."""
     no_jobs, address = said("", "--noheader"), said("hostname 10.0.0.1\n", "-G")
@@ -229,6 +263,14 @@ JOB_MADE = held("Job", "digits-worker-0")
 IMMUTABLE = refused('The JobSet "digits" is invalid: field is immutable', "patch", once=True)
 RUNS = pods(pod("ps", 0))
 
+
+def printed(command: str) -> None:
+    """Call a command whose output is in no transcript."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(command.replace("JOB", str(ROOT / JOB)).split()) == 0
+    assert "kind: JobSet" in output.getvalue()
+
+
 CASES: dict[str, tuple[Step, ...]] = {
     "a job is checked, made and remembered": (WILLING, f"{SUBMIT} --logdir pvc:training/digits"),
     "a dry run leaves nothing": (WILLING, f"{SUBMIT} --dry-run"),
@@ -262,22 +304,22 @@ CASES: dict[str, tuple[Step, ...]] = {
     ),
     "workers of a JobSet become more": (
         *SUBMITTED,
-        (PARTS, *DONE, given(SIZE_3, "jobset/digits"), NOTHING),
+        (PARTS, *DONE, given(SIZE_3, "jobset/digits"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "workers of Jobs become more": (
         on_kubernetes("jobs"),
-        (*DONE, given(SIZE_3, "job/digits-worker"), NOTHING),
+        (*DONE, given(SIZE_3, "job/digits-worker"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "workers of a TFJob become more": (
         on_kubernetes("tfjob"),
-        (*DONE, given(TF_SIZE_3, "tfjob/digits"), NOTHING),
+        (*DONE, given(TF_SIZE_3, "tfjob/digits"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "a JobSet that cannot change has its Job scaled": (
         *SUBMITTED,
-        (PARTS, IMMUTABLE, *DONE, given(SIZE_3, "job/digits-worker-0"), NOTHING),
+        (PARTS, IMMUTABLE, *DONE, given(SIZE_3, "job/digits-worker-0"), NO_PODS, held()),
         "scale digits --workers 3",
     ),
     "a Job is scaled back to the submitted number": (
@@ -309,7 +351,7 @@ CASES: dict[str, tuple[Step, ...]] = {
         *SUBMITTED,
         "scale digits --workers 5",
         on_kubernetes("trainjob", "two"),
-        (NO_PODS, NOTHING),
+        (NO_PODS, held("TrainJob", "two")),
         "scale two --workers 3",
     ),
     "why a cluster starts no tasks": (
@@ -395,6 +437,50 @@ CASES: dict[str, tuple[Step, ...]] = {
         (pods(pod("ps", 0, "Succeeded")), NO_EVENTS, held(condition="Failed"), *DONE),
         *("status digits", "why digits", "stop digits"),
     ),
+    "a job that left a record of its end": (
+        *SUBMITTED,
+        (DONE_POD, NO_EVENTS, held(condition="Completed"), *DONE),
+        *("status digits", "status digits --json", "top digits", "why digits"),
+        *("stop digits", "jobs", "status digits", "logs digits chief", "scale digits --workers 3"),
+        (NO_PODS,),
+        "logs digits",
+        *("stop digits", "stop digits --force", "status digits"),
+    ),
+    "a job that diverged": (
+        *SUBMITTED,
+        (DIVERGED, NO_EVENTS, held(condition="Failed")),
+        *("status digits", "why digits"),
+    ),
+    "a job that was lost": (
+        *SUBMITTED,
+        (NO_PODS, NO_EVENTS, NOTHING),
+        *("jobs", "status digits", "why digits", "logs digits chief"),
+        "logs digits chief -f --json",
+    ),
+    "a job is submitted again": (
+        WILLING,
+        f"{SUBMIT} --logdir pvc:training/digits --env TOKEN=secret --env ZMQTRAIN_LEASE_S=20",
+        (NO_PODS, held(), *WILLING),
+        "resubmit digits",
+        (DIVERGED, held(condition="Failed"), *WILLING),
+        "resubmit digits",
+        *("resubmit digits --env TOKEN=other --steps -1", "resubmit digits --env TOKEN=other"),
+    ),
+    "a job that cannot be submitted again is left stopped": (
+        *(WILLING, SUBMIT),
+        (DIVERGED, held(condition="Failed"), CONTEXT, refused(QUOTA, "--dry-run=server"), *DONE),
+        *("resubmit digits", "status digits"),
+        WILLING,
+        "resubmit digits --max-workers 6",
+    ),
+    "an upgrade needs a job that runs and a logdir": (
+        *(WILLING, SUBMIT),
+        "upgrade digits --image i:2",
+        (DONE_POD, held(condition="Completed"), *WILLING),
+        "upgrade digits --image i:2 --logdir pvc:training/digits",
+        *SUBMITTED,
+        "upgrade digits --image i:2",
+    ),
     "a job that does not run is removed": (*SUBMITTED, (NOTHING, *WILLING), "stop digits"),
     "a job that does not end is removed by force": (
         *SUBMITTED,
@@ -438,8 +524,66 @@ CASES: dict[str, tuple[Step, ...]] = {
         (
             pods(made_on(2, pod("worker", 1)), made_on(1, pod("worker", 1)), pod("worker", 0)),
             said("a line\n", "logs"),
+            held(condition="Completed"),
         ),
         "logs digits worker=1 -f",
+    ),
+    "logs go on in the next pod": (
+        *SUBMITTED,
+        (
+            once(pods(made_on(1, pod("worker", 1)))),
+            *(once(NO_PODS),) * 2,  # of the state of the job, and of the task
+            pods(made_on(2, pod("worker", 1)), made_on(1, pod("worker", 1))),
+            once(refused("it is waiting to start", "logs", "pod-of-day-2")),
+            *(said(f"{name}\n", "logs", f"pod-of-{name}") for name in ("day-1", "day-2")),
+            *(once(held()),) * 3,
+            held(condition="Completed"),
+        ),
+        "logs digits worker=1 -f",
+    ),
+    "logs of earlier lives": (
+        *SUBMITTED,
+        (
+            pods(
+                made_on(1, pod("worker", 1, **restarted(2))),
+                made_on(2, pod("worker", 1, **restarted(1))),
+                pod("worker", 0),
+            ),
+            said("a line\n", "logs"),
+        ),
+        *("logs digits worker=1 -p", "logs digits worker=0 -p", "logs digits worker=1 -pf"),
+        saved("slurm", "two"),
+        "logs two worker=1 -p",
+    ),
+    "logs of all tasks": (
+        *SUBMITTED,
+        (
+            pods(pod("ps", 0), pod("chief", 0), pod("worker", 1)),
+            once(said('{"message": "of ps 0", "level": "INFO"}\nno end', "logs")),
+            said("2026 INFO a line\n\n", "logs"),
+            held(condition="Completed"),
+        ),
+        *("logs digits", "logs digits --json", "logs digits worker=0 worker=2"),
+    ),
+    "logs of too many tasks to follow": (
+        saved("kubernetes", workers=64, kind="jobset"),
+        "logs digits -f",
+    ),
+    "a job that others apply": (
+        (CONTEXT,),
+        f"{SUBMIT} --record",
+        f"{ELSEWHERE} slurm --print --record",
+        lambda: make_keys(Path("keys"), {"ps": 1, "chief": 1, "worker": 4}),
+        lambda: printed(f"{SUBMIT} --keys keys --print --record"),
+        (NOTHING, *DONE),
+        *("status digits", "resubmit digits", "stop digits", "resubmit digits"),
+    ),
+    "a job that others applied failed": (
+        (CONTEXT,),
+        lambda: make_keys(Path("keys"), {"ps": 1, "chief": 1, "worker": 4}),
+        lambda: printed(f"{SUBMIT} --keys keys --print --record"),
+        (DIVERGED, NO_EVENTS, held(condition="Failed")),
+        *("status digits", "logs digits ps=0"),
     ),
     "a registry that changes is not that of the tasks yet": (
         *(WILLING, SUBMIT),
@@ -491,11 +635,13 @@ CASES: dict[str, tuple[Step, ...]] = {
 }
 
 
+@pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("scene", CASES)
 def test_submitted_job_is_handled_as_its_transcript_shows(
     scene: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kubectl, "FOLLOW_S", 0.0)
     play(*CASES[scene])
 
 

@@ -59,7 +59,7 @@ def test_print_writes_manifests_and_nothing_else(
 
 
 def test_help_names_the_format_of_sizes_and_cpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", "--help"]) == ExitCode.OK
+    assert main(["submit", "--help-all"]) == ExitCode.OK
     shown = capsys.readouterr().out
     for words in ("--memory SIZE", "--ps-memory SIZE", "--cpu CPUS", "--ps-cpu CPUS"):
         assert words in shown
@@ -231,10 +231,37 @@ def test_silent_port_forward_is_given_up(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
-    monkeypatch.setattr(programs, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(programs, "TIMEOUT_S", 1.0)  # kubectl's other calls take a part of it
     kubectl.answers(said("", "port-forward"), given({"items": [pod("ps", 0)]}, "pods"))
     assert main(["status", "digits"]) == ExitCode.PEER_LOST
     assert "port-forward" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_logs_of_several_tasks_are_followed_side_by_side(
+    form: list[str], kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    over = {
+        "kind": "JobSet",
+        "metadata": {"name": "digits"},
+        "status": {"conditions": [{"type": "Completed", "status": "True"}]},
+    }
+    kubectl.answers(
+        given({"items": [pod("ps", 0), pod("worker", 1)]}, "pods"),
+        said("of ps\nits end", "logs", "digits-ps-0-0-abcde"),
+        said("of worker\n", "logs", "digits-worker-0-1-abcde"),
+        given({"items": [over]}, "get"),
+    )
+    capsys.readouterr()
+    assert main(["logs", "digits", "ps=0", "worker=1", "worker=0", "-f", *form]) == ExitCode.OK
+    told = capsys.readouterr()
+    lines = [("ps 0", "of ps"), ("ps 0", "its end"), ("worker 1", "of worker")]
+    expected = [f"{task:<8} | {text}" for task, text in lines]
+    if form:
+        expected = [json.dumps({"task": task, "message": text}) for task, text in lines]
+    assert sorted(told.out.splitlines()) == sorted(expected)
+    assert told.err == "worker 0 of digits does not run\n"
 
 
 CHIEF = TaskStatus(

@@ -75,6 +75,36 @@ def test_index_comes_from_the_first_source_that_has_it(
     assert load(flags=flags, environ=environ, counts=COUNTS).task == Task(Role.WORKER, index)
 
 
+NODE = {
+    "JAX_COORDINATOR_ADDRESS": "net-node-0-0.net:29500",
+    "JAX_NUM_PROCESSES": "2",
+    "JOB_COMPLETION_INDEX": "1",
+}
+"""Variables of a node of a TrainJob, as a runtime of Kubeflow Trainer sets them."""
+
+
+def test_nodes_of_a_train_job_are_the_workers_of_a_job_without_ps() -> None:
+    config = load(flags={"ps": ()}, environ=NODE)
+    assert config.task == Task(Role.WORKER, 1)
+    assert config.worker_addresses == ("net-node-0-0.net:2222", "net-node-0-1.net:2222")
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ({"ps": ("a:1",), "workers": "2"}, {}),
+        ({"ps": (), "workers": ("a:1", "b:2")}, {}),
+        ({"ps": (), "workers": "2"}, {"JAX_COORDINATOR_ADDRESS": "host:29500"}),
+        ({"ps": (), "workers": "2"}, {"JAX_NUM_PROCESSES": "two"}),
+    ],
+)
+def test_variables_of_jax_that_name_no_nodes_are_ignored(
+    flags: dict[str, Any], changes: dict[str, str]
+) -> None:
+    config = load(flags=flags, environ=NODE | changes)
+    assert "net-node-0-0.net:2222" not in config.worker_addresses
+
+
 def test_worker_may_join_a_job_that_began_with_fewer() -> None:
     config = load(flags={"workers": 3, "max_workers": 5, "index": 4})
     assert (config.task, config.workers) == (Task(Role.WORKER, 4), 3)

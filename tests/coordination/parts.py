@@ -84,6 +84,7 @@ def make_host(
         plan=planned(job, ps=shards, workers=2),
         timing=TIMING,
         metrics=Metrics("ps"),
+        traces=None,
         lane="tcp",
         fingerprint={},
         crash=crash,

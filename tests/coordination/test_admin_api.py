@@ -23,6 +23,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import CheckpointError, ExitCode, RefusedError
+from zmqtrain.optim import SGD
 from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.wire.messages import (
     Close,
@@ -117,6 +118,15 @@ async def test_switch_to_local_steps_that_an_option_forbids_is_refused(
     _, admin = hosted(policy="sync-replicas", **field)
     with pytest.raises(RefusedError, match="the policy is local-steps:5, and"):
         admin.on_switch_policy(Asked(sender="client 0"), SwitchPolicy("local-steps:5"))
+
+
+async def test_switch_from_local_steps_needs_an_optimizer_for_the_other_steps() -> None:
+    _, admin = hosted(policy="local-steps:5", optimizer=None, inner=SGD(0.1))
+    with pytest.raises(RefusedError, match="only an inner optimizer"):
+        admin.on_switch_policy(Asked(sender="client 0"), SwitchPolicy("sync-replicas"))
+    request = Asked(sender="client 0")
+    admin.on_switch_policy(request, SwitchPolicy("local-steps:7"))
+    assert request.replies == [Done("local-steps:7")]
 
 
 async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.protocol.orders import Apply
-from zmqtrain.store.layout import Variable
+from zmqtrain.store.layout import RowSlice, Slice, Variable
 from zmqtrain.store.placement import place, with_copies
 
 
@@ -71,29 +72,30 @@ def test_ps_that_lacks_more_or_is_further_or_of_another_generation_hands_nothing
         lacking(orders(4, 5), generation, done)
 
 
+def name_of(part: Slice | RowSlice) -> tuple[Any, ...]:
+    return (part.variable, part.start) if isinstance(part, Slice) else (part.owner,)
+
+
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=6),
     st.integers(1, 6),
     st.integers(1, 6),
     st.sets(st.integers(0, 5)),
+    st.booleans(),
 )
 def test_those_that_are_left_write_everything_once_unless_all_copies_of_a_part_are_lost(
-    rows: list[int], shards: int, copies: int, left: set[int]
+    rows: list[int], shards: int, copies: int, left: set[int], has_tables: bool
 ) -> None:
     variables = [Variable(f"v{number}", (count, 3)) for number, count in enumerate(rows)]
-    layouts = with_copies(place(variables, shards, "contiguous", 12), min(copies, shards))
+    placed = place(variables, shards, "contiguous", 12)
+    layouts = with_copies(placed, min(copies, shards), has_tables=has_tables)
     there = {shard for shard in left if shard < shards}
     found = left_of(layouts, there)
-    held = {(cut.variable, cut.start) for at in there for cut in layouts[at].slices}
-    everything = {(cut.variable, cut.start) for layout in layouts for cut in layout.slices}
+    held = {name_of(part) for at in there for part in layouts[at].parts}
+    everything = {name_of(part) for layout in layouts for part in layout.parts}
     assert (found is not None) == (held == everything)
     if found is not None:
-        written = [
-            (cut.variable, cut.start)
-            for each in found.values()
-            for cut in each.slices
-            if not cut.copy
-        ]
+        written = [name_of(part) for each in found.values() for part in each.parts if not part.copy]
         assert sorted(written, key=str) == sorted(everything, key=str)
         assert [each.shard for each in found.values()] == list(range(len(there)))
         offsets = {at: [cut.offset for cut in each.slices] for at, each in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReporte
 from zmqtrain.coordination.peers import A_WORKER, PeerTable, names_of
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job_checks import ENDLESS
-from zmqtrain.protocol.status import Status, Wait
+from zmqtrain.protocol.status import Status, TableStatus, Wait, of_all_shards
+from zmqtrain.store.model_tables import MAX_TABLES
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Arrived, ShardReport
 
 SILENT_S = 2.7
@@ -123,3 +126,30 @@ def test_three_workers_are_named_and_the_others_counted(
 )
 def test_completed_job_has_a_reason(step: int, steps: int, text: str) -> None:
     assert completion(step, steps) == text
+
+
+def test_tables_of_all_shards_are_added_up() -> None:
+    shards = (
+        {"user": TableStatus(None, 3, 100, 9, 1, 10, 2, hottest=((7, 5), (1, 3)))},
+        {"user": TableStatus(None, 4, 200, 9, 2, 20, 1, hottest=((-2, 9), (4, 3)))},
+    )
+    expected = TableStatus(None, 7, 300, 9, 3, 30, 3, ((-2, 9), (7, 5), (1, 3), (4, 3)))
+    assert of_all_shards(shards, 1) == {"user": expected}
+
+
+def test_rows_with_copies_count_once_in_the_tables_of_all_shards() -> None:
+    shards = [
+        {"user": TableStatus(None, 6, 100, 9, 2, 20, 2, hottest=((7, 5), (1, 3)))},
+        {"user": TableStatus(None, 6, 200, 9, 2, 20, 4, hottest=((7, 6), (1, 2)))},
+    ]
+    expected = TableStatus(None, 6, 300, 9, 2, 20, 3, ((7, 6), (1, 3)))
+    assert of_all_shards(shards, 2) == {"user": expected}
+
+
+def test_status_of_as_many_tables_as_there_may_be_fits_into_a_message(status: Status) -> None:
+    hottest = tuple((-(2**63) + n, 2**40) for n in range(10))
+    full = TableStatus(2**62, *[2**60] * 6)
+    tables = {f"{n:0100}": replace(full, hottest=hottest * (n < 32)) for n in range(MAX_TABLES)}
+    message = replace(status, tables=tables)
+    frames = encode(Envelope(message, Sender("ps", 0), 1))
+    assert decode(frames).message.tables == tables

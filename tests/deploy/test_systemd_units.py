@@ -21,7 +21,7 @@ def codes(advised: Advice) -> list[str]:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_unit_restarts_after_the_codes_of_the_table(path: Path) -> None:
-    unit = ConfigParser(interpolation=None)
+    unit = ConfigParser(interpolation=None, strict=False)  # a filter has two lines
     unit.read_string(path.read_text())
     service = unit["Service"]
     assert service["Restart"] == "on-failure"  # of codes beside 0, and of signals that kill
@@ -52,17 +52,18 @@ def test_units_are_valid(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is absent")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_unit_exposes_little_of_its_host(path: Path) -> None:
-    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=40", str(path)]
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=30", str(path)]
     rated = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert rated.returncode == 0, rated.stdout
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_unit_allows_what_a_task_needs(path: Path) -> None:
-    unit = ConfigParser(interpolation=None)
+    unit = ConfigParser(interpolation=None, strict=False)  # a filter has two lines
     unit.read_string(path.read_text())
     service = unit["Service"]
     assert service["ProtectSystem"] == "strict"
+    assert "SystemCallFilter=@system-service" in path.read_text()
     assert {service["WorkingDirectory"], "/tmp"} <= set(service["ReadWritePaths"].split())
     # Updates are compiled; GPUs are devices; the command line finds jobs by files in /tmp.
     assert not {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateTmp"} & {*service}

@@ -10,7 +10,7 @@ import pytest
 
 import zmqtrain.chief.linked_job
 import zmqtrain.exchanges.lanes as lanes
-from tests.exchanges.conftest import guest_of
+from tests.exchanges.conftest import KINDS, guest_of
 from tests.exchanges.test_state import make_job, train
 from tests.plans import planned
 from zmqtrain.actors.link import Link
@@ -110,9 +110,13 @@ async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
 async def test_only_what_no_near_ps_holds_travels_and_all_copies_are_equal(
     copies: int, near: set[int], come: set[int], written: int, fields: dict[str, Any]
 ) -> None:
-    expected = (await run(1, {0, 1, 2}, **fields)).steps
+    job = make_job(policy="sync-replicas", **fields)
+    async with KINDS["local"](job) as exchange:
+        expected = await train(job, exchange)
     found = await run(copies, near, **fields)
-    assert found.steps == expected
+    assert found.steps == [
+        {name: value.tobytes() for name, value in values.items()} for values in expected
+    ]
     assert found.came == [size if n in come else 0 for n, size in enumerate(found.owned)]
     assert found.written == written
     held: dict[Any, list[bytes]] = {}

@@ -21,11 +21,10 @@ from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
-WITHOUT_BOARD = [name for name in KINDS if "board" not in name]
 SIZES = {"user": USERS, "item": ITEMS}
 
 
-@pytest.fixture(params=WITHOUT_BOARD)
+@pytest.fixture(params=KINDS)
 def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
     return KINDS[request.param]
 
@@ -128,6 +127,28 @@ async def test_step_trains_the_rows_that_it_names_and_no_others(
         np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
 
 
+async def test_rows_that_were_asked_for_are_those_after_the_push(
+    open_exchange: OpenExchange,
+) -> None:
+    ids, others = np.arange(USERS), np.arange(0, USERS, 3)
+    async with open_exchange(make_job(optimizer=SGD(0.5))) as exchange:
+        membership = await exchange.join()
+        (expected,) = await read(membership, (0, ids))
+        for batch, ahead in enumerate((ids, others, ids)):
+            exchange.begin()
+            for flat in membership.gradients:
+                flat[...] = 0
+            row = ones(batch, 7)
+            report = StepReport(batch, BATCH, 0.5, True, rows=(row,), ahead=[(0, ahead)])
+            assert (await exchange.finish(report)).result == "applied"
+            expected[row.ids] -= 0.5
+            if batch < 2:
+                np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+        assert await push(exchange, membership, 3, ones(1)) == "applied"
+        expected[1] -= 0.5  # nobody has read what was asked for before this push
+        np.testing.assert_array_equal((await read(membership, (0, ids)))[0], expected)
+
+
 async def test_mean_counts_a_row_that_a_gradient_lacks_as_zero(open_exchange: OpenExchange) -> None:
     job = make_job(optimizer=SGD(1.0), policy="sync-replicas:aggregate=2")
     async with open_exchange(job) as exchange:
@@ -210,7 +231,6 @@ async def test_id_beyond_the_rows_of_a_table_is_an_error(open_exchange: OpenExch
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"exchange": "board"}, "is board, but .*the model has tables"),
         ({"overlap": True}, "overlap is on"),
         ({"consistent_reads": True}, "consistent_reads is on"),
         ({"policy": "local-steps:4"}, "the policy is local-steps:4"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ def test_checkpoint_is_written_once_although_its_reply_was_lost(
 ) -> None:
     write, written = checkpoint.copy_shard, []
 
-    def count(*arguments: Any) -> Path:
+    def count(*arguments: Any) -> checkpoint.ShardCopy:
         written.append(arguments)
         return write(*arguments)
 

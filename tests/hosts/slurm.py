@@ -34,7 +34,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 ReturnToService=2
-NodeName=n[0-{last}] CPUs=8 RealMemory=5000
+GresTypes=disk
+NodeName=n[0-{last}] CPUs=8 RealMemory=5000 Feature=fast Gres=disk:8
 PartitionName=main Nodes=n0 Default=YES PriorityTier=10 PreemptMode=off
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=off
 PartitionName=spot Nodes=n[1-{last}] PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
@@ -57,6 +58,7 @@ class SlurmCluster(Commands):
                 address=address, directory=self._own, last=NODES - 1
             ),
             "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+            "gres.conf": "Name=disk Count=8\n",
         }
         for name, text in files.items():
             (self._own / name).write_text(text)

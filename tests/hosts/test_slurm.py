@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -38,7 +39,7 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
 ) -> None:
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
     size = ("--ps", "2", "--workers", "2", "--max-workers", "4")
-    own = ("--env", f"ZMQTRAIN_SEGMENT_DIR={stage.segments}")
+    own = ("--env", f"ZMQTRAIN_SEGMENT_DIR={stage.segments}", "--log-format", "json")
     where = ("--partition", "main", "--worker-partition", "spot")
     told = slurm.zmqtrain("submit", job, "--on", "slurm", "--name", NAME, *size, *where, *own)
     assert told.startswith(f"{NAME} is submitted to Slurm")
@@ -69,8 +70,10 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
     stage.open_gate()
     stage.until(lambda: not slurm.run("squeue", "-h").strip(), "the end")
     assert check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}") == list(range(STEPS))
-    chief = slurm.zmqtrain("logs", NAME, "chief")
-    assert "0 dropped" in chief
+    chief = [json.loads(line) for line in slurm.zmqtrain("logs", NAME, "chief").splitlines()]
+    assert chief[-1]["pushes"]["dropped"] == 0, "the summary"
+    shown = slurm.zmqtrain("logs", NAME, "--json").splitlines()
+    assert {"ps 0", "ps 1", "worker 0"} <= {json.loads(line).get("task") for line in shown}
     assert slurm.zmqtrain("stop", NAME)
     assert slurm.zmqtrain("jobs", "--json") == '{"jobs": []}\n'
 
@@ -82,8 +85,13 @@ def test_job_that_is_stopped_leaves_nothing_and_the_next_goes_on(
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
     own = ("--env", f"ZMQTRAIN_SEGMENT_DIR={stage.segments}")
     size = ("--ps", str(ps), "--workers", "2", "--cpu", "2", "--ps-cpu", "2")
-    submit = ("submit", job, "--on", "slurm", "--name", NAME, *size, *own)
+    nodes = ("--constraint", "fast", "--exclude", "n3", "--gres", "disk:1", "--time", "60")
+    more = ("--sbatch", "--nice=10 --comment=drill")
+    submit = ("submit", job, "--on", "slurm", "--name", NAME, *size, *nodes, *more, *own)
     assert slurm.zmqtrain(*submit)
+    for shown in slurm.run("scontrol", "show", "job").strip().split("\n\n"):
+        for word in ("Features=fast", "ExcNodeList=n3", "gres:disk:1", "Comment=drill", "01:00:00"):
+            assert word in shown
     slurm.until_status(lambda s: s["step"] > 5, "steps")
     steps = slurm.run("scontrol", "show", "step").split("StepId=")
     cpus = {found[1] for found in (re.search(r"CPUs=(\d+)", step) for step in steps) if found}

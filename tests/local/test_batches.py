@@ -295,13 +295,11 @@ def test_pytree_of_jax_trains_alike_on_any_number_of_workers() -> None:
     fields = {"data": Arrays(data, data), "steps": STEPS, "policy": "sync-replicas"}
     runs = [
         zmqtrain.run(Job(model=model, optimizer=SGD(0.5), batch_size=12 // n, **fields), workers=n)
-        for n in (1, 2, 12)
+        for n in (1, 6)
     ]
-    for summary in runs[1:]:
-        np.testing.assert_allclose(
-            summary.parameters["table"], runs[0].parameters["table"], 0, 1e-6
-        )
-        assert summary.measures["loss"] == pytest.approx(runs[0].measures["loss"], rel=1e-5)
+    alone, together = (summary.parameters["table"] for summary in runs)
+    np.testing.assert_allclose(together, alone, 0, 1e-6)
+    assert runs[1].measures["loss"] == pytest.approx(runs[0].measures["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("way", ["one process", "ps", "board"])

@@ -680,6 +680,23 @@ def test_frozen_variables_of_a_resumed_job_are_those_of_its_checkpoint(
         fit(Trainer(Shifted(2), SGD(0.05), logdir=tmp_path, workers=workers), epochs=4)
 
 
+class WithoutBias(LinearRegression):
+    __slots__ = ()
+
+    def parameters(self, seed: int) -> Any:
+        return {"weights": super().parameters(seed)["weights"]}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_checkpoint_with_variables_that_the_model_does_not_have_is_refused(
+    workers: int, tmp_path: Path
+) -> None:
+    fit(Trainer(MODEL, SGD(0.05), logdir=tmp_path), epochs=1)
+    smaller = Trainer(WithoutBias(2), SGD(0.05), logdir=tmp_path, workers=workers)
+    with pytest.raises((CheckpointError, RunFailedError), match=r"does not have: bias; .*export"):
+        fit(smaller, epochs=2)
+
+
 class Split(LinearRegression):
     """Its bias is frozen while FROZEN says so."""
 

@@ -32,6 +32,10 @@ class Task:
     metrics: Metrics = field(default_factory=lambda: Metrics("ps"))
     waits: Waits = field(default_factory=lambda: Waits("worker 0"))
     known: list[Any] | None = None
+    record: dict[str, Any] | None = None
+
+    def run_record(self) -> dict[str, Any] | None:
+        return self.record
 
     def targets(self) -> list[Any] | None:
         return self.known
@@ -122,6 +126,18 @@ def test_path_is_answered_as_the_task_is_now_and_without_a_body_for_head(
     assert (answer.status, text in answer.text) == (status, True)
     assert (head.status, head.text, head.content_type) == (status, "", answer.content_type)
     assert answer.content_type.startswith("text/plain")
+
+
+def test_page_of_the_run_is_served_by_the_task_that_has_its_record(
+    server: Server, task: Task
+) -> None:
+    assert get(server, "/run.json").status == get(server, "/").status == 404
+    task.record = {"name": "net.py", "loss": float("nan")}
+    assert json.loads(get(server, "/run.json").text) == {"name": "net.py", "loss": None}
+    page = get(server, "/")
+    assert page.content_type == "text/html; charset=utf-8"
+    assert "run.json" in page.text
+    assert "http" not in page.text.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_tasks_and_waits_are_served_as_json_where_they_are_known(

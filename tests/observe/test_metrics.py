@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from zmqtrain.observe.metrics import NAMESPACE, CheckpointStages, Metrics, Pushes, State
+from zmqtrain.protocol.status import TableStatus
 
 TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
 
@@ -130,3 +131,16 @@ def test_any_text_of_a_label_is_read_back_as_it_was() -> None:
     samples = [each for family in told for each in family.samples]
     assert [s.labels for s in samples if s.name == "zmqtrain_policy_info"] == [{"policy": text}]
     assert [s.value for s in samples if s.name == "zmqtrain_global_step"] == [0.0]
+
+
+def test_tables_have_a_series_each_of_which_there_are_few() -> None:
+    metrics = Metrics("ps", 0)
+    tables = {
+        f"table {n}": TableStatus(None, n, 64 * n, updated=10, forgotten=2) for n in range(99)
+    }
+    for _ in range(2):  # totals, not sums of them
+        metrics.show_tables(tables)
+    text = generate_latest(metrics.registry).decode()
+    assert 'zmqtrain_table_rows{table="table 7"} 7.0' in text
+    assert 'zmqtrain_table_updated_rows_total{table="table 7"} 10.0' in text
+    assert text.count("zmqtrain_table_bytes{") == 50

@@ -18,6 +18,7 @@ from zmqtrain.optim import (
     Adafactor,
     Adagrad,
     Adam,
+    Adamax,
     AdamW,
     Cosine,
     Exponential,
@@ -25,9 +26,11 @@ from zmqtrain.optim import (
     InverseTime,
     Lion,
     Momentum,
+    NAdam,
     NaturalExponential,
     Piecewise,
     Polynomial,
+    RAdam,
     RMSProp,
     RowwiseAdagrad,
     Warmup,
@@ -35,6 +38,7 @@ from zmqtrain.optim import (
 )
 
 RULES = [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl, AdamW, Lion, LAMB, Adafactor]
+RULES += [NAdam, RAdam, Adamax]
 CALLS = iter(range(99))
 
 

@@ -16,13 +16,16 @@ from zmqtrain.optim import (
     Adafactor,
     Adagrad,
     Adam,
+    Adamax,
     AdamW,
     Flat,
     Ftrl,
     LayerRule,
     Lion,
     Momentum,
+    NAdam,
     Piecewise,
+    RAdam,
     RMSProp,
     Rule,
     new_slots,
@@ -122,6 +125,51 @@ def adamw(b1: float, b2: float, eps: float, decay: float) -> Step:
     return step
 
 
+def nadam(b1: float, b2: float, eps: float, slow: float, decay: float) -> Step:
+    """As torch.optim.NAdam's documentation has it."""
+
+    def mu(t: int) -> float:
+        return b1 * (1 - 0.5 * 0.96 ** (t * slow))
+
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        w -= lr * decay * w
+        product = s["product"] = s.get("product", 1.0) * mu(t)
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
+        m = mu(t + 1) * s["m"] / (1 - product * mu(t + 1)) + (1 - mu(t)) * g / (1 - product)
+        return w - lr * m / (sqrt(s["v"] / (1 - b2**t)) + eps)
+
+    return step
+
+
+def radam(b1: float, b2: float, eps: float, decay: float) -> Step:
+    """As torch.optim.RAdam's documentation has it."""
+
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        w -= lr * decay * w
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
+        m, most = s["m"] / (1 - b1**t), 2 / (1 - b2) - 1
+        r = most - 2 * t * b2**t / (1 - b2**t)
+        if r <= 5:
+            return w - lr * m
+        rectified = sqrt((r - 4) * (r - 2) * most / ((most - 4) * (most - 2) * r))
+        return w - lr * m * rectified * sqrt(1 - b2**t) / (sqrt(s["v"]) + eps)
+
+    return step
+
+
+def adamax(b1: float, b2: float, eps: float) -> Step:
+    """As torch.optim.Adamax's documentation has it."""
+
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["u"] = max(b2 * s.get("u", 0.0), abs(g) + eps)
+        return w - lr * s["m"] / ((1 - b1**t) * s["u"])
+
+    return step
+
+
 def lion(b1: float, b2: float, decay: float) -> Step:
     """The paper's Program 1."""
 
@@ -201,6 +249,12 @@ REFERENCES: list[tuple[Rule, Step]] = [
     (Ftrl(SCHEDULE, initial_accumulator=0.0, beta=0.5), ftrl(-0.5, 0.0, 0.0, 0.0, beta=0.5)),
     (AdamW(SCHEDULE), adamw(0.9, 0.999, 1e-8, 0.01)),
     (AdamW(SCHEDULE, 0.5, 0.9, 0.1, weight_decay=0.5), adamw(0.5, 0.9, 0.1, 0.5)),
+    (NAdam(SCHEDULE), nadam(0.9, 0.999, 1e-8, 0.004, 0.0)),
+    (NAdam(SCHEDULE, 0.5, 0.9, 0.1, 1.0, 0.5), nadam(0.5, 0.9, 0.1, 1.0, 0.5)),
+    (RAdam(SCHEDULE), radam(0.9, 0.999, 1e-8, 0.0)),
+    (RAdam(SCHEDULE, 0.5, 0.9, 0.1, 0.5), radam(0.5, 0.9, 0.1, 0.5)),
+    (Adamax(SCHEDULE), adamax(0.9, 0.999, 1e-8)),
+    (Adamax(SCHEDULE, 0.5, 0.9, 0.1), adamax(0.5, 0.9, 0.1)),
     (Lion(SCHEDULE), lion(0.9, 0.99, 0.0)),
     (Lion(SCHEDULE, 0.5, 0.3, weight_decay=0.5), lion(0.5, 0.3, 0.5)),
 ]

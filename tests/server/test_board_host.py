@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.kills import Killed
 from tests.server.conftest import add_worker, make_state
+from tests.store import with_tables
 from zmqtrain.actors.waits import Waits
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
-from zmqtrain.protocol.orders import Roster
+from zmqtrain.optim import SGD, Update
+from zmqtrain.protocol.orders import Apply, Roster
 from zmqtrain.server.board_host import BoardHost
+from zmqtrain.server.state import ShardState
+from zmqtrain.store import checkpoint
 from zmqtrain.store.board import Board, Seat
 from zmqtrain.store.holdings.dense import Dense
+from zmqtrain.store.holdings.tables import Tables
+from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Reached, reach
 from zmqtrain.store.shard import Shard
+from zmqtrain.store.table_memory import reach as reach_tables
 
 
 class Interrupted(Dense):
@@ -150,3 +160,34 @@ async def test_member_that_stops_in_the_middle_of_its_slice_ends_the_job_in_time
     with pytest.raises(PeerLostError, match="worker 1"):
         await asyncio.wait_for(roster.watch(), 60)
     assert not roster.is_made
+
+
+def test_checkpoint_that_is_being_written_lacks_the_steps_of_the_next_roster(
+    tmp_path: Path,
+) -> None:
+    """Members change rows from other processes, which know of no checkpoint."""
+    tmp_path.chmod(0o700)
+    job = with_tables.Job([of := with_tables.table("t")], [Update(SGD(1.0))])
+    shard = job.begin(tmp_path / "ps")
+    with_tables.push(shard, 0, [with_tables.rows(of, 1)])
+    shard.carry_out(Apply(0))
+    expected = with_tables.tensors_of(shard)
+    copied = shard.write(checkpoint.begin(tmp_path, 1))
+    state = ShardState(Task(Role.PS, 0), shard, Marks(shard.segment))
+    add_worker(state, 0, buffer=0, lane="memory")
+    BoardHost(state, Waits("ps 0"), 60.0).begin(Roster((0,), steps=9, next_batch=0))
+    assert shard.tables is not None
+    memory = reach_tables(shard.tables.memory.name, job.layouts, writable=True)
+    tables = Tables(job.tables, job.updates, memory)
+    member = Shard(shard.layout, job.update, shard.segment, safe=True, tables=tables)
+    seat = Board(shard.segment).seat_of(0, 1, member)
+    assert seat is not None
+    assert seat.offer(4, 0.5)
+    seat.update()
+    checkpoint.seal_shard(copied, 0, 1)
+    found = load_file(copied.path)
+    assert shard.tables.rows(0, expected["/ids/t"]).tobytes() != expected["/rows/t"].tobytes()
+    assert {name: found[name].tobytes() for name in expected} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+    with_tables.remove(shard)

@@ -21,7 +21,7 @@ def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
 ) -> None:
     write = checkpoint.copy_shard
 
-    def fail(directory: Path, number: int, *content: Any) -> Path:
+    def fail(directory: Path, number: int, *content: Any) -> checkpoint.ShardCopy:
         if number == shard:
             raise CheckpointError("no space left")
         return write(directory, number, *content)

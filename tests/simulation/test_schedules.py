@@ -57,8 +57,9 @@ WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER = 402822
         (range(2), {"hosted": True}, {"evaluates": 1}),
         (range(2), {"board": True}, {"evaluates": 2}),
         *((range(4), {"epochs": True} | kind, {}) for kind in KINDS),
-        *((range(5), {"tables": True} | kind, {}) for kind in ({}, {"hosted": True})),
+        *((range(5), {"tables": True} | kind, {}) for kind in KINDS[:3]),
         (range(2), {"tables": True, "epochs": True, "clips": True}, {}),
+        (range(2), {"tables": True, "hosts": True}, {}),
     ],
 )
 def test_drawn_schedule_breaks_no_invariant(
@@ -66,6 +67,14 @@ def test_drawn_schedule_breaks_no_invariant(
 ) -> None:
     reports = [simulate(replace(draw(seed, **kind), **fields)) for seed in seeds]
     assert not [str(report) for report in reports if report.broken]
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_lost_host_costs_no_step_of_tables_that_have_copies(seed: int) -> None:
+    trace: list[str] = []
+    report = simulate(draw(seed, hosts=True, tables=True), trace.append)
+    assert not report.broken, str(report)
+    assert any("without a step lost" in line for line in trace)
 
 
 def test_drawn_schedule_with_lost_hosts_breaks_no_invariant() -> None:

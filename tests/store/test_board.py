@@ -17,7 +17,8 @@ from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
 from zmqtrain.store import words
-from zmqtrain.store.board import DONE, MADE, Board, Figures, Holder, Seat, Terms, owned
+from zmqtrain.store.board import DONE, MADE, Board, Figures, Holder, Seat, Terms
+from zmqtrain.store.board_share import owned
 from zmqtrain.store.holdings import dense
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place

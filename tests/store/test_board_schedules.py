@@ -153,6 +153,8 @@ class World:
 class Slices:
     """Stands for a shard, and for the block that it holds."""
 
+    tables, batch_size = None, 1
+
     def __init__(self, world: World) -> None:
         self._world, self.segment, self.dense = world, world.segment, self
 
@@ -168,11 +170,12 @@ class Slices:
             self._own(number)
             self._world.progress[number] = 0
 
-    def update_parts(
-        self, numbers: range, buffers: list[int], weights: list[float], step: int
-    ) -> None:
-        world = self._world
+    def step_of(self, buffers: list[int], weights: list[float], step: int) -> tuple[list[int], int]:
         assert weights == [1.0] * len(buffers)
+        return buffers, step
+
+    def update_parts(self, numbers: range, change: tuple[list[int], int]) -> None:
+        world, (buffers, step) = self._world, change
         for number in numbers:
             while world.progress[number] < BLOCKS:
                 pause()

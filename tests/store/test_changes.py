@@ -16,7 +16,7 @@ from tests.kills import dying_at
 from tests.store.conftest import CutParts
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import LAMB, SGD, Adam, Flat, Momentum, Update, redo
-from zmqtrain.optim.outer import Outer
+from zmqtrain.optim.outer import RESIDUAL, Outer
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
 from zmqtrain.store import shard as shards
@@ -185,6 +185,45 @@ def test_change_of_a_killed_process_is_finished_or_never_was(
         shard.segment.close()
     assert min(found.values()) > 3
     reference.segment.remove()
+
+
+SETTLING = Update(
+    Adam(0.1), outer=Outer(of_differences=True, keeps_residual=True), fused=False
+)  # whose parameters move on after a round
+
+
+@pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
+def test_parameters_that_a_killed_process_was_settling_lose_nothing(
+    part_size: int, tmp_path: Path, cut_parts: CutParts
+) -> None:
+    cut_parts(part_size)
+    tmp_path.chmod(0o700)
+    trained, path = layout().trained, tmp_path / "ps"
+    line, moved = random.randrange(STRIDE), set()
+    while True:
+        shard = begin(path, SETTLING)
+        shard.segment.slots[RESIDUAL][:trained] = 0.25
+        CHANGES["round"](shard)
+        before = shard.parameters.copy()
+        target = np.round(before[:trained])
+        if not dying_at(line, lambda s=shard, t=target: s.settle(t), INTERRUPTED):  # type: ignore[misc]
+            break
+        shard.segment.close()
+        again = adopt(path, SETTLING)
+        last, residual = again.repair(), again.segment.slots[RESIDUAL]
+        assert last is not None and len(last.contributions) == 3
+        assert (again.version, again.segment.words[ORDERS]) == (5, 7)
+        assert again.segment.words[CLOCK] % 2 == 0
+        np.testing.assert_allclose(
+            again.parameters[:trained] + residual[:trained], before[:trained] + 0.25, atol=1e-6
+        )
+        moved.add(int((again.parameters[:trained] == target).sum()))
+        again.segment.remove()
+        line += STRIDE
+    assert len(moved) > 2
+    assert (shard.parameters[:trained] == target).all()
+    assert (shard.parameters[trained:] == before[trained:]).all()
+    shard.segment.remove()
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_manifest_is_plain_json_with_global_coordinates(job, tmp_path: Path) -> 
     written = json.loads((job.save(tmp_path) / "manifest.json").read_text())
     manifest = written["manifest"]
     assert list(written) == ["blake2b", "manifest"]
-    assert (manifest["format"], manifest["generation"], manifest["global_step"]) == (5, 1, 1200)
+    assert (manifest["format"], manifest["generation"], manifest["global_step"]) == (6, 1, 1200)
     assert manifest["tensors"]["m"]["hidden/kernel"] == {
         "dtype": "float32",
         "kind": "trained",
@@ -254,11 +254,11 @@ def test_manifest_that_contradicts_itself_is_refused_by_file_and_field(
 
 
 def test_manifest_of_another_format_is_refused_before_its_fields_are_read(tmp_path: Path) -> None:
-    file = seal(tmp_path, {"format": 6, "colour": "red"})
+    file = seal(tmp_path, {"format": 7, "colour": "red"})
     with pytest.raises(CheckpointError) as refused:
         read_manifest(tmp_path)
     assert str(refused.value) == (
-        f"{file}: written in format 6; this zmqtrain reads up to 5; use the version of zmqtrain "
+        f"{file}: written in format 7; this zmqtrain reads up to 6; use the version of zmqtrain "
         "that wrote it"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import product, takewhile
 from pathlib import Path
 
@@ -80,20 +81,21 @@ def test_parts_interrupted_at_once_are_finished_each(cut_parts: CutParts) -> Non
         shard.dense.begin_parts(range(3))
         return shard
 
+    def make(shard: Shard, parts: Sequence[int]) -> None:
+        shard.dense.update_parts(parts, shard.step_of([0], [1.0], 0))
+
     def dies(shard: Shard, part: int, line: int) -> bool:
-        return dying_at(
-            line, lambda: shard.dense.update_parts([part], [0], [1.0], 0), [redo.__file__]
-        )
+        return dying_at(line, lambda: make(shard, [part]), [redo.__file__])
 
     whole = begun()
-    whole.dense.update_parts(range(3), [0], [1.0], 0)
+    make(whole, range(3))
     lines = len(list(takewhile(lambda line: dies(begun(), 0, line), range(1000))))
     assert lines > 20
     for first, second in product(range(0, lines, 3), repeat=2):
         left = begun()
         assert dies(left, 0, first)
         assert dies(left, 2, second)
-        left.dense.update_parts(range(3), [0], [1.0], 0)
+        make(left, range(3))
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.kills import dying_at
 from tests.store import with_tables
-from tests.store.with_tables import Job, close, push, remove, rows, table
+from tests.store.with_tables import DENSE, Job, close, push, remove, rows, table, tensors_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given
 from zmqtrain.optim import (
@@ -34,7 +35,7 @@ from zmqtrain.optim import (
     Update,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, row_store, table_layout
+from zmqtrain.store import changes, row_snapshot, row_store, table_layout
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
@@ -120,6 +121,70 @@ def test_lazy_rules_change_touched_rows_alone_as_their_formula_says(rule: Rule) 
     np.testing.assert_array_equal(shard.tables.rows(0, ids), expected["w"])
 
 
+@pytest.mark.parametrize("missed", [0, 1, 7, 300])
+@pytest.mark.parametrize(
+    "rule",
+    [Adam(0.01, catch_up=True), AdamW(0.01, weight_decay=0.1, amsgrad=True, catch_up=True)],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_row_that_comes_again_makes_up_for_the_updates_without_it(rule: Rule, missed: int) -> None:
+    """Moments and decay are those of as many gradients of zero, but for rounding."""
+    variable = table("t", 0, DIM)
+    shard = Job([variable], [Update(rule)]).begin()
+    assert shard.tables is not None
+    first = rows(variable, 1, [3])
+    push(shard, 0, [first])
+    shard.carry_out(Apply(0))
+    before = {name: array[0] for name, array in of_row(shard).items()}
+    for _ in range(missed):
+        push(shard, 0, [rows(variable, 2, [4])])
+        shard.carry_out(Apply(0))
+    np.testing.assert_array_equal(of_row(shard)["rows"][0], before["rows"])  # it waits
+    dense = {name: before[f"slot.{name}"].copy() for name in (s.name for s in rule.slots)}
+    w, zero = before["rows"].copy(), np.zeros(DIM, np.float32)
+    for step in range(1, 1 + missed):
+        if isinstance(rule, AdamW):
+            w -= np.float32(0.01 * 0.1) * w
+        rule.update(w.copy(), zero, dense, step)
+    last = rows(variable, 3, [3])
+    rule.update(w, last.rows.ravel(), dense, 1 + missed)
+    push(shard, 0, [last])
+    shard.carry_out(Apply(0))
+    found = of_row(shard)
+    tolerance = 3e-7 * (1 + missed)
+    np.testing.assert_allclose(found["rows"][0], w, rtol=tolerance)
+    for name, expected in dense.items():
+        np.testing.assert_allclose(found[f"slot.{name}"][0], expected, rtol=tolerance)
+
+
+def of_row(shard: Shard) -> dict[str, Any]:
+    """Return the parts of the rows of the table "t", the row of id 3 first."""
+    return {
+        name.removeprefix("/").removesuffix("/t"): array
+        for name, array in tensors_of(shard).items()
+    }
+
+
+COMPILED: list[Rule] = [SGD(0.1), Adagrad(0.1), Ftrl(0.1), *LAZY]
+
+
+@pytest.mark.parametrize("options", [{}, {"l2": 0.1}, {"clip_norm": 0.5}, {"clip_value": 0.1}])
+@pytest.mark.parametrize("rule", COMPILED, ids=repr)
+def test_compiled_training_has_the_bits_of_numpy(rule: Rule, options: dict[str, float]) -> None:
+    of_tables = [table("t", 0, DIM), table("u", 1, 5), table("v", 2, DIM)]
+    shards = []
+    for fused in (True, False):
+        own, other = Update(rule, fused=fused, **options), Update(SGD(0.2), fused=fused, **options)
+        shards.append(Job(of_tables, [own, other, own], DENSE).begin())
+    for step in range(4):
+        for shard in shards:
+            for worker in range(2):
+                push(shard, worker, [rows(each, 2 * step + worker) for each in of_tables], seed=3)
+            shard.carry_out(Reduce((0, 1)) if step % 2 else Apply(0))
+    ours, theirs = map(Job(of_tables, []).contents, shards)
+    assert ours == theirs
+
+
 @pytest.mark.parametrize(
     ("update", "text"),
     [
@@ -142,11 +207,11 @@ def test_rule_for_rows_is_refused_for_dense_variables() -> None:
 
 
 STRIDE = int(os.environ.get("STRIDE", "29"))
-INTERRUPTED = [module.__file__ for module in (shards, changes, tables, row_store)]
+INTERRUPTED = [m.__file__ for m in (shards, changes, tables, row_store, row_snapshot)]
 
 LIVES = Job(
     [table("user", 0, 4), table("item", 1, 2, admit_after=1, forget_after=2, max_rows=10)],
-    [Update(Adam(0.1), fused=False), Update(RowwiseAdagrad(0.1))],
+    [Update(Adam(0.1, catch_up=True), fused=False), Update(RowwiseAdagrad(0.1))],
 )
 """Rows of some blocks in one table; admission, and both ways to forget, in the other."""
 
@@ -164,6 +229,8 @@ def before_the_end(path: Path) -> Shard:
         shard.carry_out(Apply(0))
     push(shard, 1, [rows(each, 5) for each in LIVES.tables], 3, seed=4)
     shard.carry_out(Accumulate(1), 6)
+    assert shard.tables is not None
+    shard.tables.freeze()  # a checkpoint is being written
     return shard
 
 
@@ -188,7 +255,7 @@ def test_change_of_a_killed_process_is_finished_or_never_was(order: Order, tmp_p
     for line in count(first, STRIDE):
         shard = before_the_end(tmp_path / "ps")
         died = dying_at(line, lambda shard=shard: last_order(shard, order), INTERRUPTED)
-        close(shard)
+        shard.segment.close()  # its tables stay as they are: their snapshot may be locked
         adopted = LIVES.adopt(tmp_path / "ps")
         contents = LIVES.contents(adopted)
         assert contents == (after if contents[:2] == after[:2] else before), f"line {line}"

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from tests.store.with_tables import EXTREMES, VARIABLES, Job, push, table
+from tests.store.with_tables import (
+    EXTREMES,
+    VARIABLES,
+    Job,
+    collected,
+    push,
+    table,
+    tensors_of,
+)
+from zmqtrain.coordination.hand_over import left_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.models.tables import RowsOf, TableVariable, shards_of
 from zmqtrain.optim import SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.protocol.orders import Apply
+from zmqtrain.store import row_snapshot
 from zmqtrain.store.checkpoint import begin, commit, seal_shard
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest, read_manifest, tensor_records, verify
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_checkpoint import table_records
@@ -35,7 +49,8 @@ def train(shards: Sequence[Shard], updates: int) -> None:
             for of in JOB.tables:
                 ids = np.sort(random.choice(EVERY, 30, replace=False))
                 values = random.standard_normal((30, of.dim), np.float32)
-                own = shards_of(ids, len(shards)) == shard.layout.shard
+                assert shard.tables is not None
+                own = shard.tables.place.holds(shards_of(ids, len(shards)))
                 parts.append(RowsOf(of.number, ids[own], values[own]))
             push(shard, 0, parts, seed=version)
             shard.carry_out(Apply(0))
@@ -59,24 +74,27 @@ def save(shards: Sequence[Shard], logdir: Path) -> Path:
     return commit(directory, manifest)
 
 
-def restored(path: Path, count: int) -> list[Shard]:
+def restored(path: Path, count: int, copies: int = 1) -> list[Shard]:
     manifest = read_manifest(path)
     verify(path, manifest)
-    shards = JOB.shards(count)
+    shards = JOB.shards(count, copies)
     for shard in shards:
         shard.restore(path, manifest)
     return shards
 
 
-def contents(shards: Sequence[Shard]) -> list[dict[str, dict[int, Any]]]:
+def contents(
+    shards: Sequence[Shard], layouts: Sequence[ShardLayout] = ()
+) -> list[dict[str, dict[int, Any]]]:
     """Return, for each tensor of tables, what each id has in any of the shards."""
+    pairs = [*zip(shards, layouts or [shard.layout for shard in shards], strict=True)]
     found: list[dict[str, dict[int, Any]]] = []
     for keys in (["ids", "stamps", "rows"], ["candidates", "counts"]):
         for of in JOB.tables:
             held: dict[str, dict[int, Any]] = {}
-            for shard in shards:
+            for shard, layout in pairs:
                 assert shard.tables is not None
-                tensors = shard.tables.tensors(shard.layout)
+                tensors = tensors_of(shard, layout)
                 names = [n for n in tensors if n.endswith(f"/{of.name}")]
                 slots = [n for n in names if n.startswith("/slot")] if keys[0] == "ids" else []
                 ids = tensors.get(f"/{keys[0]}/{of.name}", np.empty(0, np.int64)).tolist()
@@ -89,8 +107,8 @@ def contents(shards: Sequence[Shard]) -> list[dict[str, dict[int, Any]]]:
     return found
 
 
-def begun(count: int) -> list[Shard]:
-    shards = JOB.shards(count)
+def begun(count: int, copies: int = 1) -> list[Shard]:
+    shards = JOB.shards(count, copies)
     for shard in shards:
         shard.initialize(np.zeros(shard.layout.size, np.float32))
     return shards
@@ -108,6 +126,23 @@ def test_any_number_of_shards_goes_on_from_a_checkpoint(
     train(shards, 3)
     train(again, 3)
     assert contents(again) == contents(shards)
+
+
+def test_holders_write_each_row_once_and_read_all_that_they_hold(tmp_path: Path) -> None:
+    count, copies = 4, 2
+    shards = begun(count, copies)
+    train(shards, 4)
+    alone = begun(1)
+    train(alone, 4)
+    assert contents(shards) == contents(alone)
+    again = restored(save(shards, tmp_path), count, copies)
+    assert contents(again) == contents(alone)
+    train(again, 3)
+    train(alone, 3)
+    assert contents(again) == contents(alone)
+    left = left_of([shard.layout for shard in again], (0, 2))
+    assert left is not None
+    assert contents([again[0], again[2]], [*left.values()]) == contents(alone)
 
 
 def test_tables_without_a_trained_row_are_saved_and_restored(tmp_path: Path) -> None:
@@ -129,9 +164,67 @@ def test_file_has_ids_rows_and_slots_of_each_table(tmp_path: Path) -> None:
     assert tensors["/stamps/item"].max() == 3
 
 
+@settings(max_examples=25)
+@given(updates=st.lists(st.integers(0, 3), min_size=1, max_size=12), block=st.integers(1, 40))
+def test_checkpoint_has_the_rows_of_its_version_whatever_changes_while_it_is_written(
+    updates: list[int], block: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_snapshot, "_BLOCK", block)
+        (shard,) = shards = begun(1)
+        train(shards, 4)
+        expected = {name: array.tobytes() for name, array in tensors_of(shard).items()}
+        assert shard.tables is not None
+        frozen, rest = shard.tables.freeze(), iter(updates)
+        for one in frozen:
+            write = one.write
+
+            def changing(take: Any, write: Any = write) -> None:
+                def then(name: str, rows: Any, at: int) -> None:
+                    take(name, rows, at)
+                    train(shards, next(rest, 0))
+
+                train(shards, next(rest, 0))
+                write(then)
+
+            one.write = changing  # type: ignore[method-assign]
+        assert {name: array.tobytes() for name, array in collected(frozen).items()} == expected
+
+
+@pytest.mark.parametrize("end", ["begins anew", "writes a later one", "ends"])
+def test_checkpoint_whose_rows_are_gone_is_given_up(end: str, tmp_path: Path) -> None:
+    (shard,) = shards = begun(1)
+    train(shards, 2)
+    copy = shard.write(begin(tmp_path, 1))
+    assert shard.tables is not None
+    if end == "begins anew":
+        shard.initialize(np.zeros(shard.layout.size, np.float32))
+    elif end == "ends":
+        shard.tables.memory.close()
+    else:
+        shard.write(begin(tmp_path, 2))
+    with pytest.raises(CheckpointError, match=f"no longer those of this checkpoint, .* {end}"):
+        seal_shard(copy, 0, shard.version)
+
+
+def test_checkpoint_is_written_while_another_thread_trains(tmp_path: Path) -> None:
+    (shard,) = shards = begun(1)
+    train(shards, 5)
+    expected = tensors_of(shard)
+    copy = shard.write(begin(tmp_path, 1))
+    with ThreadPoolExecutor(1) as pool:
+        sealed = pool.submit(seal_shard, copy, 0, shard.version)
+        while not sealed.done():
+            train(shards, 1)
+        sealed.result()
+    found = load_file(copy.path)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
 OTHERS: dict[str, tuple[TableVariable, Rule, str]] = {
     "dim": (table("item", 0, 3), RowwiseAdagrad(0.1), "'item' has rows of 2 in it and of 3 in"),
-    "table": (table("ad", 0, 2), SGD(0.1), "no table 'ad', .* its tables: user/with @ü, item;"),
+    "table": (table("ad", 0, 2), SGD(0.1), "no table 'ad'; its tables: user/with @ü, item;"),
     "slots": (table("item", 0, 2), Adam(0.1), "no optimizer slot 'm' .* accumulator with 1; it"),
     "width": (table("item", 0, 2), Adagrad(0.1), "no optimizer slot 'accumulator' with 2 elements"),
 }

@@ -28,7 +28,7 @@ def trained(shard: Shard) -> list[int]:
     """Return the ids that have rows of their own."""
     assert shard.tables is not None
     (found,) = shard.tables.trained()
-    assert shard.tables.figures["t"].trained == len(found.ids)
+    assert shard.tables.status()["t"].trained == len(found.ids)
     return [int(id_) for id_ in found.ids]
 
 
@@ -70,10 +70,10 @@ def test_row_that_no_update_trains_is_forgotten() -> None:
     assert trained(shard) == [2]
     initial = table("t").initial_rows(ids)
     assert ((shard.tables.rows(0, ids) == initial).all(axis=1) == [True, False]).all()
-    before = shard.tables.figures["t"].nbytes
+    before = shard.tables.status()["t"].nbytes
     train(shard, 3)  # in the memory of the forgotten one
     assert trained(shard) == [2, 3]
-    assert shard.tables.figures["t"].nbytes == before
+    assert shard.tables.status()["t"].nbytes == before
 
 
 def test_candidate_that_no_update_counts_is_forgotten() -> None:
@@ -130,3 +130,24 @@ def test_push_without_rows_counts_as_an_update() -> None:
     shard.carry_out(Accumulate(0))
     train(shard)
     assert (shard.version, trained(shard)) == (2, [])
+
+
+def test_status_of_a_table_counts_what_updates_did_to_its_rows() -> None:
+    shard = begin(admit_after=1, max_rows=16)
+    assert shard.tables is not None
+    for number in range(40):
+        train(shard, 7, number, workers=2)
+        train(shard, number)
+    status = shard.tables.status()["t"]
+    assert status.max_rows == 16
+    assert status.updated == 2 * 40 + 40 - 1  # once 7 is both ids
+    assert status.trained + status.forgotten > 39
+    assert status.trained <= 16
+    assert status.waiting > 0
+    assert status.is_full
+
+
+def test_table_that_has_room_is_not_full() -> None:
+    shard = begin(max_rows=16)
+    train(shard, 1, 2, 3)
+    assert not shard.table_status()["t"].is_full

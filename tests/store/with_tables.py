@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from zmqtrain.models.tables import RowsOf, TableVariable, Uniform, key_of
+from zmqtrain.models.tables import RowPlace, RowsOf, TableVariable, Uniform, key_of
 from zmqtrain.optim import Adam, RowwiseAdagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.holdings.tables import Tables
-from zmqtrain.store.layout import Variable
-from zmqtrain.store.placement import place
+from zmqtrain.store.layout import ShardLayout, Variable
+from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import tables_directory
 from zmqtrain.store.shard import Shard, segment_layout
+from zmqtrain.store.table_checkpoint import FrozenTable
 from zmqtrain.store.table_layout import TableLayout, table_layouts
 from zmqtrain.store.table_memory import TableMemory
 
@@ -75,12 +78,12 @@ class Job:
         tables = Tables(self.tables, self.updates, memory)
         return Shard(LAYOUT, self.update, segment, safe=True, batch_size=4, tables=tables)
 
-    def shards(self, count: int) -> list[Shard]:
+    def shards(self, count: int, copies: int = 1) -> list[Shard]:
         """Make so many shards in private memory."""
-        made = []
-        for layout in place(VARIABLES, count, partition_nbytes=100):
+        made, placed = [], place(VARIABLES, count, partition_nbytes=100)
+        for layout in with_copies(placed, copies, has_tables=True):
             memory = TableMemory.private(self.layouts)
-            own = Tables(self.tables, self.updates, memory, shard=layout.shard, shards=count)
+            own = Tables(self.tables, self.updates, memory, RowPlace(layout.shard, count, copies))
             made.append(Shard(layout, self.update, batch_size=4, tables=own))
         return made
 
@@ -88,9 +91,27 @@ class Job:
         """Return all that a checkpoint would have, and what says how far the shard is."""
         tensors = {}
         assert shard.tables is not None
-        for name, array in (shard.tables.tensors(LAYOUT) | shard.dense.tensors(LAYOUT)).items():
+        for name, array in (tensors_of(shard) | shard.dense.tensors(LAYOUT)).items():
             tensors[name] = (array.shape, array.tobytes())
         return shard.version, shard.accumulated, tensors
+
+
+def tensors_of(shard: Shard, layout: ShardLayout | None = None) -> dict[str, NDArray[Any]]:
+    """Return what a checkpoint would have of a shard's tables; ``layout``: says of which rows."""
+    assert shard.tables is not None
+    return collected(shard.tables.freeze(layout or shard.layout))
+
+
+def collected(frozen: Sequence[FrozenTable]) -> dict[str, NDArray[Any]]:
+    shapes = chain(*(one.shapes.items() for one in frozen))
+    found = {name: np.full(shape, 77, dtype) for name, (dtype, shape) in shapes}
+
+    def write(name: str, rows: NDArray[Any], at: int) -> None:
+        found[name][at : at + len(rows)] = rows
+
+    for one in frozen:
+        one.write(write)
+    return found
 
 
 def close(shard: Shard) -> None:

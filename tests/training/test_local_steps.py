@@ -209,3 +209,11 @@ def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_p
 def test_what_does_not_fit_is_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         zmqtrain.run(job(**fields), workers=2, ps=0)
+
+
+def test_epochs_log_how_alike_workers_moved() -> None:
+    found = zmqtrain.run(job(epochs=3, policy="local-steps:2"), workers=2, ps=1)
+    history = found.history.history
+    assert all(0 < value <= 1.001 for value in history["agreement"])
+    alone = zmqtrain.run(job(epochs=3, policy="local-steps:2"))
+    assert "agreement" not in alone.history.history

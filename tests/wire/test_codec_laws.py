@@ -73,7 +73,7 @@ def assert_same(received: Envelope, sent: Envelope) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
     sent = Envelope(
@@ -165,7 +165,7 @@ def with_a_wrong_value(draw: st.DrawFn) -> list[Buffer]:
     return [msgpack.packb(header), *frames[1:]]
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(frames=mutated() | with_a_wrong_value())
 def test_damaged_message_decodes_or_is_refused(frames: list[Buffer]) -> None:
     inputs.check(frames)

@@ -113,7 +113,10 @@ def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) ->
         ),
         ({"kind": "Initialize", "body": [1, ""]}, "Initialize.checkpoint"),
         (
-            {"kind": "Heartbeat", "body": [[["a", "b", "c", 1.0, "soon"]], False, 0, []]},
+            {
+                "kind": "Heartbeat",
+                "body": [[["a", "b", "c", 1.0, "soon"]], False, 0, [], [0, 0, 0, 0]],
+            },
             "Heartbeat.waits: Wait.until_s",
         ),
     ],

@@ -32,7 +32,7 @@ from zmqtrain.transport.base import (
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import split
+from zmqtrain.wire.chunks import Encode, as_it_is, split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import (
     Heartbeat,
@@ -80,12 +80,18 @@ class Request:
         """Send a reply; if the sender cannot be reached now, it sends the request again."""
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
-    def reply_with(self, message: PullReply | PushReply | Parameters, flat: Flat) -> None:
-        """Reply with the parameters ``flat``, float32 of shape (n,).
+    def reply_with(
+        self,
+        message: PullReply | PushReply | Parameters,
+        flat: Flat,
+        encode: Encode = as_it_is,
+    ) -> None:
+        """Reply with the parameters ``flat``, float32 of shape (n,), as ``encode`` has them.
 
         ``flat`` must not change until it is sent: large parts are not copied.
         """
-        chunks, inline = split(flat, message.version)
+        is_difference = isinstance(message, PushReply) and message.is_difference
+        chunks, inline = split(flat, message.version, encode, is_difference=is_difference)
         for chunk, part in chunks or ():
             self.reply(chunk, part)
         self.reply(message, inline)

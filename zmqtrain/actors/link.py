@@ -29,7 +29,7 @@ from zmqtrain.errors import (
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import ChunkAssembler, Parts
+from zmqtrain.wire.chunks import Add, ChunkAssembler, Parts
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
     Chunk,
@@ -131,14 +131,16 @@ class Link:
         tensors: tuple[Tensor, ...] = (),
         chunks: Parts | None = None,
         out: Flat | None = None,
+        add: Add | None = None,
         timeout_s: float | None = None,
         sequence: int | None = None,
     ) -> Outstanding:
         """Send a request, whose ``future`` will hold the reply; :meth:`end` must follow.
 
-        ``chunks`` are sent first, as fast as the peer acknowledges them. ``sequence`` is that of a
-        push. ``timeout_s`` is for the resends and the status; other arguments are as for
-        :meth:`request`. Without a message, only chunks are sent until :meth:`complete` adds it.
+        ``chunks`` are sent first, as fast as the peer acknowledges them. ``add`` adds a difference
+        to ``out``; None: none is expected. ``sequence`` is that of a push. ``timeout_s`` is for the
+        resends and the status; other arguments are as for :meth:`request`. Without a message, only
+        chunks are sent until :meth:`complete` adds it.
         """
         if self.lost is not None:
             raise self.lost
@@ -155,7 +157,7 @@ class Link:
             message,
             tensors,
             chunks,
-            ChunkAssembler(out) if out is not None else None,
+            ChunkAssembler(out, add) if out is not None else None,
             sequence,
             min(RESEND_S, limit_s / RESENDS),
             asyncio.get_running_loop().create_future(),

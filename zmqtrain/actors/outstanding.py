@@ -73,7 +73,8 @@ class Outstanding:
             return 0
         if not isinstance(message, Parameters) and message.stop:
             return 0
-        return self.incoming.finish(message.version, reply.tensors)
+        is_difference = isinstance(message, PushReply) and message.is_difference
+        return self.incoming.finish(message.version, reply.tensors, is_difference=is_difference)
 
     def is_overdue(self, now: float) -> bool:
         return self.sequence is None and now - self.attempt.at > self.resend_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zmqtrain.actors.actor import Actor, Request
 from zmqtrain.actors.link import Link
@@ -23,6 +23,9 @@ from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Gather
+
+if TYPE_CHECKING:
+    from zmqtrain.observe.traces import Traces
 
 
 class JobActor(Actor):
@@ -50,6 +53,7 @@ class JobActor(Actor):
         self._lives = 0
         self._metrics_scheme = "http" if config.metrics_tls is None else "https"
         self.metrics_address = ""  # set once the metrics are served
+        self.traces: Traces | None = None  # of pushes, if it writes some
 
     async def load_data(self) -> tuple[Dataset, Dataset | None]:
         """Return the job's (training set, evaluation set); add the data to the fingerprint.
@@ -125,6 +129,10 @@ class JobActor(Actor):
             for role, index, address in tasks
             if address
         ]
+
+    def run_record(self) -> dict[str, Any] | None:
+        """Return what happened in the run, for the page that shows it; None if it is elsewhere."""
+        return None
 
     @property
     def has_met(self) -> bool:

@@ -26,6 +26,14 @@ def options_of(kind: Any, given: Mapping[str, Any], ours: Mapping[str, str]) -> 
     return {each.name: named[each.name] for each in fields(kind) if each.name in named}
 
 
+def train_inside(optimizer: str) -> str:
+    """Return the way out for an optimizer that no rule computes, as the end of a sentence."""
+    return (
+        f'train it inside local steps, by Job(inner={optimizer}, policy="local-steps:50"): see '
+        "docs/slow_links.md"
+    )
+
+
 def check_build(build: Any, kind: type) -> None:
     """Raise ConfigError if ``build`` is a module or a model instead of a function."""
     if isinstance(build, kind):

@@ -309,6 +309,12 @@ class JaxModel(BaseModel):
             self._known_outline = _Outline(parameters, state, trained, frozen)
         return self._known_outline
 
+    def trained_tree(self, values: Leaves) -> Tree:
+        """Return the parameters as ``init`` has them, with None for those without a value here."""
+        structure = jax.tree.structure(self._outline().parameters)
+        names = _leaves(self._outline().parameters)
+        return jax.tree.unflatten(structure, [values.get(name) for name in names])
+
     def _fitting(self, leaves: Leaves) -> list[str]:
         """Return the names that fit a pattern of ``frozen``."""
         found = {p: [name for name in leaves if fnmatchcase(name, p)] for p in self._patterns}

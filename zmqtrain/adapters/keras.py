@@ -27,7 +27,6 @@ from zmqtrain.adapters.common import check_build, name_of, weights_of
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
-from zmqtrain.optim import Rule
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import user_code
 
@@ -44,7 +43,6 @@ except ModuleNotFoundError as missing:
 
 from zmqtrain.adapters.keras_metrics import SummedMetric
 from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of, whole
-from zmqtrain.adapters.keras_optimizers import rule_of
 
 BACKEND: str = keras.backend.backend()
 if BACKEND not in ("torch", "jax"):
@@ -98,15 +96,14 @@ class KerasModel(BaseModel):
         """The Keras model; on torch its parameters are the worker's memory during a step."""
         return self._ready.model
 
-    @property
-    def optimizer(self) -> Rule | None:
-        """The rule of :mod:`zmqtrain.optim` that the compiled optimizer computes, if there is one.
+    def new_variables(self) -> dict[str, Any]:
+        """Return the trained variables of a new model, by name."""
+        return self._built(0, self._patterns).trained
 
-        Raises:
-            ConfigError: there is no rule like it.
-        """
-        optimizer = self._ready.optimizer
-        return None if optimizer is None else rule_of(optimizer)
+    @property
+    def optimizer(self) -> Any:
+        """The compiled optimizer, for a job without one; None: there is none."""
+        return self._ready.optimizer
 
     @property
     def summed_metrics(self) -> list[SummedMetric]:

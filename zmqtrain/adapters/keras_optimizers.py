@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from zmqtrain.adapters.common import options_of
+from zmqtrain.adapters.common import options_of, train_inside
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     LAMB,
     SGD,
     Adagrad,
     Adam,
+    Adamax,
     AdamW,
     Cosine,
     Exponential,
@@ -24,6 +25,7 @@ from zmqtrain.optim import (
     InverseTime,
     Lion,
     Momentum,
+    NAdam,
     Piecewise,
     Polynomial,
     RMSProp,
@@ -34,31 +36,43 @@ from zmqtrain.optim import (
 
 _REMEDIES = {
     "clipnorm": "give the job clip_norm, which is for all variables together",
-    "global_clipnorm": "give the job clip_norm={}, which clips the same way",
-    "clipvalue": "give the job clip_value={}, which clips the same way",
     "use_ema": "give the job moving_average",
+    "exclude_from_weight_decay": "leave it out",
     "loss_scale_factor": "compute in bfloat16, which needs none",
     "gradient_accumulation_steps": "use the policy sync-replicas:aggregate=R",
 }
 """Options that no rule has, and remedies."""
 
 
+def fields_of(optimizer: Any) -> dict[str, Any]:
+    """Return the fields of a job that trains as a Keras optimizer does.
+
+    Raises:
+        ConfigError: no rule computes the same.
+    """
+    options = optimizer.get_config()
+    clips = {"clip_norm": options["global_clipnorm"], "clip_value": options["clipvalue"]}
+    given = {name: float(value) for name, value in clips.items() if value}
+    return {"optimizer": rule_of(optimizer), **given}
+
+
 def rule_of(optimizer: Any) -> Rule:
-    """Return the rule that computes the update of a Keras optimizer.
+    """Return the rule that computes the update of a Keras optimizer by a gradient, clipped or not.
 
     Raises:
         ConfigError: there is none.
     """
-    options = optimizer.get_config()
+    options = options_in(optimizer)
     for name, remedy in _REMEDIES.items():
         if options.get(name):
-            text = f"{name}={options[name]!r} of {_name(optimizer)}"
-            raise _no_twin(text, remedy.format(options[name]))
-    if getattr(optimizer, "_exclude_from_weight_decay_cache", None) is not None:
-        raise _no_twin(f"exclude_from_weight_decay of {_name(optimizer)}", "leave it out")
+            raise _no_twin(f"{name}={options[name]!r} of {_name(optimizer)}", remedy)
     # On torch, Keras has a class of the same name for each optimizer.
     if not type(optimizer).__module__.startswith("keras.") or _name(optimizer) not in _RULES:
-        raise _no_twin(f"the optimizer {_name(optimizer)}", f"expected one of {', '.join(_RULES)}")
+        inside = f"keras.optimizers.{_name(optimizer)}(...)"
+        raise _no_twin(
+            f"the optimizer {_name(optimizer)}",
+            f"expected one of {', '.join(_RULES)}; or {train_inside(inside)}",
+        )
     rule = _rule_of(_name(optimizer), options)
     decay = options.get("weight_decay")
     if decay and decay != getattr(rule, "weight_decay", None):
@@ -66,10 +80,18 @@ def rule_of(optimizer: Any) -> Rule:
     return rule
 
 
+def options_in(optimizer: Any) -> dict[str, Any]:
+    """Return all options of a Keras optimizer, those that its config lacks, too."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_cache", None)
+    return {**optimizer.get_config(), "exclude_from_weight_decay": excluded is not None}
+
+
 _RULES: dict[str, Rule] = {
     "SGD": Momentum(0.0, scaled_velocity=True),
     "Adam": Adam(),
     "AdamW": AdamW(epsilon_hat=True),
+    "Adamax": Adamax(epsilon_in_max=False),
+    "Nadam": NAdam(momentum_decay=1.0),
     "RMSprop": RMSProp(0.0, initial_mean_square=0.0),
     "Adagrad": Adagrad(0.0, epsilon=1e-7, epsilon_inside_sqrt=True),
     "Ftrl": Ftrl(0.0),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.optim.inner import Inner
 from zmqtrain.user_code import is_of, user_code
+
+_INNER = {
+    "torch": "lambda parameters: torch.optim.NAdam(parameters, lr=0.001)",
+    "jax": "optax.adam(0.001)",
+    "keras": "keras.optimizers.Nadam(0.001)",
+}
+"""Inner optimizers of the models of a framework."""
 
 
 def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
-    """Return what the optimizer makes of the fields optimizer, l2 and groups; {}: it is no other's.
+    """Return the job's fields that the optimizer decides; {}: it is of no framework.
 
     Raises:
         ConfigError: no rule computes the same.
@@ -17,7 +26,7 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
     if is_of(optimizer, "keras"):
         from zmqtrain.adapters import keras_optimizers
 
-        return {"optimizer": keras_optimizers.rule_of(optimizer)}
+        return keras_optimizers.fields_of(optimizer)
     is_class = isinstance(optimizer, type)
     if is_of(optimizer, "torch.optim") and not is_class:
         raise ConfigError(
@@ -32,3 +41,53 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
             module = model.module
         return torch_optimizers.taken_over(optimizer, module)
     return {}
+
+
+def inner_text(given: Any, model: Any) -> str:
+    """Return a text of a framework's optimizer that trains this model in local steps.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    framework = next((name for name in _INNER if is_of(model, f"zmqtrain.adapters.{name}")), None)
+    if framework == "torch" and callable(given) and not is_of(given, "keras", "optax"):
+        from zmqtrain.adapters import torch_inner
+
+        with user_code("build()", model):
+            module = model.module
+        return repr(torch_inner.checked(given, module))
+    if framework == "keras" and is_of(given, "keras") and not isinstance(given, type):
+        from zmqtrain.adapters import keras_inner
+
+        return keras_inner.check(given)
+    if framework == "jax" and _is_transformation(given):
+        return f"optax {given.update.__qualname__}"
+    others = f", or one of its framework, such as {_INNER[framework]}" if framework else ""
+    raise ConfigError(f"expected a rule of zmqtrain.optim{others}; correct inner in the job")
+
+
+def inner_of(
+    given: Any, model: Any, values: Mapping[str, Any], gradients: Mapping[str, Any]
+) -> Inner:
+    """Return an optimizer for which :func:`inner_text` has a text, over arrays by name.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if _is_transformation(given):
+        from zmqtrain.adapters.jax_inner import JaxInner
+
+        with user_code("init()", given):
+            return JaxInner(given, model.trained_tree, values, gradients)
+    if is_of(given, "keras"):
+        from zmqtrain.adapters.keras_inner import KerasInner
+
+        return KerasInner(given, model.new_variables(), values, gradients)
+    from zmqtrain.adapters.torch_inner import TorchInner
+
+    return TorchInner(given, model.new_module(), values, gradients)
+
+
+def _is_transformation(given: Any) -> bool:
+    is_pair = callable(getattr(given, "init", None)) and callable(getattr(given, "update", None))
+    return is_pair and not isinstance(given, type) and not is_of(given, "keras")

@@ -24,7 +24,7 @@ from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.rows import TableReader
-from zmqtrain.models.tables import Table
+from zmqtrain.models.tables import Ids, Table
 from zmqtrain.models.trees import split
 from zmqtrain.models.weights import EMPTY
 
@@ -156,6 +156,10 @@ class TorchModel(BaseModel):
         """The module; during a step its parameters are the worker's memory."""
         return self._built.module
 
+    def new_module(self) -> Any:
+        """Return another module of ``build``."""
+        return copy.deepcopy(self).module
+
     def parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
         """Return the parameters that need a gradient.
 
@@ -261,6 +265,9 @@ class TorchModel(BaseModel):
 
     def keep_tables(self, readers: Mapping[str, TableReader]) -> None:
         self._built.tables.restore(readers)
+
+    def look_ahead(self, batch: Batch) -> Mapping[str, Ids]:
+        return self._built.tables.look_ahead(batch)
 
     def begin(
         self, parameters: Parameters, batch: Batch, out: Gradients, *, in_place: bool = False
@@ -408,4 +415,7 @@ def load_state_dict(
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ConfigError(f"the weights do not fit the module: {error}") from None
+        raise ConfigError(
+            f"the weights do not fit the module: {error}; expected those of this module: leave out "
+            "the others, by {name: weights[name] for name in module.state_dict()}"
+        ) from None

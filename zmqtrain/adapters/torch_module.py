@@ -51,6 +51,7 @@ class BuiltModule:
         self._is_rest_checked = False
         self.bound = BoundVariables(owner)
         self.is_double, self.device = False, torch.device("cpu")
+        self.tables = ModuleTables({})
 
     @property
     def module(self) -> Any:

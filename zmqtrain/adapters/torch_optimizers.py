@@ -12,17 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from glob import escape
-from itertools import chain
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn, optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from zmqtrain.adapters.common import options_of
+from zmqtrain.adapters.common import options_of, train_inside
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import SGD, Adagrad, AdamW, Momentum, RMSProp
+from zmqtrain.optim import SGD, Adagrad, Adamax, AdamW, Momentum, NAdam, RAdam, RMSProp
 from zmqtrain.optim.schedules import Function
 from zmqtrain.user_code import user_code
 
@@ -30,6 +29,9 @@ _TWINS: dict[str, Any] = {
     "SGD": Momentum(0.0),
     "Adam": AdamW(weight_decay=0.0),
     "AdamW": AdamW(),
+    "Adamax": Adamax(),
+    "NAdam": NAdam(),
+    "RAdam": RAdam(),
     "Adagrad": Adagrad.torch(),
     "RMSprop": RMSProp.torch(),
 }
@@ -45,7 +47,30 @@ _REMEDIES = {
 
 
 def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
-    """Return the fields of a job that trains a module as the optimizer of ``make`` would.
+    """Return the fields of a job that trains a module as the optimizers of ``make`` would.
+
+    ``make``: see :func:`made_by`.
+
+    Raises:
+        ConfigError: no rule computes the same, or ``make`` fails.
+    """
+    made, members = made_by(make, module)
+    for name, kind in ((type(each).__name__, type(each)) for each, _, _ in made):
+        if name not in _TWINS or kind is not getattr(optim, name):
+            inside = f"lambda parameters: torch.optim.{name}(parameters)"
+            expected = f"expected one of {', '.join(_TWINS)}"
+            raise _no_twin(name, f"{expected}; or {train_inside(inside)}")
+    (base, l2), *_ = twins = [twin for each in made for twin in _twins(*each)]
+    options = {
+        tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})
+        for names, (own, decay) in zip(members, twins, strict=True)
+    }
+    own_options = {names: given for names, given in options.items() if names and given}
+    return {"optimizer": base, "l2": l2, "groups": own_options}
+
+
+def made_by(make: Callable[..., Any], module: Any) -> tuple[list[Made], list[list[str]]]:
+    """Return what ``make`` makes, and the names of the trained variables of each of their groups.
 
     ``make(parameters)``, or ``make(parameters, module)``, gets the list of the parameters that are
     trained. It returns an optimizer, or (optimizer, scheduler), whose scheduler is stepped after
@@ -53,26 +78,47 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
     or a tuple, each for its own parameters.
 
     Raises:
-        ConfigError: no rule computes the same, or ``make`` fails.
+        ConfigError: ``make`` fails or returns something else.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     parameters = parameters or [nn.Parameter(torch.zeros(1))]  # of a module with tables alone
     with user_code("the optimizer", make):
-        made = make(parameters, module) if _takes_module(make) else make(parameters)
-        optimizers, schedulers, every = zip(*_all(made), strict=True)
-    for name, kind in ((type(each).__name__, type(each)) for each in optimizers):
-        if name not in _TWINS or kind is not getattr(optim, name):
-            raise _no_twin(name, f"expected one of {', '.join(_TWINS)}")
-    members = _members(
-        [group for each in optimizers for group in each.param_groups], parameters, module
-    )
-    (base, l2), *_ = twins = list(chain(*map(_twins, optimizers, schedulers, every)))
-    options = {
-        tuple(map(escape, names)): _difference(base, own) | ({"l2": decay} if decay != l2 else {})
-        for names, (own, decay) in zip(members, twins, strict=True)
-    }
-    own_options = {names: given for names, given in options.items() if names and given}
-    return {"optimizer": base, "l2": l2, "groups": own_options}
+        found = make(parameters, module) if _takes_module(make) else make(parameters)
+        made = [Made(o, scheduler, n) for o, scheduler, n in _all(found)]
+    for each in made:
+        each.check()
+    groups = [group for each in made for group in each.optimizer.param_groups]
+    return made, _members(groups, parameters, module)
+
+
+class Made(NamedTuple):
+    """An optimizer and its scheduler, which is stepped after each ``every`` updates."""
+
+    optimizer: Any
+    scheduler: Any
+    every: int
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: it is none, or its schedule depends on more than steps.
+        """
+        optimizer, scheduler, every = self
+        if not isinstance(optimizer, optim.Optimizer):
+            raise _no_twin(type(optimizer).__name__, "return an optimizer of torch.optim")
+        if scheduler is None:
+            return
+        name = type(scheduler).__name__
+        is_pure = isinstance(scheduler, LRScheduler) and not isinstance(
+            scheduler, ReduceLROnPlateau
+        )
+        if not is_pure or scheduler.optimizer.param_groups is not optimizer.param_groups:
+            raise _no_twin(name, "expected one of this optimizer that depends on steps alone")
+        if type(every) is not int or every < 1:
+            raise _no_twin(
+                f"{name} after each {every!r} updates",
+                'expected 1 or more; Lightning has "interval": "step", "frequency": n',
+            )
 
 
 def _all(made: Any) -> list[tuple[Any, ...]]:
@@ -154,16 +200,6 @@ class _Table:
 
     def __init__(self, groups: list[dict[str, Any]], scheduler: Any, every: int) -> None:
         self._name = type(scheduler).__name__
-        is_pure = isinstance(scheduler, LRScheduler) and not isinstance(
-            scheduler, ReduceLROnPlateau
-        )
-        if not is_pure or scheduler.optimizer.param_groups is not groups:
-            raise _no_twin(self._name, "expected one of this optimizer that depends on steps alone")
-        if type(every) is not int or every < 1:
-            raise _no_twin(
-                f"{self._name} after each {every!r} updates",
-                'expected 1 or more; Lightning has "interval": "step", "frequency": n',
-            )
         for group in groups:
             group["params"] = []  # the module need not stay in memory for them
         self._groups, self._scheduler, self._every = groups, scheduler, every

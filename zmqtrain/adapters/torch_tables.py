@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from zmqtrain.adapters.torch_look_ups import Gathering, Sorted, gathered, sorted_ids
 from zmqtrain.adapters.torch_memory import array_of
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.models.rows import RowGradient, TableReader
+from zmqtrain.models.rows import RowGradient, TableReader, check_ids, whole_numbers
 from zmqtrain.models.tables import Ids, Initial, Normal, Rows, Table
 from zmqtrain.optim.kernels.random import initial_rows
 
@@ -78,39 +78,6 @@ class ZeroAt:
         return rows
 
 
-class _Places(NamedTuple):
-    """Ids, shape (n,), and where each of them is among the sorted unique ones."""
-
-    ids: NDArray[Any]
-    unique: Ids
-    places: NDArray[np.int64]
-
-
-class _Read(NamedTuple):
-    """Unique rows that a step has looked up; ``padding``: the place of one without a gradient."""
-
-    unique: Ids
-    rows: Any
-    padding: int | None
-
-
-class _Gathered(torch.autograd.Function):  # type: ignore[misc]
-    """Rows by their places; ``take`` gets the gradient of the unique rows, in which those of equal
-    places are added up in their order, as those of a dense nn.Embedding are."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, rows: Any, places: Any, take: Any) -> Any:
-        """``anchor``: any tensor that has a gradient; without one there is no backward."""
-        ctx.places, ctx.shape, ctx.take = places.reshape(-1), rows.shape, take
-        return rows.index_select(0, ctx.places).reshape(*places.shape, -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        rows = gradient.reshape(-1, ctx.shape[1]).contiguous()  # a view takes five times as long
-        ctx.take(gradient.new_zeros(ctx.shape).index_add_(0, ctx.places, rows))
-        return None, None, None, None
-
-
 class TableWeight:
     """Stands in a module for the weight of a table.
 
@@ -125,9 +92,10 @@ class TableWeight:
         self.missed: list[Any] = []  # ids that nobody expected in this step
         self._reader: TableReader | None = None
         self._gradient: RowGradient | None = None  # None in an evaluation
-        self._known: list[_Places] = []  # of this step
-        self._gradients: list[tuple[_Read, Any]] = []  # in the order of backward(), as in torch
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._known: list[Sorted] = []  # the look-ups of this step
+        self._gradients: list[tuple[Ids, Rows]] = []  # in the order of backward(), as in torch
+        self._ahead: Any = None  # rows that were gathered for the first of these look-ups
+        self._ahead_padding: int | None = None
 
     def __deepcopy__(self, memo: object) -> TableWeight:
         return TableWeight(self.table, is_trained=self._is_trained or self._reader is not None)
@@ -184,18 +152,52 @@ class TableWeight:
 
     def begin(self) -> None:
         """Begin a step, or an evaluation: forget what the last one has looked up."""
-        self._known, self._gradients, self.missed = [], [], []
+        self._known, self._gradients, self.missed, self._ahead = [], [], [], None
 
-    def expect(self, every: Sequence[NDArray[Any]]) -> tuple[TableReader, Ids] | None:
-        """Return the sorted unique ids of look-ups to come; None if they are no ids of the table,
-        which is an error only if the step looks them up."""
+    def expect(self, columns: Sequence[Sorted]) -> tuple[TableReader, Ids] | None:
+        """Note look-ups to come in this step; return what is read for them, see unique_of()."""
+        ids = self.unique_of(columns)
+        if self._reader is None or ids is None:
+            return None
+        self._known = list(columns)
+        return self._reader, ids
+
+    def unique_of(self, columns: Sequence[Sorted]) -> Ids | None:
+        """Return the sorted unique ids of look-ups; None if they are no ids of the table, which is
+        an error only if a step looks them up."""
+        if self._reader is None:
+            return None
         try:
-            found = [self._places(ids).unique for ids in every]
+            for column in columns:
+                check_ids(self._reader.variable, column.unique)
         except DataError:
             return None
-        if self._reader is None or not found:
-            return None
-        return self._reader, found[0] if len(found) == 1 else np.unique(np.concatenate(found))
+        if len(columns) == 1:
+            return columns[0].unique
+        return np.unique(np.concatenate([column.unique for column in columns]))
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether compiled code gathers rows and adds up their gradients."""
+        return self.dtype == torch.float32 and bool(self.device.type == "cpu")
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a step has a gradient of what it looks up."""
+        return self._gradient is not None
+
+    def ahead(self) -> Gathering:
+        """Return the gathering of the rows of the only look-up that is expected."""
+        (column,) = self._known
+
+        def take(gradient: Rows) -> None:
+            self._take(column.unique, gradient, self._ahead_padding)
+
+        return Gathering(column, self._rows(column.unique), take)
+
+    def put_ahead(self, rows: Any) -> None:
+        """Keep the rows that :meth:`ahead` says for the look-up."""
+        self._ahead = rows
 
     def gather(self, ids: Any, padding_id: int | None = None) -> Any:
         """Return the rows of these ids, shape (*, dim); that of ``padding_id`` has no gradient.
@@ -204,64 +206,84 @@ class TableWeight:
             DataError: an id is none of the table's.
             ConfigError: rows were trained, and are not here.
         """
-        places, read = self._look_up(ids, padding_id)
-        if not self._is_differentiated:
-            return read.rows[places]
-        return _Gathered.apply(self._anchor, read.rows, places, partial(self._take, read))
+        rows, self._ahead = self._ahead, None
+        if rows is None or not self._is_known(ids):
+            return self._gathered(ids, padding_id)
+        self._ahead_padding = self._padding(padding_id)
+        if not torch.is_grad_enabled():
+            rows = rows.detach()
+        return rows if ids.ndim == 1 else rows.reshape(*ids.shape, -1)
+
+    def _is_known(self, ids: Any) -> bool:
+        """Return whether these ids are those of the first look-up that is expected."""
+        is_int = ids.dtype == torch.int64 and ids.device.type == "cpu"
+        return is_int and self._known[0].is_of(ids if ids.ndim == 1 else ids.reshape(-1))
+
+    def _gathered(self, ids: Any, padding_id: int | None) -> Any:
+        if not self.is_gathered:
+            places, leaf, padding = self.look_up(ids, padding_id)
+            return F.embedding(places, leaf, padding)
+        found, padding_id = self._find(ids), self._padding(padding_id)
+        take = partial(self._take, found.unique, padding_id=padding_id)
+        given = [Gathering(found, self._rows(found.unique), take)]
+        (rows,) = gathered(given, is_trained=self._is_differentiated)
+        return rows.reshape(*ids.shape, -1)
 
     def look_up(self, ids: Any, padding_id: int | None = None) -> tuple[Any, Any, int | None]:
         """Return each id's place among unique rows, these rows as a leaf of autograd, and the place
         of ``padding_id``; errors as of :meth:`gather`."""
-        places, read = self._look_up(ids, padding_id)
+        found, padding = self._find(ids), self._padding(padding_id)
+        leaf = torch.from_numpy(self._rows(found.unique)).to(self.device, self.dtype)
         if self._is_differentiated:
-            read.rows.requires_grad_()
+            leaf.requires_grad_()
 
             def on_accumulated(leaf: Any) -> None:
-                self._take(read, leaf.grad)
+                self._take(found.unique, leaf.grad.cpu().numpy(), padding)
                 leaf.grad = None
 
-            read.rows.register_post_accumulate_grad_hook(on_accumulated)
-        return places, read.rows, read.padding
+            leaf.register_post_accumulate_grad_hook(on_accumulated)
+        places = torch.from_numpy(found.places.reshape(tuple(ids.shape))).to(ids.device)
+        return places, leaf, _place(found.unique, padding)
 
     @property
     def _is_differentiated(self) -> bool:
-        return torch.is_grad_enabled() and self._gradient is not None
+        return torch.is_grad_enabled() and self.is_trained
 
-    def _take(self, read: _Read, gradient: Any) -> None:
-        self._gradients.append((read, gradient))
-
-    def _look_up(self, ids: Any, padding_id: int | None) -> tuple[Any, _Read]:
-        before = len(self._known)
-        given = self._places(ids.numpy() if ids.device.type == "cpu" else array_of(ids))
-        if len(self._known) > before:
-            self.missed.append(ids)
-        rows = torch.from_numpy(self._rows(given.unique)).to(self.device, self.dtype)
-        if padding_id is not None and padding_id < 0 and self.table.rows is not None:
-            padding_id += self.table.rows  # as torch counts
-        places = torch.from_numpy(given.places.reshape(tuple(ids.shape))).to(ids.device)
-        return places, _Read(given.unique, rows, _place(given.unique, padding_id))
+    def _take(self, unique: Ids, gradient: Rows, padding_id: int | None = None) -> None:
+        """Take the gradient of unique rows in the order of backward(), as torch adds them up."""
+        if (place := _place(unique, padding_id)) is not None:
+            unique, gradient = np.delete(unique, place), np.delete(gradient, place, axis=0)
+        self._gradients.append((unique, gradient))
 
     def complete(self) -> bool:
         """End a step: add up the gradients of all look-ups; return whether there are any."""
-        for (ids, _, padding), gradient in self._gradients:
+        for ids, rows in self._gradients:
             assert self._gradient is not None
-            rows = gradient.cpu().numpy()
-            if padding is not None:
-                ids, rows = np.delete(ids, padding), np.delete(rows, padding, axis=0)
             self._gradient.add_unique(ids, rows)
         return bool(self._gradients)
 
-    def _places(self, ids: NDArray[Any]) -> _Places:
-        ids = ids.reshape(-1)
+    def _padding(self, padding_id: int | None) -> int | None:
+        """Return the id of padding, which torch counts from the end if it is negative."""
+        if padding_id is not None and padding_id < 0 and self.table.rows is not None:
+            padding_id += self.table.rows
+        return padding_id
+
+    def _find(self, ids: Any) -> Sorted:
+        """Return the sorted ids of a look-up; those of an earlier one of this step are kept."""
+        flat = ids.detach().reshape(-1)
+        if flat.dtype != torch.int64 or flat.device.type != "cpu":
+            given = array_of(flat)
+            if self._reader is not None:
+                given = whole_numbers(self._reader.variable, given)
+            flat = torch.from_numpy(given.astype(np.int64))
         for known in self._known:
-            if known.ids.dtype == ids.dtype and np.array_equal(known.ids, ids):
+            if known.is_of(flat):
                 return known
+        found = sorted_ids(flat)
         if self._reader is not None:
-            unique, places = self._reader.unique(ids)
-        else:
-            unique, places = np.unique(ids, return_inverse=True)
-        found = _Places(ids.copy(), unique.astype(np.int64, copy=False), places)
-        self._known.append(found)  # with a copy, since a step may write to its ids
+            check_ids(self._reader.variable, found.unique)
+        self._known.append(found)
+        self.missed.append(ids)
         return found
 
     def _rows(self, unique: Ids) -> Rows:

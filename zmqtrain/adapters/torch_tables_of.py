@@ -6,19 +6,23 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
-from zmqtrain.adapters.torch_memory import array_of
+from zmqtrain.adapters.torch_look_ups import Sorted, gathered
+from zmqtrain.adapters.torch_memory import array_of, tensor_over
 from zmqtrain.adapters.torch_tables import TableWeight, ZeroAt, no_norm
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.models.rows import RowGradient, TableReader, read_ahead
-from zmqtrain.models.tables import Given, Initial, Normal, Table
+from zmqtrain.models.tables import Given, Ids, Initial, Normal, Table
 from zmqtrain.models.trees import leaves
+from zmqtrain.optim.kernels.look_ups import LookUps
 from zmqtrain.optim.pipeline import Pattern, fits
 
 _LOOK_UPS = nn.Embedding, nn.EmbeddingBag
+_KEPT = 4  # batches whose ids were sorted ahead, at most
 
 
 class ModuleTables:
@@ -29,7 +33,8 @@ class ModuleTables:
         held = () if module is None else _held(module)
         self._places = [(part, name, value) for _, part, name, value in held if _is_table(value)]
         self.weights = weights
-        self._columns: dict[str, list[_Column]] = {name: [] for name in self.weights}
+        self._columns: tuple[_Column, ...] = ()  # replaced as a whole: another thread reads them
+        self._sorted: dict[Any, _Sorted] = {}  # batches that were read ahead, by where they are
         self._batch: Any = None
         self._is_disabled = False  # whether torch.compile leaves look-ups as they are
 
@@ -69,14 +74,41 @@ class ModuleTables:
                 weight.look_up = torch.compiler.disable(weight.look_up)  # type: ignore[method-assign]
                 weight.gather = torch.compiler.disable(weight.gather)  # type: ignore[method-assign]
         self._batch = batch
-        parts = dict(leaves(batch)) if any(self._columns.values()) else {}
-        wanted = []
-        for name, weight in self.weights.items():
+        for weight in self.weights.values():
             weight.begin()
-            found = [array_of(parts[path][at]) for path, at in self._columns[name] if path in parts]
-            if (ahead := weight.expect(found)) is not None:
-                wanted.append(ahead)
-        read_ahead(wanted)
+        if self._columns:
+            self._read_ahead(dict(leaves(batch)))
+
+    def look_ahead(self, batch: Any) -> dict[str, Ids]:
+        """Sort the ids of a batch to come, of arrays or tensors; any thread may call it.
+
+        Return the sorted unique ids of the rows that are read when its step begins, by table.
+        """
+        if not (columns := self._columns):
+            return {}
+        arrays = {path: leaf for path, leaf in leaves(batch) if _is_ids(leaf)}
+        found = _sort(columns, {path: tensor_over(array) for path, array in arrays.items()})
+        self._sorted[_where(found.parts)] = found
+        for oldest in list(self._sorted)[:-_KEPT]:  # the other thread takes some meanwhile
+            self._sorted.pop(oldest, None)
+        every = {name: self.weights[name].unique_of(own) for name, own in found.by_name().items()}
+        return {name: ids for name, ids in every.items() if ids is not None}
+
+    def _read_ahead(self, parts: Mapping[str, Any]) -> None:
+        """Sort the ids in the columns of a batch, read their rows, and gather these."""
+        parts = {path: leaf for path, leaf in parts.items() if _is_ids(leaf)}
+        found = self._sorted.pop(_where(parts), None)
+        if found is None or found.of is not self._columns:
+            found = _sort(self._columns, parts)
+        weights, by_name = self.weights, found.by_name()
+        wanted = {name: weights[name].expect(columns) for name, columns in by_name.items()}
+        read_ahead([each for each in wanted.values() if each is not None])
+        whole = [c.name for c in found.columns if c.is_whole and len(by_name[c.name]) == 1]
+        ahead = [weights[n] for n in whole if wanted[n] is not None and weights[n].is_gathered]
+        is_trained = all(weight.is_trained for weight in ahead)
+        rows = gathered([weight.ahead() for weight in ahead], is_trained=is_trained)
+        for weight, own in zip(ahead, rows, strict=True):
+            weight.put_ahead(own)
 
     def complete(self) -> bool:
         """End a step; return whether rows of any table have a gradient."""
@@ -86,43 +118,98 @@ class ModuleTables:
 
     def end(self) -> None:
         """Note where in the batch the ids were that nobody expected; forget the batch."""
+        before = self._columns
+        found = {(column.name, column.path, column.part): column for column in before}
         for name, weight in self.weights.items():
-            columns = (_column_of(ids, self._batch) for ids in weight.missed)
-            self._columns[name] += [c for c in columns if c and c not in self._columns[name]]
+            for ids in weight.missed:
+                if (column := _column_of(name, ids, self._batch)) is not None:
+                    found[column[:3]] = column
             weight.begin()
-        self._batch = None
+        columns, self._batch = tuple(found.values()), None
+        self._columns = before if columns == before else columns  # the same for what is sorted
 
 
 class _Column(NamedTuple):
-    """A place of ids in batches: the path of a leaf, and what of it they are."""
+    """Where batches have the ids of a table: the path of a leaf, and bounds of its axes."""
 
+    name: str
     path: str
-    part: tuple[slice, ...]
+    part: tuple[tuple[int | None, int | None], ...]
+    is_whole: bool  # whether a look-up is of all of them
+
+    def ids_in(self, parts: Mapping[str, Any]) -> Any:
+        """Return the ids, int64 of shape (n,) on the CPU; None: the batch has none."""
+        leaf: Any = parts.get(self.path)
+        if leaf is None or leaf.ndim < len(self.part):
+            return None
+        part = tuple(slice(*bounds) for bounds in self.part)
+        return leaf[part].detach().reshape(-1).to("cpu", torch.int64)
 
 
-def _column_of(ids: Any, batch: Any) -> _Column | None:
-    """Return where in a batch the memory of these ids is; None: elsewhere."""
+class _Sorted(NamedTuple):
+    """The sorted ids of a batch, by column."""
+
+    of: tuple[_Column, ...]  # those that were looked for
+    columns: Sequence[_Column]  # those that there are
+    parts: Mapping[str, Any]  # the leaves of the batch, which keep their memory
+    look_ups: LookUps
+
+    def by_name(self) -> dict[str, list[Sorted]]:
+        """Return the columns of each table."""
+        found: dict[str, list[Sorted]] = {}
+        for number, column in enumerate(self.columns):
+            found.setdefault(column.name, []).append(Sorted(self.look_ups, number))
+        return found
+
+
+def _sort(columns: tuple[_Column, ...], parts: Mapping[str, Any]) -> _Sorted:
+    """Sort the ids of a batch, whose leaves with ids are ``parts``."""
+    pairs = [(column, column.ids_in(parts)) for column in columns]
+    pairs = [(column, ids) for column, ids in pairs if ids is not None]
+    look_ups = LookUps([(ids.data_ptr(), len(ids), ids.stride(0)) for _, ids in pairs])
+    return _Sorted(columns, [column for column, _ in pairs], parts, look_ups)
+
+
+def _where(parts: Mapping[str, Any]) -> Any:
+    """Return what the same memory in the same places has in common."""
+    return tuple((path, p.data_ptr(), p.shape, p.stride()) for path, p in parts.items())
+
+
+def _is_ids(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind in "iu"
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype == torch.bool:
+        return False
+    return not (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _column_of(name: str, ids: Any, batch: Any) -> _Column | None:
+    """Return where in a batch the memory of these ids of a table is; None: elsewhere."""
     for path, leaf in leaves(batch):
         if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.is_contiguous():
             is_same = leaf.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
             offset = ids.storage_offset() - leaf.storage_offset()
             sizes = dict(zip(ids.stride(), ids.shape, strict=True))
             if is_same and leaf.dtype == ids.dtype and 0 <= offset < leaf.numel():
-                return _Column(path, _index_of(leaf, offset, sizes))
+                column = _Column(name, path, _index_of(leaf, offset, sizes), False)
+                whole = column.ids_in({path: leaf})
+                return column._replace(is_whole=whole is not None and len(whole) == ids.numel())
     return None
 
 
-def _index_of(leaf: Any, offset: int, sizes: Mapping[int, int]) -> tuple[slice, ...]:
-    """Return an index of what a view of ``leaf`` has, in all rows.
+def _index_of(
+    leaf: Any, offset: int, sizes: Mapping[int, int]
+) -> tuple[tuple[int | None, int | None], ...]:
+    """Return the bounds of what a view of ``leaf`` has, in all rows.
 
     ``sizes``: those of the view's axes by stride.
     """
-    index = [slice(None)]
+    index: list[tuple[int | None, int | None]] = [(None, None)]
     offset %= leaf.stride(0)
     for size, stride in zip(leaf.shape[1:], leaf.stride()[1:], strict=True):
         start, offset = divmod(offset, stride)
         stop = start + sizes.get(stride, 1)
-        index.append(slice(start, stop) if stop <= size else slice(None))
+        index.append((start, stop) if stop <= size else (None, None))
     return tuple(index)
 
 

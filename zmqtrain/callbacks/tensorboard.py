@@ -95,6 +95,13 @@ class TensorBoard(Callback):
         write = self._writer("train").add_scalar
         for name, value in status.staleness.items():
             write(f"staleness/{name}", value, epoch)  # of all gradients so far
+        if status.rounds:
+            write("rounds/number", status.rounds, epoch)
+        for name, value in status.of_rounds.items():
+            write(f"rounds/{name}", value, epoch)
+        for name, table in status.tables.items():
+            for figure in ("trained", "nbytes", "updated", "forgotten"):
+                write(f"tables/{name}/{figure}", getattr(table, figure), epoch)
         for worker in (task for task in status.tasks if task.role == "worker"):
             write(f"staleness/{worker.task}", worker.staleness, epoch)
             before = self._spent_s.get(worker.task, (0.0,) * len(worker.phases_s))

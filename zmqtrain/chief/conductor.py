@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from zmqtrain.callbacks.base import Weights
@@ -18,6 +17,7 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.conducted import At, Conducted
 from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.run_record import RunRecord
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures
@@ -43,15 +43,26 @@ class Conductor:
         on_progress: Callable[[Status], None],
         *,
         training: Dataset,
+        name: str = "",
     ) -> None:
-        """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the set."""
+        """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the set.
+
+        ``name``: of the job for people, if it has a better one than its model.
+        """
         self._job, self._conducted, self._saver = job, conducted, conducted.saver
         self._evaluator, self._evaluate_due = evaluator, evaluate_due
         self._on_progress = on_progress
+        self.record = RunRecord(name or job.name, lambda: evaluator.evaluations)
         self._epochs = None
         if job.has_epochs:
             self._epochs = Epochs(job, job.steps_of_epoch(training), evaluator, conducted)
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
+
+    async def show(self, status: Status) -> None:
+        """Show the status to those who look on, and note it."""
+        self.record.take(status)
+        self._on_progress(status)
+        await self.record.save_if_due(self._job.logdir)
 
     async def begin(self, at: At) -> bool:
         """Begin the epochs, or go on with them in a new generation; return whether there are any.
@@ -163,12 +174,17 @@ class Conductor:
             code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
         final = await conducted.status()
         self._on_progress(final)
+        self.record.take(final, is_last=True)
+        await self.record.save(self._job.logdir)
         last, average = chosen or await conducted.read_parameters(), self._job.evaluate_average
         result = chosen or await conducted.read_parameters(True) if average else last
         return Summary.of(
             final,
             last=last,
-            tables={n: asdict(t) for n, t in (await conducted.table_status()).items()},
+            tables={
+                name: {"rows": one.rows, "trained": one.trained, "nbytes": one.nbytes}
+                for name, one in (await conducted.table_status()).items()
+            },
             parameters={**result, **await conducted.keep_tables()},
             history=History() if epochs is None else epochs.history,
             checkpoint=self._saver.last,

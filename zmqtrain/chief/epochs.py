@@ -245,7 +245,9 @@ class Epochs:
         """Return what the batches of the epoch had before their updates."""
         weighs = as_model(self._job.model).weighs_measures
         total = at.pass_weight if weighs else at.pass_examples
-        return {"loss": at.pass_loss} | measures_of(self._job.metrics, at.pass_sums, total)
+        measures = measures_of(self._job.metrics, at.pass_sums, total)
+        of_rounds = at.of_rounds if isinstance(at, Status) else {}
+        return {"loss": at.pass_loss} | measures | of_rounds
 
     def _note(self, at: At) -> None:
         """Let callbacks see where the job is."""

@@ -59,9 +59,9 @@ class LocalRun:
         (self._layout,) = plan.layouts
         self._training, self._evaluation = data
         self._fingerprint = plan.fingerprint()
-        self._on_progress = on_progress
         self.generation = self.learned_until = 0
         self.stopped = 0, "stopped by a signal"
+        self.summary: Summary | None = None  # once it has ended
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
         metrics = Metrics(Role.CHIEF)
@@ -108,7 +108,9 @@ class LocalRun:
             log.info("%s", error)
         finally:
             loop.close()
-        return await self._conductor.end(await self.status(), job=self._job.name, ps=0, workers=1)
+        end = self._conductor.end
+        self.summary = await end(await self.status(), job=self._job.name, ps=0, workers=1)
+        return self.summary
 
     @property
     def _running(self) -> LocalExchange:
@@ -165,7 +167,7 @@ class LocalRun:
         if now < self._next_look:
             return
         self._next_look = now + WATCH_S
-        self._on_progress(await self.status())
+        await self._conductor.show(await self.status())
 
     async def _save(self) -> str | None:
         await self._conductor.save(self._running.coordinator.version)
@@ -175,8 +177,8 @@ class LocalRun:
         """Write the only shard into the directory of a checkpoint."""
         exchange = self._running
         shard, coordinator = exchange.shard, exchange.coordinator
-        file = shard.write(directory)
-        written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
+        copy = shard.write(directory)
+        written = await asyncio.to_thread(checkpoint.seal_shard, copy, 0, shard.version)
         ledger, rate = coordinator.ledger.state(), shard.learning_rate
         policy, files = self._job.policy, (written,)
         return Saved(coordinator.version, policy, ledger, files, learning_rate=rate)

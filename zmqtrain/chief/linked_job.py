@@ -23,6 +23,7 @@ from zmqtrain.exchanges.lanes import map_segment, read_variables
 from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.models.tables import RowsOf
+from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
@@ -82,7 +83,7 @@ class LinkedJob:
 
     @property
     def stopped(self) -> tuple[int, str]:
-        return self._chief.stop_code, f"stopped by {self.stop_reason}"
+        return self._chief.stop_code, f"{STOPPED_BY}{self.stop_reason}"
 
     async def begin(self, joined: Sequence[Admission], *, again: bool) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.
@@ -95,7 +96,7 @@ class LinkedJob:
         self._segments = [each and each.segment for each in near]
         if tables := self._chief.job.table_variables():
             readers = [each and each.rows for each in near]
-            self._rows = ShardRows(tables, self.links, readers)
+            self._rows = ShardRows(tables, self.links, readers, self._chief.plan.copies)
         generations = [one.generation for one in joined]
         lost = [
             one.link.peer
@@ -276,7 +277,8 @@ class LinkedJob:
         return [reply.expect(Parameters) for reply in replies]
 
     async def table_status(self) -> Tables:
-        return of_all_shards(shown.tables for shown in await self._shown(self.links))
+        shown = [each.tables for each in await self._shown(self.links)]
+        return of_all_shards(shown, self._chief.plan.copies)
 
     def leave(self) -> None:
         """Let the next chief take over."""

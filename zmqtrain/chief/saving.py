@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from zmqtrain.config.options import names_of
@@ -30,7 +31,8 @@ from zmqtrain.store.durable import digest_file
 from zmqtrain.store.layout import ShardLayout, variables_of
 from zmqtrain.store.manifest import PARAMETERS, Manifest, TensorRecord, tensor_records
 from zmqtrain.store.placement import place
-from zmqtrain.store.table_checkpoint import table_records
+from zmqtrain.store.table_checkpoint import given_rows, table_records
+from zmqtrain.units import shortened
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class Saver:
         """Return the newest valid checkpoint (None if there is none), its generation, the last one.
 
         Raises:
-            CheckpointError: there are checkpoints, and none is valid.
+            CheckpointError: there are checkpoints, and none is valid, or it has unknown variables.
         """
         if self._logdir is None:
             return None, 0, 0
@@ -131,6 +133,7 @@ class Saver:
         path, manifest = found
         level = logging.WARNING if self._found_damage else logging.INFO
         log.log(level, "resuming from %s, step %d", path, manifest.global_step)
+        self._check_known(path, manifest)
         self._log_changes(manifest)
         return path, manifest.generation, max(generation, manifest.generation)
 
@@ -206,14 +209,15 @@ class Saver:
             files = list(saved.files)
             if weights is not None:
                 file = temporary / "weights.safetensors"
-                write = partial(checkpoint.write_values, file, weights, len(self._layouts))
+                whole = checkpoint.whole_variables(weights)
+                write = partial(checkpoint.write_values, file, whole, len(self._layouts))
                 files.append(await asyncio.to_thread(write))
-            elif self._job.frozen():
+            elif self._unchanging():
                 files.append(await asyncio.to_thread(self._write_frozen, temporary))
             manifest = self._manifest(saved, files, generation, all_apart=weights is not None)
         with _removed_on(temporary, CheckpointError):  # its thread goes on if this is cancelled
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
-        if weights is None and self._job.frozen():
+        if weights is None and self._unchanging():
             self._frozen = path / files[-1].file, files[-1]
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
@@ -221,8 +225,14 @@ class Saver:
             self.last_step = saved.step
         return path
 
+    def _unchanging(self) -> dict[str, NDArray[Any]]:
+        """Return the tensors that never change: frozen variables, and arrays with which tables
+        began."""
+        given = given_rows(self._job.table_variables())
+        return checkpoint.whole_variables(self._job.frozen()) | given
+
     def _write_frozen(self, directory: Path) -> ShardFile:
-        """Write the variables that never change; once, then all checkpoints have the same file."""
+        """Write the tensors that never change; once, then all checkpoints have the same file."""
         if self._frozen is not None:
             path, written = self._frozen
             with contextlib.suppress(OSError):  # a file system without links, a deleted file
@@ -230,7 +240,7 @@ class Saver:
                     os.link(path, directory / path.name)
                     return written
         file = directory / "frozen.safetensors"
-        return checkpoint.write_values(file, self._job.frozen(), len(self._layouts))
+        return checkpoint.write_values(file, self._unchanging(), len(self._layouts))
 
     def _tensors(self, *, all_apart: bool) -> dict[str, dict[str, TensorRecord]]:
         """Return where each value is: frozen variables, or all, in a file beside the shards'."""
@@ -265,6 +275,23 @@ class Saver:
             )
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports do not fit together: {error}") from error
+
+    def _check_known(self, path: Path, manifest: Manifest) -> None:
+        """
+        Raises:
+            CheckpointError: the checkpoint has variables that the job would leave out.
+        """
+        job = self._job
+        own = {*job.frozen(), *(each.name for each in job.variables())}
+        own |= {table.name for table in job.table_variables()}
+        saved = [each.name for each in manifest.variables()] + list(manifest.tables)
+        if unknown := [name for name in saved if name not in own]:
+            raise CheckpointError(
+                f"{path} has variables that {job.model!r} does not have: {shortened(unknown)}; go "
+                f"back to the model that wrote it, or take over what fits: zmqtrain export "
+                f"{self._logdir} --to weights.safetensors, then Job(initial='weights.safetensors', "
+                "initial_strict=False) in a new logdir"
+            )
 
     def _log_changes(self, manifest: Manifest) -> None:
         """Log in one line how the job differs from the one that saved a checkpoint."""

@@ -12,12 +12,13 @@ from rich.text import Text
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.config.help import command
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.local.chaos import ROLES, Act, Chaos, Report, figures, schedule
 from zmqtrain.units import counted, duration
 
 
-@click.command("chaos")
+@command("chaos")
 @about_a_job
 @click.option("--kill", metavar="ROLE=SECONDS,...", default="", help="kill a task at this interval")
 @click.option(

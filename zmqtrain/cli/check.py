@@ -24,6 +24,7 @@ from zmqtrain.config.cluster import (
     is_of_this_host,
     parse_address,
 )
+from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index
@@ -59,7 +60,7 @@ EXAMPLES = 4096
 """Examples of each data set that are evaluated, spread evenly over it."""
 
 
-@click.command("check")
+@command("check")
 @click.argument("file", metavar="[JOB]", required=False)
 @click.option("--role", type=click.Choice([str(role) for role in Role]), help="role of the task")
 @click.option("--reach", is_flag=True, help="connect to every ps; all must be running")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,18 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, say, shape_of, show, show_json, table
+from zmqtrain.cli.output import say, shape_of, show, show_json, table
+from zmqtrain.config.help import command
 from zmqtrain.errors import CheckpointError
+from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.store.weights import load, no_checkpoint, save
-from zmqtrain.units import counted, data_size
+from zmqtrain.store.table_files import RowDtype, check_table_file, write_table
+from zmqtrain.store.weights import checkpoint_at, no_checkpoint, save, table_at
+from zmqtrain.units import NOTHING, counted, data_size
 
 
-@click.command("checkpoints")
+@command("checkpoints")
 @click.argument("logdir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
@@ -43,7 +46,7 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
         show(_view(found))
 
 
-@click.command("export")
+@command("export")
 @click.argument("logdir", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="which checkpoint [default: the newest]")
 @click.option("--average", is_flag=True, help="write the moving averages")
@@ -52,21 +55,58 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="ends with .safetensors or .npz",
+    help="ends with .safetensors or .npz; a table's also with .parquet",
 )
-def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -> None:
+@click.option("--table", "name", metavar="NAME", help="write the trained rows of this table")
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), help="of the table's rows")
+@click.option(
+    "--max-rows", type=click.IntRange(min=1), help="write at most so many rows, those trained last"
+)
+@click.option(
+    "--since", type=click.IntRange(min=0), help="write the rows that changed since that step"
+)
+def export_command(
+    logdir: Path,
+    *,
+    step: int | None,
+    average: bool,
+    to: Path,
+    name: str | None,
+    dtype: RowDtype | None,
+    max_rows: int | None,
+    since: int | None,
+) -> None:
     """Write the weights of a checkpoint in LOGDIR into a file.
 
-    The file holds all variables by name.
+    The file holds all variables by name, without tables, or the rows of one table: "ids", "rows"
+    and "step". With --since, the checkpoint of that step must still be there (0 is the begin of
+    the job), and "forgotten" has the ids whose rows are no longer kept.
 
     \b
     Examples:
       zmqtrain export runs/digits --to digits.safetensors
       zmqtrain export runs/digits --step 1200 --average --to digits.npz
+      zmqtrain export runs/likes --table user.weight --to user.parquet --dtype float16
+      zmqtrain export runs/likes --table user.weight --since 1200 --to changes.npz
     """
-    weights = load(logdir, step=step, average=average)
-    save(to, weights)
-    say(f"{to}: {counted(len(weights), 'variable')}")
+    if name is None:
+        options = {"--dtype": dtype, "--max-rows": max_rows, "--since": since}
+        if given := [option for option, value in options.items() if value is not None]:
+            raise click.UsageError(f"{', '.join(given)}: expected --table NAME, too")
+        path, manifest = checkpoint_at(logdir, step)
+        weights = read_parameters(path, manifest, average=average)
+        save(to, weights)
+        tables = manifest.tables
+        rest = f"; tables are left out, see --table: {', '.join(tables)}" if tables else ""
+        say(f"{to}: {counted(len(weights), 'variable')}{rest}")
+        return
+    if average:
+        raise click.UsageError("--average: tables have no moving averages; leave it out")
+    check_table_file(to)
+    export = table_at(logdir, name, step=step, since=since, most=max_rows)
+    write_table(to, replace(export, dtype=dtype or "float32"))
+    forgotten = "" if export.forgotten is None else f", {len(export.forgotten)} forgotten"
+    say(f"{to}: {counted(len(export.rows.ids), 'row')} at step {export.step}{forgotten}")
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.config.help import command
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.run_file import old_notes
 from zmqtrain.config.task import TaskConfig
@@ -35,7 +36,7 @@ class Found:
     removed: bool
 
 
-@click.command("clean")
+@command("clean")
 @option_of(
     TaskConfig,
     "segment_dir",

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 
 import click
 
+from zmqtrain.cli.ended import left_outcome
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import say
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Role
-from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError
+from zmqtrain.config.help import command
+from zmqtrain.errors import ConfigError, ExitCode, NotRunningError, PeerLostError, RefusedError
+from zmqtrain.observe.outcome import Outcome
 from zmqtrain.policies import load_policy
 from zmqtrain.protocol.status import Status
 from zmqtrain.units import duration
@@ -21,9 +26,10 @@ from zmqtrain.wire.messages import Done, RequestSave, RequestStop, SwitchPolicy
 
 WAIT_S = 60.0
 NOT_BEGUN = "the job has not begun: there is nothing to save"
+NOT_ASKED = "removed without its end: nothing was saved"
 
 
-@click.command("policy")
+@command("policy")
 @about_a_job
 @click.argument("spec")
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the barrier at which the policy changes")
@@ -69,7 +75,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     say(f"{wanted} from step {after.step} on; it was {before.policy}")
 
 
-@click.command("save")
+@command("save")
 @about_a_job
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the checkpoint")
 def save_command(job: RemoteJob, *, wait_s: float) -> None:
@@ -91,7 +97,7 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
     say(done.text)
 
 
-@click.command("stop")
+@command("stop")
 @about_a_job
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the end")
 @click.option("--force", is_flag=True, help="remove a submitted job at once, without its end")
@@ -105,8 +111,11 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
 
     A submitted job is also removed from its engine, with its keys; a job that does not run, has not
     begun, or has ended is only removed. Use --force for a job that cannot end, for example because
-    its chief is pending: nothing is saved then. If its engine does not answer either, only the
-    record of the job here is removed.
+    its chief is pending: nothing is saved then. If its engine does not answer either, its objects
+    there are left.
+
+    For 30 days zmqtrain status still says how the job ended, and zmqtrain resubmit starts it again.
+    --force removes the record of a stopped job, too.
 
     \b
     Examples:
@@ -115,37 +124,72 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     """
     if force and job.submitted is None:
         raise ConfigError("--force is given; expected the name of a submitted job to remove")
-    if not force:
-        say(_stopped(job, wait_s))
-    if job.submitted is not None:
-        try:
-            engine_of(job.submitted).remove(job.submitted)
-            say(f"{job.name} is removed from its engine")
-        except (PeerLostError, ConfigError) as error:
-            if not force:
-                raise
-            say(f"{job.name} is forgotten here; its objects on the engine are left: {error}")
-        job.submitted.forget()
+    submitted = job.submitted
+    if submitted is not None and submitted.stopped_at:
+        if force:
+            submitted.forget()
+        say(f"{job.name} was stopped already{'; its record is removed' if force else ''}")
+        return
+    outcome = None if force else stop_job(job, wait_s)
+    if submitted is not None:
+        remove(submitted, outcome, force=force)
 
 
-def _stopped(job: RemoteJob, wait_s: float) -> str:
-    """Stop a job, and return how it ended."""
+def stop_job(job: RemoteJob, wait_s: float) -> Outcome:
+    """Stop a job with a checkpoint; show and return how it ended.
+
+    Raises:
+        PeerLostError: it has not ended in time, or cannot be asked.
+    """
+    if job.ended is not None:
+        say(job.ended.fact)
+        if job.ended.outcome is not None:
+            return job.ended.outcome
+        text, step = job.ended.reason, None
+    else:
+        text, step = _stopped(job, wait_s)
+        say(text)
+    known = Outcome(job.name, text, ExitCode.INTERRUPTED, time.time(), step)
+    return known if step is None or job.submitted is None else left_outcome(job.submitted, known)
+
+
+def remove(job: Submitted, outcome: Outcome | None, *, force: bool = False) -> None:
+    """Remove a job from its engine; its record stays, with the outcome that it had.
+
+    ``outcome``: None if it was not stopped. ``force``: an engine that does not answer keeps its
+    objects.
+    """
+    known = outcome or Outcome(job.name, NOT_ASKED, ExitCode.INTERRUPTED, time.time())
+    try:
+        engine_of(job).remove(job)
+        say(f"{job.name} is removed from its engine")
+    except (PeerLostError, ConfigError) as error:
+        if not force:
+            raise
+        say(f"the objects of {job.name} on the engine are left: {error}")
+    job.retire(known.text())
+
+
+def _stopped(job: RemoteJob, wait_s: float) -> tuple[str, int | None]:
+    """Stop a job; return how it ended, and the step that it had before, None if it did not run."""
     if isinstance(job.unreachable, NotRunningError):
-        return job.outcome or str(job.unreachable)
+        return str(job.unreachable), None
     if job.unreachable is not None:  # it may train all the same
         error = job.unreachable
         raise type(error)(f"{error}; {_by_force(job)}")
+    step = None
     try:
         status = job.status()
         if job.submitted is not None and not status.initialised and not _has_chief(status):
-            return NOT_BEGUN  # no task is there to end it, and its engine removes it
-        return job.ask(RequestStop(), Done, wait_s).text
+            return NOT_BEGUN, None  # no task is there to end it, and its engine removes it
+        step = status.step
+        return job.ask(RequestStop(), Done, wait_s).text, step
     except PeerLostError:
         if job.has_ended():
-            return "the job has ended"
+            return "the job has ended", step
         status = job.status()
         if job.submitted is not None and not status.initialised:
-            return NOT_BEGUN
+            return NOT_BEGUN, None
         then = "it will end when they are done"
         if not _has_chief(status):
             then = "a chief that joins ends it; start one, or end the tasks with SIGTERM"

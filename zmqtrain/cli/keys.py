@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
+from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.submitted import submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role
@@ -30,7 +30,7 @@ from zmqtrain.transport.keys import (
     rotation,
     secrets_in,
 )
-from zmqtrain.units import counted, duration
+from zmqtrain.units import NOTHING, counted, duration
 
 _keys_option = option_of(TaskConfig, "keys", help="directory of keys; required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")

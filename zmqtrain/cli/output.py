@@ -17,7 +17,6 @@ from zmqtrain.observe.summary import as_json
 from zmqtrain.texts import printable, printable_lines
 
 PIPED_WIDTH = 250  # columns; a reader of a pipe wants a row on one line
-NOTHING = "-"
 MOST_IN_A_CELL = 2000  # characters
 FEWEST_COLUMNS = 3  # of a table of tasks, however narrow the terminal is
 NUMBERS = ("step", "steps/s", "behind", "loss", "silent", "restarts")  # columns of such a table

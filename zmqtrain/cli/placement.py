@@ -9,17 +9,18 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, cell, shape_of, show, show_json, table
+from zmqtrain.cli.output import cell, shape_of, show, show_json, table
+from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
 from zmqtrain.job import Job
 from zmqtrain.planning.plan import plan_for
 from zmqtrain.planning.strategy import spread_cluster
 from zmqtrain.store.layout import ShardLayout, Variable
-from zmqtrain.units import data_size
+from zmqtrain.units import NOTHING, data_size
 
 
-@click.command("placement")
+@command("placement")
 @click.argument("job")
 @click.option(
     "--ps",

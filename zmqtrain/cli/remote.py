@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import click
 
 from zmqtrain.actors.client import ask
 from zmqtrain.actors.halts import halt_at
+from zmqtrain.cli.ended import EndedJob, ended_in, ended_job
 from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
@@ -32,6 +34,8 @@ from zmqtrain.errors import (
     ZmqTrainError,
 )
 from zmqtrain.protocol.status import Status
+from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message
@@ -59,7 +63,7 @@ class RemoteJob:
 
     ``name``: of a submitted job its name; else the job file as on the tasks' command line, if chief
     or ps 0 is on this host. ``submitted``: the job on its engine. ``unreachable``: the error if it
-    cannot be reached. ``outcome``: how it ended, if its engine knows.
+    cannot be reached. ``ended``: how it ended, if it is over.
     """
 
     address: str
@@ -68,7 +72,7 @@ class RemoteJob:
     security: Security = field(default_factory=Security)
     submitted: Submitted | None = None
     unreachable: ZmqTrainError | None = None
-    outcome: str = ""
+    ended: EndedJob | None = None
 
     def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status after ``wait_s``, or as soon as its event is past ``seen``.
@@ -87,8 +91,8 @@ class RemoteJob:
             ProtocolError: another program than a ps 0 answers.
             RefusedError, CheckpointError, ...: ps 0 refused, with its reason.
         """
-        if self.outcome:
-            raise PeerLostError(self.outcome)
+        if self.ended is not None:
+            raise PeerLostError(self.ended.sentence())
         if self.unreachable is not None:
             raise type(self.unreachable)(f"{self.unreachable}; see zmqtrain why {self.name}")
         try:
@@ -119,7 +123,7 @@ class RemoteJob:
     def has_ended(self) -> bool:
         """Return whether the job is over: on its engine, or its chief and ps 0 on this host."""
         if self.submitted is not None:
-            return bool(engine_of(self.submitted).outcome(self.submitted))
+            return ended_job(self.submitted) is not None
         return self.name != "" and not _name_of(self.address)
 
 
@@ -185,18 +189,38 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
     """
     submitted = submitted_job(name)
     lost = RemoteJob("", name, timeout_s, submitted=submitted)
+    if submitted.stopped_at:
+        yield replace(lost, ended=ended_job(submitted))
+        return
     with contextlib.ExitStack() as stack:
         try:
             address = stack.enter_context(engine_of(submitted).located(submitted))
         except NotRunningError as error:
-            outcome = engine_of(submitted).outcome(submitted)
-            yield replace(lost, unreachable=error, outcome=outcome)
+            yield replace(lost, unreachable=error, ended=ended_job(submitted))
             return
         except (PeerLostError, RefusedError) as error:
             yield replace(lost, unreachable=error)
             return
         found = find_job({"ps": (address,), "keys": submitted.keys}, timeout_s)
         yield replace(found, name=name, submitted=submitted)
+
+
+def of_logdir(logdir: str, flags: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> RemoteJob:
+    """Return the job that runs with a logdir on this host, else the last one that ended there.
+
+    Raises:
+        ConfigError: no job ever ran there, or the one that does cannot be asked here.
+    """
+    for job in running_jobs():
+        if job.logdir == os.path.abspath(logdir):
+            return find_job({**flags, "ps": ",".join(job.ps)}, timeout_s)
+    ended = ended_in(logdir)
+    if is_claim_seen(str(checkpoints_directory(Path(logdir)) / "any")):
+        raise ConfigError(
+            f"a job runs with {logdir}, on another host or in a process alone; expected one with a "
+            f"chief or ps 0 on this host; ask there, or give {names_of('ps')}"
+        )
+    return RemoteJob("", logdir, ended=ended)
 
 
 def _leaders_of(config: TfConfig) -> tuple[str, ...]:
@@ -220,14 +244,17 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of a command: it gets a :class:`RemoteJob` as its first argument."""
 
     @functools.wraps(command)
-    def run(*, names: tuple[str, ...], timeout_s: float, **options: Any) -> Any:
+    def run(*, names: tuple[str, ...], timeout_s: float, logdir: str | None, **options: Any) -> Any:
         flags = {name: options.pop(name) for name in OPTIONS}
+        ways = {"NAME": names, "--ps": flags["ps"], "--logdir": logdir}
+        if len(given := [way for way, value in ways.items() if value]) > 1:
+            raise ConfigError(f"the job is given twice, by {' and '.join(given)}; keep one")
         if not names:
+            if logdir is not None:
+                return command(of_logdir(logdir, flags, timeout_s), **options)
             return command(find_job(flags, timeout_s), **options)
         if len(names) > 1:
             raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
-        if flags["ps"] is not None:
-            raise ConfigError(f"the job is given twice: {names[0]}, and {names_of('ps')}")
         if options.get("force"):  # which asks nobody
             return command(RemoteJob("", names[0], submitted=submitted_job(names[0])), **options)
         with reached(names[0], timeout_s) as job:
@@ -236,6 +263,8 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     run = seconds_option("--timeout-s", TIMEOUT_S, "seconds to wait for an answer from ps 0")(run)
     for name, help in reversed(OPTIONS.items()):
         run = option_of(TaskConfig, name, help=help, optional=True)(run)
+    which = "the job of this logdir, also if it is over"
+    run = click.option("--logdir", metavar="DIR", help=which)(run)
     return click.argument("names", metavar="[NAME]", nargs=-1)(run)
 
 
@@ -262,7 +291,8 @@ def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
             "no job of this user has its chief or ps 0 on this host; if they run elsewhere, or "
-            f"have not started, give the address of the job's ps 0 with {names_of('ps')}"
+            f"have not started, give the address of the job's ps 0 with {names_of('ps')}; if the "
+            "job is over, give its --logdir"
         )
     width = max(len(job.ps[0]) for job in jobs)
     listing = "".join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -16,12 +15,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from zmqtrain.chief.job_view import Watched
 from zmqtrain.chief.progress import ProgressLog
-from zmqtrain.cli.job_view import Watched
 from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
@@ -31,7 +31,7 @@ from zmqtrain.hosting.signals import interrupts_kept
 from zmqtrain.job import Job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
-from zmqtrain.observe.logs import LogLine, setup_logging
+from zmqtrain.observe.logs import line_as_json, line_as_text, setup_logging
 from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
 from zmqtrain.roles.process import refuse_task
@@ -46,7 +46,7 @@ NEWS = ("zmqtrain.chief",)
 log = logging.getLogger(__name__)
 
 
-@click.command("run", context_settings={"max_content_width": 100})
+@command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
 @options_of(LocalCluster)
 @option_of(TaskConfig, "log_format")
@@ -124,16 +124,13 @@ def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> Local
 
 def _show_as_text(task: Task, line: str) -> None:
     """Show a line of a task's log like our own log; show other output with the task's name."""
-    logged = LogLine.parsed(line)
+    shown = line_as_text(line)
     # To sys.stderr, which the live view redirects.
-    sys.stderr.write(f"{logged or f'{task} | {line}'}\n")
+    sys.stderr.write(f"{shown}\n" if shown != line else f"{task} | {line}\n")
 
 
 def _show_as_json(task: Task, line: str) -> None:
-    """Show a line of a task's log unchanged; show other output as the message of an object."""
-    if LogLine.parsed(line) is None:
-        line = json.dumps({"task": str(task), "message": line})
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{line_as_json(str(task), line)}\n")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import click
@@ -9,9 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.cli.job_view import JobView
+from zmqtrain.chief.job_view import JobView
+from zmqtrain.cli.ended import EndedJob
 from zmqtrain.cli.output import cell, show, show_json, task_table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.clusters.submitted import FAILED
+from zmqtrain.config.help import command
 from zmqtrain.protocol.status import Status
 
 COLUMNS = (
@@ -20,7 +24,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@click.command("status")
+@command("status")
 @about_a_job
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def status_command(job: RemoteJob, *, as_json: bool) -> None:
@@ -30,7 +34,8 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
     Examples:
       zmqtrain status                       # the one job on this host
       zmqtrain status --ps host:2222        # a job on another host
-      zmqtrain status digits-x7k2           # a submitted job
+      zmqtrain status digits-x7k2           # a submitted job, also once it has ended
+      zmqtrain status --logdir runs/net     # how did the last run there end?
       zmqtrain status --json | jq .steps_per_second
 
     "behind" is the distance in steps to the first worker, as the policy counts them; "holds" is a
@@ -38,10 +43,10 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
     the time since the task's last message; "lane" is how its tensors reach the ps. A narrow
     terminal hides the last columns. Staleness counts updates by all workers between a gradient's
     pull and its push; the S of bounded-staleness counts a worker's own steps. zmqtrain top watches
-    a job. For a submitted job that is over, both print how it ended.
+    a job. For a job that is over, by its name or its logdir, both print how it ended.
     """
-    if job.outcome:
-        show_outcome(job, as_json=as_json)
+    if job.ended is not None:
+        show_ended(job.ended, as_json=as_json)
         return
     status = job.status()
     if as_json:
@@ -51,19 +56,24 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
 
 
 def status_view(view: JobView, title: str) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in view.figures().items():
-        style = "red" if name == "state" and view.status.failure else ""
-        grid.add_row(cell(f"  {name}", "dim"), cell(text, style))
+    grid = _grid(view.figures(), failed=view.status.failure != "")
     tasks = task_table((row.texts for row in view.tasks()), COLUMNS)
     return Group(cell(title, "bold"), grid, Text(), tasks)
 
 
-def show_outcome(job: RemoteJob, *, as_json: bool) -> None:
+def show_ended(job: EndedJob, *, as_json: bool) -> None:
     if as_json:
-        show_json({"job": job.name, "outcome": job.outcome})
+        show_json(job.json())
     else:
-        show(cell(job.outcome))
+        show(Group(cell(job.name, "bold"), _grid(job.figures(), failed=job.state == FAILED)))
+
+
+def _grid(figures: Mapping[str, str], *, failed: bool) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in figures.items():
+        style = "red" if failed and name == "state" else ""
+        grid.add_row(cell(f"  {name}", "dim"), cell(text, style))
+    return grid
 
 
 def status_json(status: Status, job: RemoteJob) -> dict[str, object]:

@@ -1,7 +1,8 @@
-"""`zmqtrain submit`, `jobs`, `logs` and `scale`: jobs on an engine that starts tasks."""
+"""`zmqtrain submit`, `jobs` and `scale`: jobs on an engine that starts tasks."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import sys
@@ -11,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from zmqtrain.cli.ended import ended_job
 from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, SubmitPlan, name_for, plan_of
@@ -24,13 +28,12 @@ from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
     Submitted,
     directory_of,
-    is_over,
     submitted_job,
     submitted_jobs,
 )
-from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
-from zmqtrain.config.options import names_of, option_of, options_of, values_of
+from zmqtrain.config.options import names_of, option_of, options_of, values_of, variable_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
@@ -45,23 +48,26 @@ ANSWER_S = 15.0
 _name = click.argument("name")
 
 
-@click.command("submit", context_settings={"max_content_width": 100})
+@click.command("submit", cls=RecordedCommand, context_settings={"max_content_width": 100})
 @click.argument("reference", metavar="JOB")
 @options_of(Submission)
 @option_of(TaskConfig, "keys", help="directory of keys for the job (default: new ones)")
+@option_of(TaskConfig, "log_format", optional=True)
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="variable of every task"
 )
 @click.option("--print", "is_printed", is_flag=True, help="print what would be submitted")
+@click.option(
+    "--record",
+    "is_recorded",
+    is_flag=True,
+    help="with --print: know the job here, since you apply it yourself",
+)
 @click.option("--dry-run", is_flag=True, help="let the engine check the job, but submit nothing")
 @options_of(Job, optional=True)
+@click.pass_context
 def submit_command(
-    reference: str,
-    keys: str | None,
-    variables: tuple[str, ...],
-    is_printed: bool,
-    dry_run: bool,
-    **flags: Any,
+    context: click.Context, /, is_printed: bool, is_recorded: bool, dry_run: bool, **_: Any
 ) -> None:
     """Submit JOB to Kubernetes, Slurm, Ray, or hosts by ssh.
 
@@ -70,11 +76,13 @@ def submit_command(
     the memory of the ps; with --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, else
     a directory that chief and ps share.
 
-    The commands status, why, logs, scale, policy, save and stop then take the job's name.
+    The commands status, why, logs, scale, policy, save, stop, resubmit and upgrade then take the
+    job's name.
 
     With --print the manifests or scripts go to stdout, and nothing else happens. Those for
     Kubernetes and ssh hold the job's secret keys, new ones each time unless --keys is given: keep
-    them like a password. Without --print keys are not shown.
+    them like a password. Without --print keys are not shown. With --record, too, the commands above
+    take the name of a job that kubectl, kustomize or Helm applies: names and labels have to stay.
 
     \b
     Examples:
@@ -84,6 +92,37 @@ def submit_command(
       zmqtrain submit job.py --on ray --address head:6379 --workers 8 --logdir /data/job
       zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
     """
+    plan = planned(context)
+    kind = engine_named(plan.asked.on)
+    if is_recorded:
+        if not is_printed or plan.asked.on != "kubernetes":
+            raise ConfigError(
+                "--record is given; expected it with --print and --on kubernetes; leave it out"
+            )
+        recorded = _recorded(plan, kind.chosen(plan.asked), kind.rendered)
+        sys.stdout.write(kind.rendered(recorded[1]))
+        return
+    if not (is_printed or dry_run):
+        submit_plan(plan)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        held = _new_keys(Path(temporary) / "keys", plan) if _makes_keys(plan) else None
+        plan = replace(plan, keys=_texts(held or Path(plan.keys_directory), plan))
+    if is_printed:
+        sys.stdout.write(kind.rendered(plan))
+        return
+    kind.chosen(plan.asked).check(plan, dry_run=True)
+    click.echo(f"{plan.name} could be submitted; nothing was")
+
+
+def planned(context: click.Context) -> SubmitPlan:
+    """Return what the words of `zmqtrain submit` ask for.
+
+    Raises:
+        ConfigError: an option or the job has a mistake.
+    """
+    flags = context.params
+    reference, keys = flags["reference"], flags["keys"]
     asked = Submission(**values_of(Submission, flags))
     asked.refuse_options_of_other_engines()
     overrides = values_of(Job, flags)
@@ -101,27 +140,29 @@ def submit_command(
         overrides,
         logdir=logdir,
         keys_directory=str(kept),
-        variables=_pairs(variables),
+        variables=_variables(flags["variables"], flags["log_format"]),
+        working=str(Path.cwd()),
+        words=words_of(context),
     )
-    kind = engine_named(asked.on)
-    if kind.has_our_paths:
-        plan = _with_our_paths(plan)
-    if is_printed or dry_run:
-        with tempfile.TemporaryDirectory() as temporary:
-            held = kept if keys else _new_keys(Path(temporary) / "keys", plan)
-            plan = replace(plan, keys=_texts(held, plan))
-        if is_printed:
-            sys.stdout.write(kind.rendered(plan))
-            return
-        kind.chosen(asked).check(plan, dry_run=True)
-        click.echo(f"{name} could be submitted; nothing was")
-        return
-    click.echo(f"{name} is submitted to {_submitted(plan, kind.chosen(asked), keys)}")
-    click.echo(f"  watch it    zmqtrain top {name}")
-    click.echo(f"  stop it     zmqtrain stop {name}")
+    return _with_our_paths(plan) if engine_named(asked.on).has_our_paths else plan
 
 
-@click.command("jobs")
+def submit_plan(plan: SubmitPlan) -> None:
+    """Submit a job, and show how it is watched and stopped.
+
+    Raises:
+        TakenError: a job of this name was submitted already.
+        PeerLostError: a part of the job was submitted; its record stays.
+        ZmqTrainError: the engine refuses it; nothing is left but the record of a former job.
+    """
+    with contextlib.chdir(plan.working):
+        where = _submitted(plan, engine_named(plan.asked.on).chosen(plan.asked))
+    click.echo(f"{plan.name} is submitted to {where}")
+    click.echo(f"  watch it    zmqtrain top {plan.name}")
+    click.echo(f"  stop it     zmqtrain stop {plan.name}")
+
+
+@command("jobs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def jobs_command(*, as_json: bool) -> None:
     """List the jobs that you have submitted.
@@ -146,28 +187,7 @@ def jobs_command(*, as_json: bool) -> None:
     show(shown if rows else cell("no job was submitted"))
 
 
-@click.command("logs")
-@_name
-@click.argument("task", metavar="TASK")
-@click.option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
-def logs_command(name: str, task: str, *, follow: bool) -> None:
-    """Print the log of a task of a submitted job.
-
-    TASK is chief, ps=0, worker=3.
-
-    \b
-    Examples:
-      zmqtrain logs digits-x7k2 chief
-      zmqtrain logs digits-x7k2 worker=3 -f
-    """
-    role, equals, index = task.partition("=")
-    if role not in set(Role) or (equals and not re.fullmatch("[0-9]{1,9}", index)):
-        raise ConfigError(f"TASK is {task!r}; expected one such as chief, ps=0 or worker=3")
-    job = submitted_job(name)
-    engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)
-
-
-@click.command("scale")
+@command("scale")
 @_name
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="how many workers")
 def scale_command(name: str, *, workers: int) -> None:
@@ -190,44 +210,48 @@ def scale_command(name: str, *, workers: int) -> None:
             f"--workers is {workers}; {name} has keys and memory for {job.max_workers}; expected "
             f"at most that; submit it anew with a larger {names_of('max_workers')}"
         )
-    engine = engine_of(job)
-    if is_over(state := engine.state(job)):
-        raise ConfigError(
-            f"{name} is {state}; expected a job that runs; stop it, and submit it again: it goes "
-            "on from its checkpoint"
-        )
-    engine.scale(job, workers)
-    replace(job, workers=workers).save()
+    if (ended := ended_job(job)) is not None:
+        raise ConfigError(f"{ended.fact}; expected a job that runs; {ended.remedy}")
+    engine_of(job).scale(job, workers)
+    words = (*job.words, "--workers", str(workers)) if job.words else ()
+    replace(job, workers=workers, words=words).save()
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 
 
-def _submitted(plan: SubmitPlan, engine: Engine, keys: str | None) -> str:
-    """Submit a job, its record and keys first; return where it is. ``keys``: None: new ones.
-
-    Raises:
-        ConfigError: a job of this name was submitted already.
-        PeerLostError: a part of the job was submitted; its record stays.
-        ZmqTrainError: the engine refuses it; nothing is left.
-    """
-    counts = plan.ps, plan.workers, plan.max_workers
-    where = plan.asked.kind, engine.context, engine.namespace
-    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where)
-    job.claim()
-    try:
-        job.save()
-        kept = Path(job.keys)
-        if keys is None:
-            _new_keys(kept, plan)
-        plan = replace(plan, keys=_texts(kept, plan))
-        engine.check(plan, dry_run=False)
-    except BaseException:
-        job.forget()
-        raise
+def _submitted(plan: SubmitPlan, engine: Engine) -> str:
+    """Submit a job, its record and keys first; return where it is."""
+    job, plan = _recorded(plan, engine, partial(engine.check, dry_run=False))
     try:
         return engine.submit(plan)
     except BaseException as error:  # Ctrl-C, too
         _undo(job, engine, error)
         raise
+
+
+def _recorded(
+    plan: SubmitPlan, engine: Engine, check: Callable[[SubmitPlan], object]
+) -> tuple[Submitted, SubmitPlan]:
+    """Return the record of a new job, and the plan with its keys; leave nothing if ``check`` fails.
+
+    Raises:
+        TakenError: a job of this name was submitted already.
+    """
+    counts = plan.ps, plan.workers, plan.max_workers
+    where = plan.asked.kind, engine.context, engine.namespace
+    how = plan.words, plan.working, plan.logdir or ""
+    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
+    job.claim()
+    try:
+        job.save()
+        kept = Path(job.keys)
+        if _makes_keys(plan):
+            _new_keys(kept, plan)
+        plan = replace(plan, keys=_texts(kept, plan))
+        check(plan)
+    except BaseException:
+        job.forget()
+        raise
+    return job, plan
 
 
 def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
@@ -248,7 +272,12 @@ def _with_our_paths(plan: SubmitPlan) -> SubmitPlan:
     job = f"{Path(path).absolute()}{colon}{attribute}" if Path(path).exists() else plan.job
     logdir = str(Path(plan.logdir).absolute()) if plan.logdir else None
     python = plan.asked.python or sys.executable
-    return replace(plan, job=job, logdir=logdir, python=python, working=str(Path.cwd()))
+    return replace(plan, job=job, logdir=logdir, python=python)
+
+
+def _makes_keys(plan: SubmitPlan) -> bool:
+    """Return whether the job gets new keys."""
+    return Path(plan.keys_directory) == directory_of(plan.name) / "keys"
 
 
 def _new_keys(directory: Path, plan: SubmitPlan) -> Path:
@@ -283,7 +312,8 @@ def _loaded(reference: str, overrides: Mapping[str, Any]) -> Job:
         ) from None
 
 
-def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+def _variables(texts: tuple[str, ...], log_format: str | None) -> dict[str, str]:
+    """Return the variables that every task gets by --env and --log-format."""
     pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -292,7 +322,7 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
                 f"--env is {text!r}; expected NAME=VALUE, with a name of letters, digits and _"
             )
         pairs[name] = value
-    return pairs
+    return pairs | ({variable_of("log_format"): log_format} if log_format else {})
 
 
 def states_of(

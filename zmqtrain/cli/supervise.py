@@ -13,15 +13,14 @@ import sys
 import click
 
 from zmqtrain.cli.numbers import seconds_option
+from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.restarts import USUAL_LIMITS, Limits
 from zmqtrain.local.supervisor import supervise
 from zmqtrain.observe.logs import FORMATS, setup_logging
 
 
-@click.command(
-    "supervise", context_settings={"max_content_width": 100, "allow_interspersed_args": False}
-)
+@command("supervise", context_settings={"max_content_width": 100, "allow_interspersed_args": False})
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
     "--max-restarts",

@@ -13,12 +13,13 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from zmqtrain.chief.job_view import Watched
 from zmqtrain.chief.progress import line
-from zmqtrain.cli.job_view import Watched
 from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
-from zmqtrain.cli.status import show_outcome, status_json
+from zmqtrain.cli.status import show_ended, status_json
 from zmqtrain.cli.top_view import top_view
+from zmqtrain.config.help import command
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.protocol.status import Status
 
@@ -28,7 +29,7 @@ PATIENCE_S = 2.0  # until ps 0 counts as away
 SHOWN_NEWS = 4
 
 
-@click.command("top")
+@command("top")
 @about_a_job
 @click.option("--json", "as_json", is_flag=True, help="print a JSON object each second")
 def top_command(job: RemoteJob, *, as_json: bool) -> None:
@@ -48,8 +49,8 @@ def top_command(job: RemoteJob, *, as_json: bool) -> None:
       zmqtrain top --json | jq .steps_per_second
     """
     console = Console()
-    if job.outcome:
-        show_outcome(job, as_json=as_json)
+    if job.ended is not None:
+        show_ended(job.ended, as_json=as_json)
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.cli.job_view import JobView, Watched
+from zmqtrain.chief.job_view import JobView, Watched
 from zmqtrain.cli.output import FirstThatFits, cell, narrowing_line, task_table
 from zmqtrain.observe.metrics import Phases
 from zmqtrain.units import counted, duration
@@ -18,8 +17,8 @@ from zmqtrain.units import counted, duration
 SHOWN_WAITS = 3
 BAR = 20  # characters
 FEWEST_ROWS = 5  # of tasks, on the lowest terminal
-OTHER_ROWS = 16
-PHASES = tuple(field.name for field in fields(Phases))
+OTHER_ROWS = 17
+PHASES = Phases.names()
 GLYPHS, ASCII_GLYPHS = "░▒█▓▚·", "-~#=+."
 STYLES = ("blue", "cyan", "green", "magenta", "yellow", "bright_black")
 COLUMNS = ("task", "state", "steps/s", "time of a step", "behind", "silent", "restarts")
@@ -40,6 +39,7 @@ def top_view(watched: Watched, title: str, news: Iterable[str], console: Console
         cell(f"{title}: {view.state}", "red" if failure else "bold"),
         _progress(view),
         narrowing_line(view.headline(), fewest=2),
+        *([cell(tables)] if (tables := view.tables()) else []),
         _legend([row.spent_s for row in view.tasks() if row.spent_s], glyphs),
         Text(),
         _tasks(view, max(FEWEST_ROWS, console.height - OTHER_ROWS), glyphs),

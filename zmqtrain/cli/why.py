@@ -10,11 +10,12 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.job_view import SHORT_S, JobView, wait_row
+from zmqtrain.chief.job_view import SHORT_S, JobView, wait_row
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
+from zmqtrain.config.help import command
 from zmqtrain.errors import PeerLostError
 from zmqtrain.protocol.status import Wait
 from zmqtrain.units import counted, duration
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN_NAMES = 4  # of tasks that wait for the same reason
 
 
-@click.command("why")
+@command("why")
 @about_a_job
 @click.option("--all", "show_all", is_flag=True, help="show short waits, too")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object, with every wait")
@@ -44,19 +45,21 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
       zmqtrain why --ps host:2222 --json | jq .waits
       zmqtrain why digits-x7k2              # a submitted job
     """
-    reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
+    is_there = job.submitted is not None and not job.submitted.stopped_at
+    reasons = engine_of(job.submitted).reasons(job.submitted) if job.submitted and is_there else []
     view, unreachable, waits = None, job.unreachable, list[Wait]()
-    if unreachable is None:
+    if unreachable is None and job.ended is None:
         try:
             view = JobView.of(job.status())
         except PeerLostError as error:
             unreachable, waits = error, reported_waits(job.chief_metrics)
-    if unreachable is not None and not (reasons or waits or job.outcome):
+    if unreachable is not None and not (reasons or waits or job.ended):
         raise unreachable
     if as_json:
         result: dict[str, object] = {"waits": [*map(asdict, waits)]}
         result |= {} if view is None else view.why_json()
-        result |= {"unreachable": str(unreachable), "outcome": job.outcome} if unreachable else {}
+        result |= {"unreachable": str(unreachable), "outcome": ""} if unreachable else {}
+        result |= {} if job.ended is None else job.ended.json()
         result |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
         show_json(result)
         return
@@ -65,7 +68,7 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     if view is not None:
         show(why_view(view, show_all=show_all))
         return
-    show(cell(job.outcome or unreachable))
+    show(cell(job.ended.sentence() if job.ended is not None else unreachable))
     if waits:
         show(_table(waits))
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from zmqtrain.clusters.plan import PERMANENT, SubmitPlan
+from zmqtrain.clusters.programs import Write
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, is_over
+from zmqtrain.clusters.submitted import COMPLETED, FAILED, Submitted, log_of
 from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ExitCode, NotRunningError, PeerLostError
 
@@ -50,6 +51,9 @@ class Engine(ABC):
 
     reads_our_keys: ClassVar[bool] = False
     """Whether tasks read the job's own directory of keys, so that nothing has to be sent."""
+
+    logs_hold_all_lives: ClassVar[bool] = True
+    """Whether a task's log has what its earlier lives have written."""
 
     keys_arrive_s: ClassVar[float] = 0.0
     """The time from :meth:`send_keys` until all tasks have the keys."""
@@ -94,15 +98,12 @@ class Engine(ABC):
     def state(self, job: Submitted) -> str:
         """Return the state of the job on the engine, in a word or two."""
 
+    @abstractmethod
     def outcome(self, job: Submitted) -> str:
-        """Return how the job ended, and the command for its log; "" while a part of it runs."""
-        state = self.state(job)
-        if not (is_over(state) or state == FAILED):
-            return ""
-        return (
-            f"{job.name} is over, its state is {state}; {log_of(job.name, job.concluding)} shows "
-            f"how it ended, if its log still exists; zmqtrain stop {job.name} removes it"
-        )
+        """Return what the chief wrote about the end of the job, "" if there is nothing.
+
+        Its form is that of :mod:`zmqtrain.observe.outcome`.
+        """
 
     @abstractmethod
     def reasons(self, job: Submitted) -> list[Reason]:
@@ -130,11 +131,16 @@ class Engine(ABC):
         """Bring the job's secrets and registry to its tasks."""
 
     @abstractmethod
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
-        """Write a task's log to stdout.
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
+        """Pass on a task's log.
+
+        ``follow``: and what it writes from then on, also in later lives. ``previous``: instead
+        what its earlier lives have written, on engines whose logs do not hold all lives.
 
         Raises:
-            PeerLostError: it has none yet.
+            PeerLostError, NotRunningError: it has none yet.
         """
 
     @abstractmethod
@@ -174,7 +180,3 @@ def ended(job: Submitted, task: Task, code: str) -> Reason:
     known = {each.value: f" ({each.name})" for each in ExitCode}
     text = f"ended with exit code {code}{known.get(int(code), '')}; see {log_of(job.name, task)}"
     return Reason(str(task), text)
-
-
-def log_of(name: str, task: Task) -> str:
-    return f"zmqtrain logs {name} {task.role}={task.index}"

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from zmqtrain.clusters.options import SshHost
-from zmqtrain.clusters.plan import GRACE_S, SubmitPlan, keys_of, port_of
+from zmqtrain.clusters.plan import FIRST_METRICS_PORT, GRACE_S, JOBS, SubmitPlan, keys_of, port_of
 from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task, is_of_this_host
@@ -150,11 +150,15 @@ def _launches(plan: SubmitPlan, role: Role, tasks: Sequence[Task], listening: Se
         return ""
     variables = plan.environment(role, listening, "", plan.logdir)
     lines = [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
-    lines.append('export ZMQTRAIN_KEYS="$own/keys"')
+    lines.append('export ZMQTRAIN_KEYS="$own/keys" ZMQTRAIN_ENDED_FILE="$own/ended.json"')
     for slot, task in enumerate(own):
         command = shlex.join([*plan.command(role), "--index", str(task.index)])
+        if task == Task(plan.leader, 0):
+            command += plan.metrics_flags(
+                FIRST_METRICS_PORT + zlib.crc32(plan.name.encode()) % JOBS
+            )
         if role is Role.WORKER:
-            gpu = plan.resources[role].gpu
+            gpu = int(plan.resources[role].gpu)
             devices = ",".join(map(str, range(slot * gpu, (slot + 1) * gpu)))
             lines += [f"export CUDA_VISIBLE_DEVICES={devices}"] if gpu else []
             command = f'[ {task.index} -ge "$1" ] || launch {task.hyphenated} {command}'

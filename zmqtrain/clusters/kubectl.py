@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from zmqtrain.clusters.engine import (
-    Engine,
-    Reason,
-    Remedies,
-    log_of,
-    not_running,
-    not_scaled,
-    tally,
-)
+from zmqtrain.clusters.engine import Engine, Reason, not_running, not_scaled, tally
 from zmqtrain.clusters.kubernetes import (
+    CONTAINERS,
     KINDS,
     PORT,
     RESOURCES,
-    Manifest,
     as_yaml,
     labels_of,
     manifests,
@@ -30,13 +23,25 @@ from zmqtrain.clusters.kubernetes import (
     volume_of,
 )
 from zmqtrain.clusters.plan import SubmitPlan
-from zmqtrain.clusters.programs import Programs
+from zmqtrain.clusters.pod_lives import Life, lives_of, message_of, name_of, pods_of, task_of
+from zmqtrain.clusters.pod_reasons import reasons_of, title_of
+from zmqtrain.clusters.pods import Manifest
+from zmqtrain.clusters.programs import Programs, Write
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import COMPLETED, FAILED, TAKEN, Submitted
+from zmqtrain.clusters.submitted import (
+    COMPLETED,
+    FAILED,
+    GONE,
+    TAKEN,
+    Submitted,
+    TakenError,
+    is_over,
+)
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
+from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 
 KUBECTL = "kubectl"
+FOLLOW_S = 3.0
 WEBHOOK_S = 60.0
 """The longest time until a newly installed controller answers."""
 
@@ -45,12 +50,12 @@ SHARED_MODE = "ReadWriteMany"
 _LATER = r"failed calling webhook|no endpoints available"
 PROGRAMS = Programs(
     {
+        TakenError: {r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN},
         ConfigError: {
             r'no matches for kind "(\w+)"': (
                 "the cluster knows no \\1; expected its controller; install it, or give --as "
                 "jobs, which needs none"
             ),
-            r'"([\w.-]+)" already exists|(\(AlreadyExists\))': TAKEN,
             r'namespaces? "([\w-]+)" not found': (
                 "there is no namespace \\1; expected one that exists; correct --namespace"
             ),
@@ -93,23 +98,11 @@ PROGRAMS = Programs(
 )
 
 
-_RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
-
-EVENTS = ("FailedCreate", "FailedMount")
-"""Reasons of warnings about pods that are not created or do not start."""
-
-REMEDIES: Remedies = {
-    r"ImagePull|ErrImage|InvalidImage": "submit it with another --image, or let the nodes pull it",
-    r"exceeded quota": "wait for other jobs, or submit it with less",
-    r"nodes are available": "wait for other jobs, or submit it with less --cpu, --memory or --gpu",
-    r"OOMKilled": "submit it with more --memory, or, if it is a ps, --ps-memory",
-}
-
-
 class Kubernetes(Engine):
     """A namespace of a cluster; an engine of jobs."""
 
     has_our_paths: ClassVar[bool] = False
+    logs_hold_all_lives: ClassVar[bool] = False
     keys_arrive_s: ClassVar[float] = 120.0  # kubelets look for changed Secrets every 60 to 90 s
 
     @classmethod
@@ -132,14 +125,19 @@ class Kubernetes(Engine):
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
     def state(self, job: Submitted) -> str:
-        if ended := state_of(job, self._objects(job)):
+        objects = self._objects(job)
+        if ended := state_of(job, objects):
             return ended
         pods = self._pods(job.name)
         phases = [str(pod["status"].get("phase", "Pending")).lower() for pod in pods]
         tasks = job.workers + (job.ps + 1 if job.ps else 0)
         missing = tasks - len({task_of(pod) for pod in pods})
         lacking = f", {missing} without a pod" if phases and missing > 0 else ""
-        return tally(phases) + lacking or "no pods yet"
+        may_come = objects or job.is_applied_by_others
+        return tally(phases) + lacking or ("no pods yet" if may_come else GONE)
+
+    def outcome(self, job: Submitted) -> str:
+        return message_of(pods_of(self._pods(job.name), job.concluding), CONTAINERS[job.kind])
 
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
@@ -174,9 +172,27 @@ class Kubernetes(Engine):
         # To apply them would leave secrets of revoked keys there.
         self._make(secrets(job.name, job.key_files()), "replace")
 
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
-        pod = self._pod(job.name, task, running=False)
-        PROGRAMS.show(self._words("logs", pod, *(["--follow"] if follow else [])))
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
+        lives = self._lives(job, task)
+        if not lives:
+            raise not_running(task, job.name)
+        if previous:
+            if not lives[1:]:
+                raise NotRunningError(f"the cluster has no log of an earlier life of {task}")
+            for life, later in itertools.pairwise(lives):
+                self._show(job, life, out, is_before=life.pod == later.pod)
+            return
+        self._show(job, lives[-1], out, follow=follow)
+        while follow and not is_over(self.state(job)):
+            newest = self._lives(job, task)[-1:]
+            with contextlib.suppress(PeerLostError):  # its container has not started yet
+                if newest not in ([], lives[-1:]):
+                    self._show(job, newest[0], out, follow=True)
+                    lives = newest
+                    continue
+            time.sleep(FOLLOW_S)
 
     def remove(self, job: Submitted) -> None:
         kinds = ",".join((*RESOURCES[job.kind], "services", "secrets"))
@@ -201,7 +217,7 @@ class Kubernetes(Engine):
         except ConfigError:
             is_made = True  # so it is immutable
         else:
-            is_made = any(_title(item) == f"Job {made}" for item in self._objects(job))
+            is_made = any(title_of(item) == f"Job {made}" for item in self._objects(job))
         if is_made:
             self._resize(job, f"job/{made}", size, size["parallelism"])
 
@@ -244,14 +260,29 @@ class Kubernetes(Engine):
     def _pods(self, name: str) -> list[Mapping[str, Any]]:
         return self._items("pods", name)
 
-    def _pod(self, name: str, task: Task, *, running: bool = True) -> str:
-        """Return the name of a task's newest pod."""
-        pods = [pod for pod in self._pods(name) if task_of(pod) == task]
-        pods = [pod for pod in pods if not running or pod["status"].get("phase") == "Running"]
-        if not pods:
+    def _pod(self, name: str, task: Task) -> str:
+        """Return the name of a task's newest running pod."""
+        found = pods_of(self._pods(name), task)
+        running = [pod for pod in found if pod["status"].get("phase") == "Running"]
+        if not running:
             raise not_running(task, name)
-        newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        return str(newest["metadata"]["name"])
+        return name_of(running[-1])
+
+    def _lives(self, job: Submitted, task: Task) -> list[Life]:
+        return lives_of(pods_of(self._pods(job.name), task), CONTAINERS[job.kind])
+
+    def _show(
+        self,
+        job: Submitted,
+        life: Life,
+        out: Write,
+        *,
+        follow: bool = False,
+        is_before: bool = False,
+    ) -> None:
+        """Pass on the log of a container, which may be the one before the last of its pod."""
+        more = ["--follow"] if follow else ["--previous"] if is_before else []
+        PROGRAMS.show(self._words("logs", life.pod, "-c", CONTAINERS[job.kind], *more), out)
 
     def _items(self, kinds: str, name: str) -> list[Mapping[str, Any]]:
         return list(self._json("get", kinds, "-l", _selector(name))["items"])
@@ -276,18 +307,9 @@ def _current(context: str | None, namespace: str | None) -> tuple[str, str]:
     return str(found["name"]), namespace or str(found["context"].get("namespace", "default"))
 
 
-def task_of(pod: Mapping[str, Any]) -> Task | None:
-    labels = pod["metadata"].get("labels", {})
-    role = labels.get("app.kubernetes.io/component")
-    for key in ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"):
-        if role in set(Role) and key in labels:
-            return Task(Role(role), int(labels[key]))
-    return None
-
-
 def state_of(job: Submitted, objects: Sequence[Mapping[str, Any]]) -> str:
     """Return how the whole job ended, or that it is suspended; "" while it goes on."""
-    held = {_title(item): _conditions(item) for item in objects}
+    held = {title_of(item): _conditions(item) for item in objects}
     own = {title: found for title, found in held.items() if title.startswith(KINDS[job.kind])}
     if any("Failed" in found for found in own.values()):
         return FAILED
@@ -308,66 +330,6 @@ def _holds(found: Any, wanted: Any) -> bool:
 def _conditions(item: Mapping[str, Any]) -> set[str]:
     conditions = item.get("status", {}).get("conditions", [])
     return {str(each["type"]) for each in conditions if each["status"] == "True"}
-
-
-def reasons_of(
-    name: str,
-    objects: Sequence[Mapping[str, Any]],
-    pods: Sequence[Mapping[str, Any]],
-    events: Mapping[str, Any],
-) -> list[Reason]:
-    """Return why tasks do not run: failed or waiting objects and pods, and the cluster's warnings.
-
-    ``events``: those of the namespace.
-    """
-    found = []
-    for item in objects:
-        found += [
-            Reason(_title(item), _said(condition))
-            for condition in item.get("status", {}).get("conditions", [])
-            if condition["type"] in ("Failed", "Suspended") and condition["status"] == "True"
-        ]
-    for pod in pods:
-        task = task_of(pod)
-        found += [Reason(str(task or _title(pod)), text) for text in _held(pod)]
-        found += [Reason(str(task), text) for text in _ended(pod, name, task)]
-    for event in events["items"]:
-        about = event["involvedObject"]
-        if event["reason"] in EVENTS and str(about["name"]).startswith(f"{name}-"):
-            # Each try of a controller has a pod with another random end of its name.
-            text = _RANDOM_END.sub(r'"\1"', str(event["message"]))
-            found.append(Reason(f"{about['kind']} {about['name']}", text))
-    return [reason.with_remedies(REMEDIES) for reason in dict.fromkeys(found)]
-
-
-def _held(pod: Mapping[str, Any]) -> Iterator[str]:
-    status = pod["status"]
-    if status.get("phase") == "Pending":
-        for condition in status.get("conditions", []):
-            if condition["type"] == "PodScheduled" and condition["status"] != "True":
-                yield _said(condition)
-    for container in status.get("containerStatuses", []):
-        state = container.get("state", {})
-        if "waiting" in state and state["waiting"].get("reason") != "ContainerCreating":
-            yield _said(state["waiting"])
-    if status.get("phase") == "Failed" and status.get("reason"):
-        yield _said(status)
-
-
-def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str]:
-    for container in pod["status"].get("containerStatuses", []):
-        ended = container.get("state", {}).get("terminated", {})
-        if code := ended.get("exitCode"):
-            log = f"; see {log_of(name, task)}" if task else ""
-            yield f"{_said(ended)}: ended with exit code {code}{log}"
-
-
-def _said(item: Mapping[str, Any]) -> str:
-    return ": ".join(str(item[key]) for key in ("reason", "message") if item.get(key))
-
-
-def _title(item: Mapping[str, Any]) -> str:
-    return f"{item['kind']} {item['metadata']['name']}"
 
 
 def _selector(name: str) -> str:

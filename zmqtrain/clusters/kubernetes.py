@@ -16,14 +16,13 @@ from typing import Any
 import yaml
 
 from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, SubmitPlan
+from zmqtrain.clusters.pod_options import KEYS, LABELS, LOGDIR, SHM
+from zmqtrain.clusters.pods import Manifest, changed
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.options import names_of
+from zmqtrain.config.options import names_of, variable_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY, ROLES
-
-Manifest = dict[str, Any]
-
 
 KINDS = {"jobset": "JobSet", "jobs": "Job", "tfjob": "TFJob", "trainjob": "TrainJob"}
 RESOURCES = {
@@ -34,9 +33,14 @@ RESOURCES = {
 }
 """The kinds of objects that are deleted with a job, besides Services and Secrets."""
 
+CONTAINERS = {"jobset": "zmqtrain", "jobs": "zmqtrain", "tfjob": "tensorflow", "trainjob": "node"}
+"""The name of a task's container; the controllers of the last two find it by the name."""
+
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 PORT, METRICS_PORT = 2222, 9410
-KEYS, LOGDIR = "/keys", "/logdir"
+ENDED_FILE = "/dev/termination-log"
+"""The file whose text Kubernetes keeps with a pod that has ended."""
+
 USER = 65532
 FAILURES_PER_TASK = 20
 PERIOD_S = 10  # between two probes
@@ -46,8 +50,8 @@ STARTUP_S = 600
 
 def labels_of(name: str, role: str = "") -> dict[str, str]:
     """Return the labels of a job's objects, or of a role's pods."""
-    part = {"app.kubernetes.io/component": role} if role else {}
-    return {"app.kubernetes.io/name": "zmqtrain", "app.kubernetes.io/instance": name} | part
+    values = ("zmqtrain", name, role) if role else ("zmqtrain", name)
+    return dict(zip(LABELS, values, strict=False))
 
 
 def as_yaml(documents: Sequence[Manifest]) -> str:
@@ -86,6 +90,11 @@ def manifests(plan: SubmitPlan) -> list[Manifest]:
             f"{names_of('image')} is not given; expected an image with zmqtrain and the job; "
             "deploy/Containerfile makes one"
         )
+    if plan.asked.restart_policy and plan.asked.kind != "tfjob":
+        raise ConfigError(
+            f"{names_of('restart_policy')} is {plan.asked.restart_policy}, but a "
+            f"{KINDS[plan.asked.kind]} has rules of its own; expected --as tfjob; leave it out"
+        )
     tasks = {"jobset": _jobset, "jobs": _jobs, "tfjob": _tfjob, "trainjob": _trainjob}
     service = [_service(plan.name)] if plan.asked.kind == "jobs" else []
     return [*secrets(plan.name, plan.keys), *service, *tasks[plan.asked.kind](plan)]
@@ -120,17 +129,17 @@ def volume_of(logdir: str) -> tuple[str, str]:
 
 
 def _jobset(plan: SubmitPlan) -> list[Manifest]:
-    return [_object(plan, JOBSET_API, "JobSet", _jobset_spec(plan, "zmqtrain"))]
+    return [_object(plan, JOBSET_API, "JobSet", _jobset_spec(plan))]
 
 
-def _jobset_spec(plan: SubmitPlan, container: str) -> Manifest:
+def _jobset_spec(plan: SubmitPlan) -> Manifest:
     jobs = [
         {
             "name": role,
             "replicas": 1,
             "template": {
                 "metadata": {"labels": labels_of(plan.name, role)},
-                "spec": _job_spec(plan, role, container),
+                "spec": _job_spec(plan, role),
             },
         }
         for role in plan.counts
@@ -141,7 +150,7 @@ def _jobset_spec(plan: SubmitPlan, container: str) -> Manifest:
 def _jobs(plan: SubmitPlan) -> list[Manifest]:
     result = []
     for role in plan.counts:
-        spec = _job_spec(plan, role, "zmqtrain")
+        spec = _job_spec(plan, role)
         spec["template"]["spec"] = {"subdomain": plan.name, **spec["template"]["spec"]}
         result.append(_object(plan, "batch/v1", "Job", spec, f"-{role}"))
     return result
@@ -149,7 +158,7 @@ def _jobs(plan: SubmitPlan) -> list[Manifest]:
 
 def _trainjob(plan: SubmitPlan) -> list[Manifest]:
     """Return a runtime that holds the JobSet, and the TrainJob, whose size is the workers'."""
-    jobset = _jobset_spec(plan, "node")
+    jobset = _jobset_spec(plan)
     workers = next(job for job in jobset["replicatedJobs"] if job["name"] == Role.WORKER)
     ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     workers["template"]["metadata"]["labels"] |= ancestor
@@ -168,8 +177,9 @@ def _tfjob(plan: SubmitPlan) -> list[Manifest]:
     replicas = {
         names[role]: {
             "replicas": count,
-            "restartPolicy": "OnFailure" if role is Role.PS else "ExitCode",
-            "template": _pod(plan, role, "tensorflow", "tfjob-port"),
+            "restartPolicy": plan.asked.restart_policy
+            or ("OnFailure" if role is Role.PS else "ExitCode"),
+            "template": _pod(plan, role, "tfjob-port"),
         }
         for role, count in plan.counts.items()
     }
@@ -182,10 +192,10 @@ def _tfjob(plan: SubmitPlan) -> list[Manifest]:
     return [_object(plan, "kubeflow.org/v1", "TFJob", spec)]
 
 
-def _job_spec(plan: SubmitPlan, role: Role, container: str) -> Manifest:
+def _job_spec(plan: SubmitPlan, role: Role) -> Manifest:
     """Return an indexed Job: task i of the role is the pod of index i."""
     is_replaceable = role is Role.WORKER and plan.ps > 0
-    template = _pod(plan, role, container, "zmq")
+    template = _pod(plan, role, "zmq")
     template["spec"]["restartPolicy"] = "Never"
     return _filled(
         "job.yaml",
@@ -198,19 +208,21 @@ def _job_spec(plan: SubmitPlan, role: Role, container: str) -> Manifest:
     )
 
 
-def _pod(plan: SubmitPlan, role: Role, container: str, port: str) -> Manifest:
+def _pod(plan: SubmitPlan, role: Role, port: str) -> Manifest:
     """Return the template of a role's pods, without a restart policy."""
+    container = CONTAINERS[plan.asked.kind]
     shared_nbytes, in_place = plan.resources[role].shared_nbytes, plan.asked.in_place
     size = {"medium": "Memory", "sizeLimit": f"{shared_nbytes // MIB}Mi"}
     claim, logdir = volume_of(plan.logdir) if plan.logdir else (None, None)
     parts = (REGISTRY, role) if plan.ps else (REGISTRY, role, Role.CHIEF)  # which worker 0 hosts
     variables = plan.environment(role, addresses(plan), KEYS, logdir)
     variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
+    variables[variable_of("ended_file")] = ENDED_FILE
     crashes = {"operator": "NotIn", "values": ENDED}
     health = {"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": PERIOD_S}
     startup = health | {"failureThreshold": STARTUP_S // PERIOD_S}
     liveness = health | {"timeoutSeconds": 5, "failureThreshold": 6}
-    return _filled(
+    pod = _filled(
         "pod.yaml",
         labels=labels_of(plan.name, role),
         grace=GRACE_S,
@@ -231,11 +243,12 @@ def _pod(plan: SubmitPlan, role: Role, container: str, port: str) -> Manifest:
         startup_probe=startup if role is Role.PS else None,
         liveness_probe=liveness if role is Role.PS else None,
         secrets=[{"secret": {"name": f"{plan.name}-{part}"}} for part in parts],
-        shm_mount={"name": "shm", "mountPath": "/dev/shm"} if shared_nbytes else None,
+        shm_mount={"name": "shm", "mountPath": SHM} if shared_nbytes else None,
         shm={"name": "shm", "emptyDir": size} if shared_nbytes else None,
         logdir_mount={"name": "logdir", "mountPath": LOGDIR} if claim else None,
         logdir=claim and {"name": "logdir", "persistentVolumeClaim": {"claimName": claim}},
     )
+    return changed(pod, plan.asked, role, container)
 
 
 def _filled(template: str, **values: object) -> Manifest:
@@ -257,7 +270,7 @@ def _requests(plan: SubmitPlan, role: Role) -> Manifest:
     """Return requests and limits; CPUs have no limit, for one would only stop a task at times."""
     wanted = plan.resources[role]
     memory = {"memory": f"{-(-wanted.memory_nbytes // MIB)}Mi"} if wanted.memory_nbytes else {}
-    gpus = {"nvidia.com/gpu": str(wanted.gpu)} if wanted.gpu else {}
+    gpus = {"nvidia.com/gpu": f"{wanted.gpu:g}"} if wanted.gpu else {}
     limits = {"limits": memory | gpus} if memory | gpus else {}
     milli = math.ceil(round(1000 * wanted.cpu, 6))
     cpu = str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"

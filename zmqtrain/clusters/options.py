@@ -8,10 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from zmqtrain.clusters.pod_options import PodOptions
+
 _HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
 
 
-class KubernetesOptions(BaseModel):
+class PsGpuOptions(BaseModel):
+    ps_gpu: int = Field(0, ge=0, le=64, description="Kubernetes, Ray: GPUs of each ps")
+
+
+class KubernetesOptions(PodOptions, PsGpuOptions):
     kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
         "jobset",
         title="as",
@@ -37,9 +43,28 @@ class KubernetesOptions(BaseModel):
     )
 
 
+_OF_SCRIPTS = (
+    *("job-name", "output", "error", "array", "nodes", "ntasks", "cpus-per-task", "mem-per-cpu"),
+    *("gpus-per-task", "requeue", "no-requeue", "open-mode", "dependency", "chdir", "parsable"),
+    *("wrap", "wait", "test-only", "export", "partition"),
+)
+"""Options of sbatch that the scripts set, or on which they depend."""
+
+
 def _valid_word(text: str) -> str:
-    if not re.fullmatch(r"[\w.,:@+-]+", text):  # it goes into a line of a script
+    if not re.fullmatch(r"[\w.,:@+=/%&|()\[\]*!-]+", text):  # it goes into a line of a script
         raise ValueError("expected a value that sbatch takes, such as sinfo shows, without spaces")
+    return text
+
+
+def _valid_options(text: str) -> str:
+    for word in text.split():
+        name = re.fullmatch(r"--([a-z][a-z-]*)(=.+)?", _valid_word(word))
+        if name is None or any(own.startswith(name[1]) for own in _OF_SCRIPTS):
+            raise ValueError(
+                "expected long options of sbatch such as --reservation=lab --nice=10, which the "
+                f"scripts do not set, unlike --{' --'.join(_OF_SCRIPTS)}"
+            )
     return text
 
 
@@ -60,6 +85,14 @@ class SlurmOptions(BaseModel):
         description="Slurm: time limit of the batch jobs, such as 2-12:00:00; at its end a job "
         "saves, and the next submission goes on",
     )
+    constraint: Word = Field(None, description="Slurm: features that the nodes must have")
+    exclude: Word = Field(None, description="Slurm: nodes that are not used")
+    gres: Word = Field(None, description="Slurm: other resources on each node, such as lustre:1")
+    sbatch: Annotated[str, AfterValidator(_valid_options)] | None = Field(
+        None,
+        min_length=1,
+        description="Slurm: further options of sbatch, such as '--reservation=lab --nice=10'",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +102,9 @@ class SshHost:
     login: str
     slots: int = 1
     address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.login}:{self.slots}"
 
 
 def hosts_of(text: Any) -> Any:
@@ -102,7 +138,7 @@ class SshOptions(BaseModel):
     )
 
 
-class RayOptions(BaseModel):
+class RayOptions(PsGpuOptions):
     address: str | None = Field(
         None,
         min_length=1,

@@ -54,6 +54,11 @@ in place."""
 FIRST_PORT, PORTS, JOBS = 20000, 32, 375
 """Each job on a host has its own range of ports, below those that Linux assigns."""
 
+FIRST_METRICS_PORT = FIRST_PORT + PORTS * JOBS
+"""Each job has one for the metrics of ps 0, which lists those of all tasks."""
+
+METRICS_PORT = variable_of("metrics_port")
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -61,7 +66,7 @@ class Resources:
 
     cpu: float = 1.0
     memory_nbytes: int = 0
-    gpu: int = 0
+    gpu: float = 0
     shared_nbytes: int = 0
 
     @property
@@ -78,7 +83,8 @@ class SubmitPlan:
     ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine
     reads in its own way. ``keys``: text of each file of the directory of keys, by name;
     ``keys_directory``: that directory on this host. ``variables``: further variables of every task.
-    ``python``: the tasks' interpreter. ``working``: where they start, if they have our paths.
+    ``python``: the tasks' interpreter. ``working``: where the job is submitted, and where they
+    start if they have our paths. ``words``: see :class:`Submitted`.
     """
 
     name: str
@@ -95,6 +101,7 @@ class SubmitPlan:
     variables: Mapping[str, str] = field(default_factory=dict)
     python: str = "python3"
     working: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[Role, int]:
@@ -135,14 +142,19 @@ class SubmitPlan:
             **self.overrides,
         }
         values |= {"logdir": logdir} if logdir else {}
-        # Any free port for metrics: another job's task may be on this host.
-        variables = {"ZMQTRAIN_METRICS_PORT": "0"} | dict(self.variables)
+        # Any free port: another job's task may be on this host. Prometheus is on another one.
+        metrics = {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", METRICS_PORT: "0"}
+        variables = metrics | dict(self.variables)
         return {variable_of(name): text_of(value) for name, value in values.items()} | variables
 
     @property
     def leaders(self) -> list[Task]:
         """The tasks that listen: all ps, or, without ps, all workers."""
         return [Task(self.leader, index) for index in range(self.counts[self.leader])]
+
+    def metrics_flags(self, port: object) -> str:
+        """Return the words that have ps 0 serve metrics at a port, unless a variable names one."""
+        return "" if METRICS_PORT in self.variables else f" --metrics-port {port}"
 
     def command(self, role: Role, *, supervised: bool = True) -> list[str]:
         """Return the command of a task; the engine's variables give its index."""
@@ -198,6 +210,11 @@ def plan_of(
             f"{names_of('max_workers')} is {most}, but without ps the number of workers is fixed, "
             "since each hosts a part; leave it out, or give at least one ps"
         )
+    if not ps and asked.ps_gpu:
+        raise ConfigError(
+            f"{names_of('ps_gpu')} is {asked.ps_gpu}, but the job has no ps; expected GPUs of "
+            f"workers, by {names_of('gpu')}; leave it out"
+        )
     if asked.ps_memory is None and job is None:
         raise ConfigError(
             f"{names_of('ps_memory')} is not given, and the job was not loaded; give one of both"
@@ -233,7 +250,7 @@ def _resources(
         limit = memory + shared if memory else 0
         return {Role.WORKER: Resources(asked.cpu, limit, asked.gpu, shared)}
     return {
-        Role.PS: Resources(asked.ps_cpu, process + shared, 0, shared),
+        Role.PS: Resources(asked.ps_cpu, process + shared, asked.ps_gpu, shared),
         Role.CHIEF: Resources(CHIEF_CPU, memory),
         Role.WORKER: Resources(asked.cpu, memory, asked.gpu),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -9,7 +10,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -17,6 +18,8 @@ from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 
 TIMEOUT_S = 60.0
 POLL_S = 0.05
+
+Write = Callable[[bytes], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +59,31 @@ class Programs:
             raise self.error(done.stderr or done.stdout, words[0])
         return done.stdout
 
-    def show(self, words: Sequence[str], *, stdin: str = "") -> None:
-        """Run a program that writes to this process's stdout, until Ctrl-C or its end.
+    def show(self, words: Sequence[str], out: Write, *, stdin: str = "") -> None:
+        """Run a program until its end, and pass on what it writes to stdout.
 
         Raises:
             ConfigError: the program is missing.
             ZmqTrainError: it failed, see :meth:`call`.
         """
-        with contextlib.suppress(KeyboardInterrupt):
+        with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as errors:
+            text.write(stdin.encode())
+            text.seek(0)
             try:
-                done = subprocess.run(
-                    words, input=stdin, stderr=subprocess.PIPE, text=True, check=False
-                )
+                process = subprocess.Popen(words, stdin=text, stdout=subprocess.PIPE, stderr=errors)
             except OSError:
                 raise missing(words[0]) from None
-            if done.returncode:
-                raise self.error(done.stderr, words[0])
+            atexit.register(process.terminate)  # if a daemon thread waits here
+            with process:
+                try:
+                    while chunk := process.stdout.read1():  # type: ignore[union-attr]
+                        out(chunk)
+                except BaseException:
+                    process.terminate()
+                    raise
+            atexit.unregister(process.terminate)
+            if process.returncode > 0:
+                raise self.error(_begin_of(errors), words[0])
 
     @contextlib.contextmanager
     def serving(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +13,10 @@ import yaml
 
 from zmqtrain.clusters.engine import Engine, Reason, ended, not_running, summary
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
+from zmqtrain.clusters.programs import Write
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, RayJob, actor
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted
+from zmqtrain.clusters.submitted import GONE, RUNNING, TAKEN, Submitted, TakenError
 from zmqtrain.config.cluster import Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON
@@ -68,7 +68,7 @@ class Ray(Engine):
 
     def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         if self._actor(plan.name) is not None:
-            raise ConfigError(f"Ray has an actor {plan.name}: {TAKEN}")
+            raise TakenError(f"Ray has an actor {plan.name}: {TAKEN}")
 
     def submit(self, plan: SubmitPlan) -> str:
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
@@ -82,6 +82,10 @@ class Ray(Engine):
             if job_actor is None:
                 return GONE
             return summary(job, self._answer_of(job_actor.states.remote()))
+
+    def outcome(self, job: Submitted) -> str:
+        job_actor = self._actor(job.name)
+        return "" if job_actor is None else str(self._answer_of(job_actor.outcome.remote()))
 
     def reasons(self, job: Submitted) -> list[Reason]:
         job_actor = self._actor(job.name)
@@ -112,19 +116,19 @@ class Ray(Engine):
     def scale(self, job: Submitted, workers: int) -> None:
         self._answer_of(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
 
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
         job_actor, offset = self._present(job.name), 0
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                text = self._answer_of(job_actor.log.remote(task, offset))
-                if text is None:
-                    raise PeerLostError(f"{task} of {job.name} has not started")
-                sys.stdout.buffer.write(text)
-                sys.stdout.flush()
-                offset += len(text)
-                if not text and not follow:
-                    return
-                time.sleep(0 if text else FOLLOW_S)
+        while True:
+            text = self._answer_of(job_actor.log.remote(task, offset))
+            if text is None:
+                raise PeerLostError(f"{task} of {job.name} has not started")
+            out(text)
+            offset += len(text)
+            if not text and not follow:
+                return
+            time.sleep(0 if text else FOLLOW_S)
 
     def remove(self, job: Submitted) -> None:
         job_actor = self._actor(job.name)

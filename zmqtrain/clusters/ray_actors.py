@@ -23,9 +23,11 @@ from typing import Any
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan, keys_of
 from zmqtrain.clusters.submitted import RUNNING
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.options import variable_of
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import dying_with
+from zmqtrain.observe.outcome import FILE
 
 TEND_S = 0.5
 ANSWER_S = 2.0
@@ -86,6 +88,12 @@ class RayTask:
             file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
             return file.read(LOG_NBYTES)
 
+    def outcome(self) -> str:
+        """Return what the task wrote about the end of the job, "" if there is nothing."""
+        with contextlib.suppress(OSError):
+            return (self._directory / FILE).read_text()
+        return ""
+
     def end(self) -> None:
         """Stop the task gracefully, and remove its directory."""
         if self._process is not None:
@@ -97,7 +105,9 @@ class RayTask:
 
     def _start(self) -> None:
         plan, role = self._plan, self._task.role
-        variables = plan.environment(role, self._known_addresses, str(self._directory), plan.logdir)
+        own, known = str(self._directory), self._known_addresses
+        variables = plan.environment(role, known, own, plan.logdir)
+        variables[variable_of("ended_file")] = str(self._directory / FILE)
         command = replace(plan, python=sys.executable).command(role)
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -132,6 +142,7 @@ class RayJob:
         self._states: dict[Task, str] = {}
         self._addresses: dict[Task, str] = {}
         self._logs: dict[Task, bytes] = {}
+        self._outcome = ""  # kept like the logs, once the job is done
         self._lock = threading.Lock()  # one thread tends, others answer
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -142,7 +153,7 @@ class RayJob:
     def wanted(self) -> dict[Role, str]:
         """Return the resources that a task of each role asks Ray for."""
         return {
-            role: f"{each.cpu:g} CPU, {each.gpu} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
+            role: f"{each.cpu:g} CPU, {each.gpu:g} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
             for role, each in self._plan.resources.items()
         }
 
@@ -158,6 +169,14 @@ class RayJob:
         if task not in self._actors or self._states.get(task, PENDING) == PENDING:
             return None
         text: bytes = self._ray.get(self._actors[task].log.remote(offset), timeout=GRACE_S)
+        return text
+
+    def outcome(self) -> str:
+        """Return what the chief wrote about the end of the job, "" if there is nothing."""
+        task = Task(self._plan.concluding, 0)
+        if self._outcome or task not in self._actors or self._states.get(task) == PENDING:
+            return self._outcome
+        text: str = self._ray.get(self._actors[task].outcome.remote(), timeout=GRACE_S)
         return text
 
     def scale(self, workers: int) -> None:
@@ -227,6 +246,7 @@ class RayJob:
             for task, each in self._actors.items()
             if self._states.get(task) != PENDING
         }
+        self._outcome = self.outcome()
         self._end(list(self._actors))
         self._logs = logs
 

@@ -10,12 +10,13 @@ from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Engine, Reason, Remedies, not_running, not_scaled, tally
 from zmqtrain.clusters.plan import SubmitPlan, port_of
-from zmqtrain.clusters.programs import Programs
-from zmqtrain.clusters.slurm import PREFIX, log_file, render
+from zmqtrain.clusters.programs import Programs, Write
+from zmqtrain.clusters.slurm import PREFIX, ended_file, log_file, render
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import ENDED, TAKEN, Submitted, directory_of, write
+from zmqtrain.clusters.submitted import ENDED, TAKEN, Submitted, TakenError, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
+from zmqtrain.files import read_file
 
 _TOO_MUCH = r"configuration is not available|generic resource|[Mm]emory specification can ?not be"
 _AWAY = (
@@ -96,13 +97,14 @@ class Slurm(Engine):
     def check(self, plan: SubmitPlan, *, dry_run: bool) -> None:
         scripts = render(plan)
         if _parts(plan.name):
-            raise ConfigError(f"squeue lists jobs of {plan.name}: {TAKEN}")
+            raise TakenError(f"squeue lists jobs of {plan.name}: {TAKEN}")
         for text in scripts.values() if dry_run else ():
             PROGRAMS.call(["sbatch", "--test-only", *options_in(text)], stdin=text)
 
     def submit(self, plan: SubmitPlan) -> str:
         scripts, directory, numbers = render(plan), directory_of(plan.name), list[str]()
         write(directory, scripts)
+        Path(self.context, ended_file(plan.name)).unlink(missing_ok=True)  # of a former job
         for name in scripts:
             after = [f"--dependency=after:{numbers[0]}"] if numbers else []
             numbers.append(_submitted(directory / name, *after))
@@ -113,6 +115,11 @@ class Slurm(Engine):
             return running
         lost = tally([part.state.lower() for part in _parts(job.name, f"--states={LOST}")])
         return f"{ENDED}: {lost}" if lost else ENDED
+
+    def outcome(self, job: Submitted) -> str:
+        with contextlib.suppress(OSError):
+            return read_file(Path(self.context, ended_file(job.name))).decode(errors="replace")
+        return ""
 
     def reasons(self, job: Submitted) -> list[Reason]:
         return [
@@ -142,11 +149,13 @@ class Slurm(Engine):
         if (found := len(_workers_of(job.name))) != workers:
             raise not_scaled(f"squeue lists {found}", job, workers)
 
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
         path = Path(self.context) / log_file(job.name, task.role, task.index)
         if not path.exists():
             raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
-        PROGRAMS.show(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)])
+        PROGRAMS.show(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)], out)
 
     def remove(self, job: Submitted) -> None:
         _cancel(*(part.number for part in _parts(job.name)))

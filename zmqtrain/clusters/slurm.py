@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import shlex
 
-from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, SubmitPlan
+from zmqtrain.clusters.plan import (
+    ENDED,
+    FIRST_METRICS_PORT,
+    FIRST_PORT,
+    JOBS,
+    MIB,
+    PORTS,
+    SubmitPlan,
+)
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, variable_of
@@ -17,7 +25,7 @@ from zmqtrain.errors import ConfigError, ExitCode
 
 PREFIX = "#SBATCH "  # of an option in a script
 
-LIMITS = ("account", "qos", "time")
+SAME = ("account", "qos", "time", "constraint", "exclude", "gres")
 """Options of a submission that sbatch has under the same names."""
 
 MOST_REQUEUES = 100
@@ -50,6 +58,11 @@ def log_file(name: str, role: Role, index: int | str = 0) -> str:
     return f"{name}-{role}-{index}.out"
 
 
+def ended_file(name: str) -> str:
+    """Return the file, beside the logs, into which the chief writes how the job ended."""
+    return f"{name}-ended.json"
+
+
 def _joint_script(plan: SubmitPlan) -> str:
     """Return the script of the tasks that listen, all ps or all workers, and of the chief."""
     role, count = plan.leader, plan.counts[plan.leader]
@@ -67,6 +80,7 @@ def _joint_script(plan: SubmitPlan) -> str:
         count=count,
         log=log_file(plan.name, role, "$i"),
         task=_task(plan, role),
+        metrics=plan.metrics_flags(f"$((i ? 0 : {FIRST_METRICS_PORT} + SLURM_JOB_ID % {JOBS}))"),
         chief=chief if plan.ps else "",
         end=_end("$SLURM_JOB_ID"),
     )
@@ -106,15 +120,17 @@ def _head(plan: SubmitPlan, role: Role, options: list[str]) -> str:
         f"--job-name={plan.name}-{role}",
         *options,
         *([f"--partition={partition}"] if partition else []),
-        *(f"--{name}={text}" for name in LIMITS if (text := getattr(asked, name))),
+        *(f"--{name}={text}" for name in SAME if (text := getattr(asked, name))),
+        *(asked.sbatch or "").split(),
         f"--cpus-per-task={wanted.threads}",
         *([f"--mem-per-cpu={per_cpu}M"] if per_cpu else []),
-        *([f"--gpus-per-task={wanted.gpu}"] if wanted.gpu else []),
+        *([f"--gpus-per-task={wanted.gpu:g}"] if wanted.gpu else []),
         "--requeue",
         "--open-mode=append",
     ]
     variables = plan.environment(role, (), plan.keys_directory, plan.logdir)
     del variables[_listening(plan)]
+    variables[variable_of("ended_file")] = ended_file(plan.name)
     # Since version 22.05 a step does not inherit the CPUs of a task.
     variables["SRUN_CPUS_PER_TASK"] = str(wanted.threads)
     return "\n".join(

@@ -16,7 +16,7 @@ from zmqtrain.clusters.engine import Engine, Reason, ended, not_scaled, summary
 from zmqtrain.clusters.hosts import address_of, keyed, placed, problem, render
 from zmqtrain.clusters.options import SshHost, hosts_of
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
-from zmqtrain.clusters.programs import Programs
+from zmqtrain.clusters.programs import Programs, Write
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Task
@@ -68,7 +68,7 @@ class Ssh(Engine):
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
-        return cls(",".join(f"{host.login}:{host.slots}" for host in asked.hosts))
+        return cls(",".join(map(str, asked.hosts)))
 
     @staticmethod
     def rendered(plan: SubmitPlan) -> str:
@@ -95,6 +95,10 @@ class Ssh(Engine):
     def state(self, job: Submitted) -> str:
         states, _ = self._states(job)
         return summary(job, states)
+
+    def outcome(self, job: Submitted) -> str:
+        host = self._placed(job)[job.concluding]
+        return PROGRAMS.call(_words(host, "ended"), stdin=_kept(job, host), timeout_s=TIMEOUT_S)
 
     def reasons(self, job: Submitted) -> list[Reason]:
         states, unreachable = self._states(job)
@@ -133,14 +137,16 @@ class Ssh(Engine):
         _done(scripts, "keys", "secrets")
         _done(scripts, "keys", REGISTRY)
 
-    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+    def logs(
+        self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
+    ) -> None:
         where = self._placed(job)
         if task not in where:
             raise ConfigError(f"{job.name} has no {task}; expected one of its {len(where)} tasks")
         host = where[task]
         words = _words(host, "log", task.hyphenated, *(["-F"] if follow else []))
         try:
-            PROGRAMS.show(words, stdin=_kept(job, host))
+            PROGRAMS.show(words, out, stdin=_kept(job, host))
         except ZmqTrainError as error:
             raise _at(host, error) from None
 

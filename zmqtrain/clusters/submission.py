@@ -113,7 +113,9 @@ class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
         description="memory for the parameters of each ps (default: by the job's placement, for "
         "which the job is loaded here)",
     )
-    gpu: int = Field(0, ge=0, le=64, description="GPUs of each worker")
+    gpu: float = Field(
+        0, ge=0, le=64, description="GPUs of each worker; on Ray also a part of one, such as 0.5"
+    )
 
     @model_validator(mode="after")
     def _fill_hosts(self) -> Submission:
@@ -127,6 +129,11 @@ class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
         Raises:
             ConfigError: an option was given that another engine has.
         """
+        if self.gpu % 1 and self.on != "ray":
+            raise ConfigError(
+                f"{names_of('gpu')} is {self.gpu:g}, but only Ray gives parts of a GPU; expected a "
+                "whole number; on Kubernetes a --template may ask for a share, such as one of MIG"
+            )
         given, own = self.model_fields_set, OPTIONS[self.on].model_fields
         for engine, options in OPTIONS.items():
             if others := sorted(given & options.model_fields.keys() - own.keys()):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zmqtrain.config.cluster import Role, Task
@@ -26,17 +27,25 @@ TAKEN = (
     "zmqtrain stop"
 )
 
-
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 ENDED, GONE = "ended", "gone"
 """States of a job that the engine no longer has: after its end, or by an accident."""
 
-OVER = (COMPLETED, ENDED, GONE)
+STOPPED = "stopped"
+"""The state of a job that was removed from its engine, of which the record is left."""
+
+OVER = (COMPLETED, FAILED, ENDED, GONE, STOPPED)
+NOTE, KEPT_S = ".stopped", 30 * 86400.0
+"""How the file with the note of a stopped job ends, and how long it is kept."""
 
 
 def is_over(state: str) -> bool:
-    """Return whether a job in this state has ended without failing."""
+    """Return whether a job in this state has ended."""
     return state.partition(":")[0] in OVER
+
+
+class TakenError(ConfigError):
+    """The name of a job is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,11 @@ class Submitted:
     """A job on an engine.
 
     ``keys``: the directory of its keys. ``context``, ``namespace``: where on the engine, in its own
-    words. ``kind``: what it is on Kubernetes.
+    words. ``kind``: what it is on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
+    values of variables, which may be secret, are left out. ``working``: where it was called.
+    ``logdir``: "" if there is none. ``stopped_at``: Unix time at which the job was removed from its
+    engine, 0.0 while it is there; ``outcome``: then, how it ended, see
+    :mod:`zmqtrain.observe.outcome`.
     """
 
     name: str
@@ -57,6 +70,11 @@ class Submitted:
     kind: str = ""
     context: str = ""
     namespace: str = ""
+    words: tuple[str, ...] = ()
+    working: str = ""
+    logdir: str = ""
+    stopped_at: float = 0.0
+    outcome: str = ""
 
     @property
     def directory(self) -> Path:
@@ -72,18 +90,30 @@ class Submitted:
         """The task whose success is the success of the job."""
         return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
 
+    @property
+    def is_applied_by_others(self) -> bool:
+        """Whether zmqtrain has only printed it; nobody knows here when it is applied."""
+        return "--record" in self.words
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All tasks, those that others connect to first."""
+        counts = {Role.PS: self.ps, Role.CHIEF: int(self.ps > 0), Role.WORKER: self.workers}
+        return [Task(role, index) for role, count in counts.items() for index in range(count)]
+
     def claim(self) -> None:
         """Take the name of a new job; of two that are submitted at once, one gets it.
 
         Raises:
-            ConfigError: the name has a record already, or it cannot be written.
+            TakenError: the name has a record already.
+            ConfigError: it cannot be written.
         """
         write(self.directory, {})
         try:
             with (self.directory / RECORD).open("x"):
                 pass
         except FileExistsError:
-            raise ConfigError(f"{self.name} was submitted already: {TAKEN}") from None
+            raise TakenError(f"{self.name} was submitted already: {TAKEN}") from None
         except OSError as error:
             raise _unwritable(self.directory, error) from None
 
@@ -103,27 +133,49 @@ class Submitted:
         """
         return key_files(Path(self.keys))
 
+    def retire(self, outcome: str) -> None:
+        """Note that the job was stopped, and forget it otherwise; forget older such notes.
+
+        Raises:
+            ConfigError: the note cannot be written.
+        """
+        now = time.time()
+        for job in _jobs_in(f"*{NOTE}"):
+            if job.stopped_at < now - KEPT_S:
+                job.forget()
+        job = replace(self, stopped_at=now, outcome=outcome)
+        write(_home(), {f"{self.name}{NOTE}": json.dumps(asdict(job))})
+        self.forget()
+
     def forget(self) -> None:
-        """Remove the record, and the keys that were made for the job."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Remove the record, and the keys that were made for the job; of a stopped job the note."""
+        if self.stopped_at:
+            (_home() / f"{self.name}{NOTE}").unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def submitted_jobs() -> list[Submitted]:
-    """Return the jobs that were submitted and not removed, by name."""
+    """Return the jobs that were submitted and not stopped, by name."""
+    return _jobs_in(f"*/{RECORD}")
+
+
+def _jobs_in(pattern: str) -> list[Submitted]:
     found = []
-    for path in sorted(_home().glob(f"*/{RECORD}")):
+    for path in sorted(_home().glob(pattern)):
         with contextlib.suppress(OSError, ValueError, TypeError):  # being written or removed
-            found.append(Submitted(**json.loads(read_file(path))))
+            fields = json.loads(read_file(path))
+            found.append(Submitted(**fields | {"words": tuple(fields.get("words", ()))}))
     return found
 
 
 def submitted_job(name: str) -> Submitted:
-    """Return the job of this name.
+    """Return the job of this name, stopped or not.
 
     Raises:
         ConfigError: there is none.
     """
-    jobs = {job.name: job for job in submitted_jobs()}
+    jobs = {job.name: job for job in (*_jobs_in(f"*{NOTE}"), *submitted_jobs())}
     if name not in jobs:
         known = f": {', '.join(jobs)}" if jobs else "; there is none"
         raise ConfigError(
@@ -131,6 +183,11 @@ def submitted_job(name: str) -> Submitted:
             f"{did_you_mean(name, jobs)}"
         )
     return jobs[name]
+
+
+def log_of(name: str, task: Task) -> str:
+    """Return the command that shows the log of a task."""
+    return f"zmqtrain logs {name} {task.role}={task.index}"
 
 
 def directory_of(name: str) -> Path:

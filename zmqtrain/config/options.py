@@ -164,7 +164,7 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before
                 self.name = each.name
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return self.name if self.name.startswith("[") else self.name.upper()
+        return self.name.upper() if self.name in ("integer", "number", "text") else self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         declared: Any = self._field.annotation

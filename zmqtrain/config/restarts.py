@@ -47,11 +47,11 @@ def supervised_since(environ: Mapping[str, str]) -> float:
 
 
 class Advice(StrEnum):
-    """What to do with a task that has ended; the words are those of docs/clusters.md."""
+    """Whether to start a task again that has ended, in the words of the documentation."""
 
     DONE = ""  # it ended as wanted
     NO = "no"  # the next life would end in the same way
-    ELSEWHERE = "by an engine"  # it was stopped; an engine may start it elsewhere
+    ELSEWHERE = "if it was moved"  # it was stopped; an engine may start it elsewhere
     YES = "yes"
 
 

@@ -34,10 +34,13 @@ class RunningJob:
     ps: tuple[str, ...]
     task: str
     metrics: str = ""  # address at which it serves them
+    logdir: str = ""  # absolute
 
 
 @contextlib.contextmanager
-def published(job: str, ps: tuple[str, ...], task: str, metrics: str = "") -> Iterator[None]:
+def published(
+    job: str, ps: tuple[str, ...], task: str, metrics: str = "", logdir: str | None = None
+) -> Iterator[None]:
     """Write the file of this process, and remove it at the end of the block.
 
     Raises:
@@ -46,7 +49,8 @@ def published(job: str, ps: tuple[str, ...], task: str, metrics: str = "") -> It
     path = for_small_files() / f"{os.getpid()}.json"
     _files(path.parent)  # removes the file of a killed task
     try:
-        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task, metrics))))
+        logdir = os.path.abspath(logdir) if logdir else ""
+        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task, metrics, logdir))))
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -87,6 +87,14 @@ class SharedConfig(Timing):
         "PyTorch's operations, or what Python's cProfile writes",
     )
 
+    trace: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the pushes of which workers and ps write traces, such as 0.01, to "
+        "the collector of OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)",
+    )
+
     @property
     def segment_directory(self) -> Path | None:
         """The directory for the memory of a ps; None if this host has none."""
@@ -184,6 +192,12 @@ class TaskConfig(SharedConfig):
     )
     metrics_key: str | None = Field(
         None, min_length=1, description="file with the private key of that certificate (PEM)"
+    )
+    ended_file: str | None = Field(
+        None,
+        min_length=1,
+        description="file into which the chief writes, as JSON, how the job ended, beside "
+        "ended.json in the logdir",
     )
     threads: int | None = Field(
         None,

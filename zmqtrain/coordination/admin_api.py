@@ -22,7 +22,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.job_checks import NOT_LOCAL, conflict_with_local
+from zmqtrain.job_checks import NOT_LOCAL, conflict_with_local, without_own_optimizer
 from zmqtrain.policies import try_policy
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
@@ -191,6 +191,8 @@ class AdminApi:
         for option in NOT_LOCAL:
             if text := conflict_with_local(policy, option, getattr(job, option)):
                 raise RefusedError(text)
+        if text := without_own_optimizer(policy, job.optimizer):
+            raise RefusedError(text)
         if isinstance(policy, LocalSteps) and job.table_variables():
             raise RefusedError(
                 f"the job has tables, whose workers send rows at every step, so {policy.spec} "

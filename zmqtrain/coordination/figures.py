@@ -16,6 +16,7 @@ from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
 from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.orders import Answer, Order
+from zmqtrain.protocol.status import Moves, agreement_of
 
 
 class JobFigures:
@@ -28,6 +29,8 @@ class JobFigures:
         self._metrics = metrics
         self._losses: dict[int, float] = {}  # of each worker's last push
         self._taken = 0  # tokens at the last update
+        self.rounds = 0  # of local steps
+        self._moves = Moves()  # of the host's shard in the last one
         self._learning_rate = getattr(job.optimizer, "learning_rate", None)
 
     @property
@@ -56,6 +59,19 @@ class JobFigures:
         for worker, versions in staleness.items():
             self._observe_staleness(worker, versions)
         self._show_step(coordinator, version)
+
+    def count_round(self, moves: Moves | None) -> None:
+        """Count a round of local steps by the moves of the host's shard; None: it was none."""
+        if moves is not None:
+            self.rounds, self._moves = self.rounds + 1, moves
+            self._metrics.rounds.set(self.rounds)
+            self._metrics.round_agreement.set(self.agreement)
+
+    @property
+    def agreement(self) -> float:
+        """How alike the workers' moves were in the last round, on all shards as far as known."""
+        reports = [peer.report for peer in self._peers if peer.report is not None]
+        return agreement_of((self._moves, *(report.moves for report in reports)))
 
     def _observe_staleness(self, worker: int, versions: int, gradients: int = 1) -> None:
         self.staleness.observe(versions, gradients)

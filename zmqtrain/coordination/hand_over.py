@@ -94,11 +94,11 @@ def left_of(
 ) -> dict[int, ShardLayout] | None:
     """Return new layouts of these shards if no other is left; None: a part is lost.
 
-    Such a layout, with a new number, has as copies all slices that the shard must not write.
+    Such a layout, with a new number, has as copies all parts that the shard must not write.
     """
     seen = nearest(layouts, shards)
     lost = (layout for layout in seen if layout.shard not in shards)
-    if not all(cut.copy for layout in lost for cut in layout.slices):
+    if not all(part.copy for layout in lost for part in layout.parts):
         return None
     left = [layout for layout in seen if layout.shard in shards]
     return {layout.shard: replace(layout, shard=n) for n, layout in enumerate(left)}

@@ -14,7 +14,7 @@ from zmqtrain.actors.process_identity import has_ended
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
-from zmqtrain.protocol.status import Wait
+from zmqtrain.protocol.status import Progress, Wait
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Join, ShardReport
 
@@ -66,6 +66,7 @@ class Peer:
     report: ShardReport | None = None  # of another ps, its last in this generation
     waits: tuple[Wait, ...] = ()
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
+    progress: Progress = field(default_factory=Progress)  # the same
     staleness: Staleness = field(default_factory=Staleness)  # of a worker's gradients
     restarts: int = 0  # of its process
 

@@ -78,7 +78,9 @@ def status_of(
         exchange=leader.plan.exchange.name,
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
-        tables=of_all_shards((host.tables, *_reported_tables(leader))),
+        tables=of_all_shards((host.tables, *_reported_tables(leader)), leader.plan.copies),
+        rounds=leader.figures.rounds,
+        agreement=leader.figures.agreement,
     )
 
 
@@ -190,6 +192,7 @@ def _task(leader: Leader, peer: Peer, behind: Mapping[int, int]) -> TaskStatus:
         nbytes=peer.report.nbytes if peer.report is not None else 0,
         restarts=peer.restarts,
         phases_s=peer.phases_s,
+        progress=peer.progress,
         staleness=peer.staleness.summary()["mean"],
         behind=behind.get(peer.index) if peer.is_worker and not peer.gone else None,
     )

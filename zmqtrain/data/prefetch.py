@@ -35,17 +35,24 @@ class Prefetcher:
         limit: int = 64,
         quick_s: float = QUICK_S,
         clock: Callable[[], float] | None = None,
+        on_read: Callable[[int, Batch], None] | None = None,
     ) -> None:
+        """``on_read``: called with the number of each batch and it, in the thread that reads."""
         self._clock = time.monotonic if clock is None else clock
         self._dataset = dataset
         self._plan = plan
         self._limit = limit
         self._quick_s = quick_s
+        self._on_read = on_read
         self._slow_s = 2 * quick_s  # the longest of the last reads; not known yet
         self._reading = Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[Batch]] = {}
         self._reads_ahead = _may_be_read_ahead(dataset)
+
+    def read_ahead_always(self) -> None:
+        """Read batches ahead even if reads are quick."""
+        self._quick_s = 0
 
     def prepare(self, number: int) -> bool:
         """Start reading batch ``number``, unless it was started before.
@@ -94,6 +101,8 @@ class Prefetcher:
             plan = self._plan
             indices = plan.indices(number)
             batch = take_seeded(self._dataset, indices, plan.seed, plan.passes(number))
+            if self._on_read is not None:
+                self._on_read(number, batch)
             self._slow_s = max(self._clock() - started, _FADING * self._slow_s)
             return batch
 

@@ -21,6 +21,7 @@ from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.models.rows import RowSource
 from zmqtrain.store.board import DONE, MADE, Board, Seat
+from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 
@@ -92,10 +93,14 @@ class BoardExchange:
         if seat is None:
             return self._push(report)
         self._link.check()  # or members that never wait would go on in the memory of a lost ps
-        absent = self._messages.lanes[0].layout.numbers_of(report.absent)
+        lane = self._messages.lanes[0]
+        absent = lane.layout.numbers_of(report.absent)
         measured = report.examples, report.loss, report.sums, absent, report.weight
-        if report.finite and seat.offer(*measured):
-            return self._step(seat, report)
+        if report.finite:
+            if lane.row_buffer is not None:
+                lane.row_buffer.write(report.rows)
+            if seat.has_room(report.rows) and seat.offer(*measured):
+                return self._step(seat, report)
         return self._push_after_all(report)
 
     async def wait_for_end(self) -> None:
@@ -125,9 +130,12 @@ class BoardExchange:
         actor, reached = self._actor, self._messages.lanes[0].reached
         if self._place is None and reached is not None:
             segment, job = reached.whole(), actor.job
-            is_shared = segment.path is not None
+            is_shared, tables = segment.path is not None, None
             layout, size = actor.plan.layouts[0], job.worker_batch_size
-            shard = Shard(layout, job.update(), segment, safe=is_shared, batch_size=size)
+            if (memory := self._messages.lanes[0].rows) is not None:
+                tables = Tables(job.table_variables(), job.table_updates(), memory)
+            given = layout, job.update(), segment
+            shard = Shard(*given, safe=is_shared, batch_size=size, tables=tables)
             self._place = Board(segment), shard
         if self._place is not None:
             board, shard = self._place

@@ -100,8 +100,10 @@ class Evaluations:
                         return
                     evaluated = Evaluated(message.evaluation, part, sums.weight, sums.measures)
                     request.send(evaluated, tensors_of(sums))
+        except FencedError as error:  # usual under asynchronous policies: training went on
+            log.debug("leaving this evaluation to the chief: %s", error)
         except ZmqTrainError as error:
-            log.warning("the chief measures what this worker should: %s", error)
+            log.warning("cannot evaluate, so the chief evaluates this worker's share: %s", error)
 
     async def _parameters(self, message: Evaluate) -> Parameters:
         """Return the parameters to measure, read once for each evaluation.

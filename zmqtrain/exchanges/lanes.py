@@ -31,8 +31,8 @@ from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.store.table_memory import reach as reach_tables
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import Chunks, Encode
-from zmqtrain.wire.compression import Compressor, make_compression
+from zmqtrain.wire.chunks import Add, Chunks, Encode
+from zmqtrain.wire.compression import Compressor, Decompressor, make_compression
 from zmqtrain.wire.messages import Mapped, MapSegment, Parameters, Read
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Lane:
     gradient: Flat
     reached: Reached | None = None
     compressor: Compressor | None = None  # of gradients that travel
+    add: Add | None = None  # adds a compressed difference to parameters that travel
     is_shared: bool = False
     rows: TableMemory | None = None
     row_buffer: RowBuffer | None = None
@@ -103,7 +104,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Admission]) -> list[Lane]
     if not near or actor.plan.copies < len(lanes):
         return lanes
     one = lanes[near[0]]  # all ps hold the same, so the same bytes go to those that are far
-    shared = replace(one, name="tcp", reached=None, is_shared=True)
+    shared = replace(one, name="tcp", reached=None, is_shared=True, rows=None, row_buffer=None)
     return [replace(shared, layout=lane.layout) if lane.reached is None else lane for lane in lanes]
 
 
@@ -120,8 +121,11 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
             raise RefusedError(f"{joined.link.peer}: {error}") from error
     parameters, gradient = zeros(layout.size), zeros(layout.size)
     compression = make_compression(actor.job.compression)
-    compressor = None if compression is None else Compressor(compression, layout.trained)
-    return Lane("tcp", layout, parameters, gradient, compressor=compressor)
+    if compression is None:
+        return Lane("tcp", layout, parameters, gradient)
+    trained = layout.trained
+    both_ways = Compressor(compression, trained), Decompressor(compression, trained).add
+    return Lane("tcp", layout, parameters, gradient, None, *both_ways)
 
 
 class Near(NamedTuple):
@@ -147,7 +151,8 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
             welcome, job = joined.welcome, actor.job
             segment = reach(welcome.segment, segment_layout(layout, job.update()))
             tables = job.table_layouts()
-            rows = reach_tables(welcome.tables, tables) if tables else None
+            place, is_board = welcome.tables, actor.plan.exchange.is_board
+            rows = reach_tables(place, tables, writable=is_board) if tables else None
             if wanted in ("auto", segment.lane):
                 return Near(segment, await _prove(link, segment), rows)
             reason = f"its lane is {segment.lane}"

@@ -135,7 +135,8 @@ class LocalExchange:
             self._fail(ExitCode.DIVERGED, refused)
         await self._between_steps()
         batches, stop, begun = self._take_release()
-        return StepResult(self._result, batches, stop, self._reason, update_s=update_s, round=begun)
+        given = self._result, batches, stop, self._reason
+        return StepResult(*given, update_s=update_s, round=begun, step=self.shard.version)
 
     async def wait_for_end(self) -> None:
         """Return at once: there is no ps that could need the worker again."""

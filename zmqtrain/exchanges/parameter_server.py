@@ -67,7 +67,8 @@ class ParameterServerExchange:
             self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
         if self._has_tables:
             readers = [lane.rows for lane in self.lanes]
-            self.rows = ShardRows(self._actor.job.table_variables(), self._links, readers)
+            tables, copies = self._actor.job.table_variables(), self._actor.plan.copies
+            self.rows = ShardRows(tables, self._links, readers, copies)
         reply = await self._answer(self._pull(), PullReply)
         return Membership(
             [*own.values()],
@@ -92,7 +93,8 @@ class ParameterServerExchange:
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         reason = f"it has not answered push {self._sequence}"
         requests: list[Outstanding] = []
-        rows = by_shard(report.rows if report.finite else (), len(self._links))
+        given, shards = report.rows if report.finite else (), len(self._links)
+        rows = by_shard(given, shards, self._actor.plan.copies)
         each = zip(self._links, self.lanes, self._outs, rows, strict=True)
         for shard, (link, lane, out, of_tables) in enumerate(each):
             push = Push(
@@ -121,10 +123,13 @@ class ParameterServerExchange:
                     tensors=tensors,
                     chunks=parts,
                     out=out,
+                    add=lane.add,
                     sequence=self._sequence,
                     reason=reason,
                 )
             requests.append(request)
+        if self.rows is not None:
+            self.rows.ask(report.ahead, self._sequence)
         return self._result(requests)
 
     def _counts(self, rows: Sequence[RowsOf]) -> tuple[int, ...]:
@@ -179,7 +184,9 @@ class ParameterServerExchange:
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
         reply = await self._answer(requests, PushReply)
         given = reply.result, reply.batches, reply.stop, reply.reason, reply.held_s
-        return StepResult(*given, round=self._round(reply))
+        return StepResult(
+            *given, round=self._round(reply), step=reply.version, sequence=reply.sequence
+        )
 
     def _round(self, reply: PullReply | PushReply) -> Round | None:
         steps = reply.local_steps

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import Link
@@ -24,6 +24,7 @@ from zmqtrain.exchanges.lanes import Lane, read_variables
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.rows import RowSource, readers_of
 from zmqtrain.planning.plan import Plan
+from zmqtrain.protocol.status import Progress
 from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, Place
@@ -71,7 +72,7 @@ class Worker(JobActor):
         to = config.profile
         self._profile = None if to is None else Path(to, config.task.hyphenated)
         self._data = data
-        self._exchange: ClusterExchange | None = None
+        self.exchange: ClusterExchange | None = None
         self._training: TrainingLoop | None = None
         self.end: Shutdown | None = None
         self._failure = "it ended with an error"
@@ -87,7 +88,7 @@ class Worker(JobActor):
         return is_in, "training" if is_in else "joining"
 
     async def main(self) -> int:
-        exchange = self._exchange = open_exchange(self, self.link_all())
+        exchange = self.exchange = open_exchange(self, self.link_all())
         training, evaluation = self._data or await self.load_data()
         loop = self._training = TrainingLoop(
             self.job,
@@ -96,6 +97,8 @@ class Worker(JobActor):
             self.metrics,
             threads=self._threads,
             profile=self._profile,
+            worker=self.task.index,
+            traced=None if self.traces is None else self._trace,
         )
         if isinstance(self.job.model, LoopBridge):
             found = self.task.index, self.plan.workers, evaluation, lambda: exchange.versions[0]
@@ -115,6 +118,11 @@ class Worker(JobActor):
             if self._evaluations is not None:
                 self._evaluations.stop()
             loop.close()
+
+    def _trace(self, sequence: int, *of_step: Any) -> None:
+        """Write the trace of a step whose push has this sequence."""
+        if self.traces is not None:
+            self.traces.note((self.task.index, self.incarnation, sequence), *of_step)
 
     async def _run(self, loop: TrainingLoop) -> None:
         try:
@@ -162,6 +170,13 @@ class Worker(JobActor):
         return reply.expect(Done).text
 
     def heartbeat(self) -> Heartbeat:
-        is_finished = self._exchange is not None and self._exchange.is_finished
-        phases_s = self.metrics.phase_duration_seconds.totals()
-        return replace(super().heartbeat(), finished=is_finished, phases_s=phases_s)
+        is_finished = self.exchange is not None and self.exchange.is_finished
+        metrics = self.metrics
+        nbytes = metrics.bytes_sent.total + metrics.bytes_received.total
+        counts = metrics.steps.total, nbytes, metrics.local_step.value
+        return replace(
+            super().heartbeat(),
+            finished=is_finished,
+            phases_s=metrics.phase_duration_seconds.totals(),
+            progress=Progress(*map(int, counts)),
+        )

@@ -31,7 +31,7 @@ def publish(
     task: Task, config: TaskConfig, plan: Plan, stack: contextlib.ExitStack, metrics: str
 ) -> None:
     """Let `zmqtrain status` find the job by this task, if it is the chief or ps 0."""
-    published = run_file.published(config.job, plan.ps, str(task), metrics)
+    published = run_file.published(config.job, plan.ps, str(task), metrics, plan.job.logdir)
     if task.role is Role.CHIEF:
         stack.enter_context(published)
     elif task == Task(Role.PS, 0) and not plan.is_of_one_run:

@@ -8,21 +8,26 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.config.cluster import Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
 from zmqtrain.hosting import notes
 from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
 from zmqtrain.hosting.groups import Gatherer, claim, may_regroup, serve_groups
 from zmqtrain.hosting.process import be_scraped, ignore_signals, serve_health, stop_on_signals
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import forget_groups
 from zmqtrain.transport.by_address import TransportByAddress
+
+if TYPE_CHECKING:
+    from zmqtrain.observe.traces import Traces
 
 IN_A_TASK: ContextVar[bool] = ContextVar("in_a_task", default=False)
 """Whether a task is running, and has called this code: its data set, its callback."""
@@ -101,6 +106,8 @@ async def _serve_group(
     with contextlib.ExitStack() as stack:
         servers = []
         for actor in actors:
+            if config.trace and not isinstance(actor, Chief):
+                actor.traces = _traces(config.trace, actor.task, stack)
             stack.callback(actor.transport.close)
             servers.append(serve_health(actor, config, stack))
         notes.publish(actors[0].task, config, plan, stack, actors[0].metrics_address)
@@ -109,6 +116,8 @@ async def _serve_group(
             await claim(stack, actors[0])
             if actors[0].stopping.is_set():
                 return actors[0].stop_code
+            summary = partial(getattr, actors[0], "summary")
+            stack.enter_context(recorded(config.job, plan.job.logdir, config.ended_file, summary))
         try:
             # zmqtrain run ends with the first mistake of a worker, and needs to see it.
             holds_shard = plan.shard_of(config.task) is not None
@@ -129,3 +138,12 @@ async def _serve_group(
         sys.stdout.write("\n".join([*lines, ""]))
         sys.stdout.flush()
     return results[0]
+
+
+def _traces(share: float, task: Task, stack: contextlib.ExitStack) -> Traces:
+    """Return what exports the traces of a task, until the stack is closed."""
+    from zmqtrain.observe.traces import Traces  # OpenTelemetry is imported only if asked for
+
+    traces = Traces(share, str(task))
+    stack.callback(traces.close)
+    return traces

@@ -28,6 +28,7 @@ from zmqtrain.errors import ConfigError, DebuggerLeftError, ExitCode
 from zmqtrain.hosting.actors import OnProgress, actors_of, chief_among, run_all
 from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster
@@ -185,7 +186,7 @@ class Stop:
 async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
     run = LocalRun(plan_alone(job), await asyncio.to_thread(job.load_data), on_progress)
     stop.reach(run.stop)
-    with claimed(job.logdir):
+    with claimed(job.logdir), recorded(job.name, job.logdir, None, lambda: run.summary):
         return await run.train()
 
 
@@ -206,7 +207,7 @@ async def _run_cluster(
     chief = chief_among(actors)
     stop.reach(chief.stop)
     try:
-        with claimed(job.logdir):
+        with claimed(job.logdir), recorded(job.name, job.logdir, None, lambda: chief.summary):
             await run_all(actors)
     finally:
         transport.close()

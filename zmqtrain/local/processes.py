@@ -36,6 +36,7 @@ from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
 from zmqtrain.local.supervisor import Process, keep_running, start
 from zmqtrain.observe.logs import LogLine
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.planning.strategy import local_cluster
@@ -264,11 +265,14 @@ async def run_processes(
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
         chief = chief_among(actors_of(config, plan, lambda _: transport, on_progress))
+        stack.enter_context(recorded(reference, job.logdir, None, lambda: chief.summary))
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
         stack.enter_context(
-            run_file.published(reference, plan.ps, str(config.task), chief.metrics_address)
+            run_file.published(
+                reference, plan.ps, str(config.task), chief.metrics_address, job.logdir
+            )
         )
         in_order = False
         try:

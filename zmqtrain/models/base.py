@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.tables import Table
+from zmqtrain.models.tables import Ids, Table
 
 Array: TypeAlias = Any
 """A NumPy or CuPy array: a model is written once for both."""
@@ -237,6 +237,13 @@ class BaseModel(ABC):
         """Have :attr:`module` hold the rows that these readers of tables read, after the last
         step."""
         return
+
+    def look_ahead(self, batch: Batch) -> Mapping[str, Ids]:
+        """Prepare for a batch whose step comes later; any thread may call it.
+
+        Return the sorted unique ids, by table, of the rows that the step is expected to read.
+        """
+        return {}
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> Any:
         """Begin a step of the user's own loop; return the values that the loop gets."""

@@ -62,6 +62,12 @@ class TableReader:
         self._known: tuple[Ids, Rows] | None = None
 
     @property
+    def trained(self) -> RowsOf | None:
+        """Ids and rows of all trained rows, after a run or of a checkpoint; None during a run."""
+        initial = self.variable.initial
+        return initial.of if isinstance(initial, Trained) else None
+
+    @property
     def source(self) -> RowSource:
         return self._source
 
@@ -168,15 +174,14 @@ def readers_of(
 def kept(tables: Sequence[TableVariable], trained: Iterable[RowsOf]) -> dict[str, TableReader]:
     """Return readers, by name, of the tables whose trained rows are given."""
     found = {rows.table: rows for rows in trained}
-    source = InitialRows(
-        [
-            replace(table, initial=Trained(found[table.number], table))
-            if table.number in found
-            else table
-            for table in tables
-        ]
-    )
-    return {t.name: TableReader(t, source) for t in tables if t.number in found}
+    ended = [
+        replace(table, initial=Trained(found[table.number], table))
+        if table.number in found
+        else table
+        for table in tables
+    ]
+    source = InitialRows(ended)
+    return {table.name: TableReader(table, source) for table in ended if table.number in found}
 
 
 def read_ahead(wanted: Sequence[tuple[TableReader, Ids]]) -> None:
@@ -197,6 +202,18 @@ def unique_ids(variable: TableVariable, ids: Any) -> tuple[Ids, NDArray[np.int64
     Raises:
         DataError: an id is no integer, or none of the table's.
     """
+    given = whole_numbers(variable, ids)
+    unique, places = np.unique(given, return_inverse=True)
+    check_ids(variable, unique)
+    return unique, places.reshape(given.shape)
+
+
+def whole_numbers(variable: TableVariable, ids: Any) -> Ids:
+    """Return ids, of any shape, as int64.
+
+    Raises:
+        DataError: they are no integers, or do not fit.
+    """
     given = np.asarray(ids)
     if given.dtype.kind not in "iu":
         raise DataError(
@@ -208,7 +225,14 @@ def unique_ids(variable: TableVariable, ids: Any) -> tuple[Ids, NDArray[np.int64
             f"the table {variable.name!r} is given id {given.max()}; expected ids below 2^63: view "
             "them as int64 in the data"
         )
-    unique, places = np.unique(given, return_inverse=True)
+    return given.astype(np.int64, copy=False)
+
+
+def check_ids(variable: TableVariable, unique: Ids) -> None:
+    """
+    Raises:
+        DataError: one of these sorted ids is none of the table's.
+    """
     if len(unique) and variable.rows is not None:
         for id_ in (unique[0], unique[-1]):
             if not 0 <= id_ < variable.rows:
@@ -217,7 +241,6 @@ def unique_ids(variable: TableVariable, ids: Any) -> tuple[Ids, NDArray[np.int64
                     f"{id_}; expected 0 to {variable.rows - 1}: correct the data, give the table "
                     "more rows, or rows=None, which takes any id"
                 )
-    return unique.astype(np.int64, copy=False), places.reshape(given.shape)
 
 
 def summed(count: int, places: NDArray[np.int64], rows: Rows) -> Rows:

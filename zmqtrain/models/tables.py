@@ -7,9 +7,10 @@ of ps has the same one, and reading changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,11 +94,14 @@ class Trained:
     variable: TableVariable
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
-        rows = np.array(self.variable.initial_rows(ids))
-        at = np.minimum(np.searchsorted(self.of.ids, ids), max(len(self.of.ids) - 1, 0))
+        rows = np.empty((len(ids), dim), np.float32)
+        is_trained = np.zeros(len(ids), bool)
         if len(self.of.ids):
+            at = np.minimum(np.searchsorted(self.of.ids, ids), len(self.of.ids) - 1)
             is_trained = self.of.ids[at] == ids
             rows[is_trained] = self.of.rows[at[is_trained]]
+        if not is_trained.all():
+            rows[~is_trained] = self.variable.initial_rows(ids[~is_trained])
         return rows
 
 
@@ -179,6 +183,31 @@ def shards_of(ids: Ids, shards: int) -> NDArray[np.int64]:
     """Return which of so many shards holds each row, shape (n,): a hash of the id."""
     high = mixed(ids.view(np.uint64) + _GOLDEN) >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
+
+
+def owned_by(owners: Sequence[int], shards: int, ids: Ids) -> NDArray[np.bool_]:
+    """Return which rows belong to one of these shards, shape (n,)."""
+    return np.isin(shards_of(ids, shards), owners)
+
+
+class RowPlace(NamedTuple):
+    """Which rows a shard holds: its own of ``shards``, and those of the ``copies - 1`` before it.
+
+    The first shard follows the last, as in ``with_copies`` of store/placement.py.
+    """
+
+    shard: int = 0
+    shards: int = 1
+    copies: int = 1
+
+    def holds(self, owners: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows of these owners (see :func:`shards_of`) it holds, shape (n,)."""
+        held: NDArray[np.bool_] = (self.shard - owners) % self.shards < self.copies
+        return held
+
+
+WHOLE = RowPlace()
+"""Of a shard that holds all rows."""
 
 
 def _words(key: int, ids: Ids, count: int) -> NDArray[np.uint64]:

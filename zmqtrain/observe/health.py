@@ -1,5 +1,6 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
+``/`` of the chief is a page for people that shows the run, from the figures of ``/run.json``.
 ``/sd`` of ps 0 and of the chief is what Prometheus's HTTP discovery asks for: where all tasks
 serve theirs. ``/waits`` lists the waits of the task: `zmqtrain why` asks for it while ps 0, which
 knows all waits, does not answer.
@@ -30,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Histogram, MetricsHandler
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.observe.page import page
+from zmqtrain.observe.summary import as_json
 from zmqtrain.transport.newcomers import Newcomers, is_crowded
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ SCRAPER = "X-Prometheus-Scrape-Timeout-Seconds"  # a header of those that scrape
 MOST_CLIENTS = 64  # at once; each has a thread and a descriptor
 FIRST_INTERVAL_S = 15.0  # that is expected between scrapes after the first one
 LONGEST_INTERVAL_S = 60.0  # Prometheus's default; rarer scrapes are not waited for
+NOTHING_FROM_OUTSIDE = "default-src 'self' 'unsafe-inline'"
 LATE = 1.5  # times this interval: no further scrape comes
 
 log = logging.getLogger(__name__)
@@ -214,6 +218,10 @@ class _Handler(MetricsHandler):
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
             case "/sd" if (targets := self.server.actor.targets()) is not None:
                 self._send(HTTPStatus.OK, json.dumps(targets), "application/json")
+            case "/" if self.server.actor.run_record() is not None:
+                self._send(HTTPStatus.OK, page(), "text/html; charset=utf-8")
+            case "/run.json" if (record := self.server.actor.run_record()) is not None:
+                self._send(HTTPStatus.OK, as_json(record), "application/json")
             case "/waits":
                 waits = [asdict(wait) for wait in self.server.actor.waits.snapshot()]
                 self._send(HTTPStatus.OK, json.dumps(waits), "application/json")
@@ -236,6 +244,7 @@ class _Handler(MetricsHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", NOTHING_FROM_OUTSIDE)
         self.end_headers()
         self.wfile.write(body)
 

@@ -56,6 +56,21 @@ class LogLine:
         )
 
 
+def line_as_text(line: str) -> str:
+    """Return a line of a task's output; if it is a line of a log in JSON, the same as text."""
+    return str(LogLine.parsed(line) or line)
+
+
+def line_as_json(task: str, line: str) -> str:
+    """Return a line of a task's output that is an object, or that is the message of an object."""
+    try:
+        if isinstance(json.loads(line), dict):
+            return line
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({"task": task, "message": line})
+
+
 FORMATS: Mapping[str, Callable[[LogLine], str]] = {"text": str, "json": LogLine.json}
 
 

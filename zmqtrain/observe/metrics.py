@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version
+from itertools import islice
 from math import inf, nan
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
@@ -24,6 +25,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, Info, ProcessCollector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
+
+from zmqtrain.protocol.status import TableStatus
 
 NAMESPACE = "zmqtrain"
 ROLES = ("chief", "ps", "worker")
@@ -51,6 +54,18 @@ class Counter(prometheus_client.Counter):
 
     def inc(self, amount: float = 1.0, exemplar: dict[str, str] | None = None) -> None:
         self._sum += amount
+
+    @property
+    def total(self) -> float:
+        """The sum of what was added."""
+        return self._sum
+
+    def reset(self) -> None:
+        self._sum = 0.0
+
+    def rise_to(self, total: float) -> None:
+        """Make it as high as what is counted elsewhere."""
+        self._sum = max(self._sum, total)
 
     def _child_samples(self) -> Iterable[Sample]:
         return (Sample("_total", {}, self._sum, None, None),)
@@ -110,9 +125,13 @@ class Phases:
     update: Histogram
     wait: Histogram
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
     def totals(self) -> tuple[float, ...]:
         """Return the seconds that each phase took, over all steps."""
-        return tuple(getattr(self, field.name).total for field in fields(self))
+        return tuple(getattr(self, name).total for name in self.names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +153,10 @@ class Level:
     def set(self, value: float) -> None:
         # A value that is not a number must fail here, not in a scrape.
         self._value = float(value)
+
+    @property
+    def value(self) -> float:
+        return self._value
 
 
 class Series(dict[K, S], Generic[K, S]):
@@ -263,6 +286,8 @@ class Metrics:
         self.steps = make.counter("steps", "Steps that this worker finished.")
         self.examples = make.counter("examples", "Training examples in those steps.")
         self.train_loss = make.level("train_loss", "Loss of the last batch.", nan)
+        text = "Batches of the current round of local steps that this worker has computed."
+        self.local_step = make.level("local_step", text)
         text = "One step, from its first phase to its last."
         self.step_duration_seconds = make.histogram("step_duration_seconds", text)
         phases = make.histogram("phase_duration_seconds", "One phase of a step.", "phase")
@@ -278,8 +303,25 @@ class Metrics:
         self.staleness_versions = make.histogram("staleness_versions", text, buckets=VERSIONS)
         self.parameter_version = make.level("parameter_version", "Updates applied to this shard.")
         self.parameter_bytes = make.gauge("parameter_bytes", "Size of this shard's parameters.")
+        text = "Trained rows of a table on this shard."
+        rows = make.gauge("table_rows", text, "table")
+        self.table_rows = Series[str, Level](rows, Level)
+        nbytes = make.gauge("table_bytes", "Memory of these rows and their index.", "table")
+        self.table_bytes = Series[str, Level](nbytes, Level)
+        updated = make.counter("table_updated_rows", "Rows of a table in updates.", "table")
+        self.table_updated_rows = Series[str, Counter](updated, lambda series: series)
+        forgotten = make.counter("table_forgotten_rows", "Rows that a table forgot.", "table")
+        self.table_forgotten_rows = Series[str, Counter](forgotten, lambda series: series)
         text = "Turned away for a key, or for what the role may not send."
         self.auth_failures = make.counter("auth_failures", text)
+
+    def show_tables(self, tables: Mapping[str, TableStatus]) -> None:
+        """Expose what a shard holds of tables: of the first 50, to have few series."""
+        for name, one in islice(tables.items(), 50):
+            self.table_rows[name].set(one.trained)
+            self.table_bytes[name].set(one.nbytes)
+            self.table_updated_rows[name].rise_to(one.updated)
+            self.table_forgotten_rows[name].rise_to(one.forgotten)
 
     def _declare_job(self, make: _Maker) -> None:
         self.global_step = make.level("global_step", "Updates that the job applied.")
@@ -305,6 +347,9 @@ class Metrics:
         self.group = make.gauge("group", text)
         text = "How often workers began to make steps by themselves, on the board."
         self.rosters = make.level("rosters", text)
+        self.rounds = make.level("rounds", "Rounds of local steps.")
+        text = "How alike workers moved in the last round; 1 is the same, 1/sqrt(N) is unrelated."
+        self.round_agreement = make.level("round_agreement", text, nan)
         self.policy = make.info("policy", "Policy in force.")
         text = "Changes of policy while the job ran."
         self.policy_switches = make.counter("policy_switches", text)

@@ -5,7 +5,7 @@ from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
 from zmqtrain.optim.formula import FormulaRule, LayerRule
 from zmqtrain.optim.mean import Mean
-from zmqtrain.optim.moments import LAMB, Adam, AdamW
+from zmqtrain.optim.moments import LAMB, Adam, Adamax, AdamW, NAdam, RAdam
 from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
 from zmqtrain.optim.row_rules import RowwiseAdagrad
 from zmqtrain.optim.rules import SGD, Adafactor, Adagrad, Ftrl, Lion, Momentum, RMSProp
@@ -33,6 +33,9 @@ __all__ = [
     "Adam",
     "Ftrl",
     "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
     "Lion",
     "LAMB",
     "Adafactor",

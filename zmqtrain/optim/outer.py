@@ -14,6 +14,10 @@ from zmqtrain.optim.rules import SGD, Momentum
 PREFIX = "outer_"
 """Begins the names of slots, since the optimizer may have slots of the same names."""
 
+RESIDUAL = PREFIX + "residual"
+"""The slot of what compressed answers to workers have left out so far: see server/differences.py.
+The rule neither reads nor changes it."""
+
 
 @dataclass(frozen=True)
 class Outer(FormulaRule):
@@ -23,10 +27,12 @@ class Outer(FormulaRule):
     worker is taken over bit for bit. With one, the mean's distance from the current value w is its
     gradient, w - mean, as in DiLoCo (Douillard et al., arXiv:2311.08105). ``of_differences``:
     results are what was added to w instead, which loses less when it is compressed.
+    ``keeps_residual``: there is a slot :data:`RESIDUAL`.
     """
 
     rule: SGD | Momentum | None = None
     of_differences: bool = False
+    keeps_residual: bool = False
 
     @property
     def slots(self) -> tuple[Slot, ...]:

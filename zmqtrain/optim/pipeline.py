@@ -21,7 +21,7 @@ from zmqtrain.optim.checks import check_decay, check_non_negative, check_positiv
 from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.norm import clip_scale, square_of
-from zmqtrain.optim.outer import Outer
+from zmqtrain.optim.outer import RESIDUAL, Outer
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.sums import add_up
 
@@ -132,7 +132,8 @@ class Update:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The slots of all groups, each once, and those of ``outer``."""
-        return (*self.own_slots, *self.outer.slots)
+        residual = (Slot(RESIDUAL, 0.0),) if self.outer.keeps_residual else ()
+        return (*self.own_slots, *self.outer.slots, *residual)
 
     @property
     def own_slots(self) -> tuple[Slot, ...]:
@@ -308,6 +309,18 @@ class BoundUpdate:
                 own_factors = factors if self._has_factor[run.group] else None
                 factor = None if own_factors is None else own_factors[run.variable]
                 kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
+
+    def call(self, mean: Mean, step: int, numbers: Sequence[Numbers]) -> kernels.Call | None:
+        """Return what :meth:`apply` calls, with ``numbers`` of this step, to update all memory.
+
+        None: it is not just one call of compiled code on the mean's only gradient.
+        """
+        if len(self._joined) > 1 or any(self._has_factor) or not self._is_plain(mean):
+            return None
+        group = self._joined[0].group
+        share = self._update.share(step + 1) if self._operands.average else None
+        scalars = kernels.Scalars(step, numbers[group], self._scale(mean), share, None)
+        return kernels.call_of(self._kernels[group], scalars)
 
     def resume(self) -> None:
         """Finish the block at which a process was killed: its group's slots were ready."""

@@ -6,7 +6,7 @@ Every task computes the same plan from the same options, so no message has to ca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from zmqtrain import policies
 from zmqtrain.config.cluster import IPC, Cluster, Role, Task, connect_endpoint
@@ -14,7 +14,9 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
+from zmqtrain.job_checks import without_own_optimizer
 from zmqtrain.models.base import as_model
+from zmqtrain.models.tables import RowPlace
 from zmqtrain.planning import strategy, tables
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
 from zmqtrain.policies.base import Lockstep
@@ -106,10 +108,14 @@ class Plan:
         Where each holds everything, no variable is cut: it is the layout of a single ps.
         """
         job, shards = self.job, self.shards
+        copied = partial(with_copies, copies=self.copies, has_tables=bool(job.table_variables()))
         if self.copies == shards > 1:
-            return with_copies(place(job.variables(), shards, "contiguous", 0), self.copies)
-        slices = place(job.variables(), shards, job.placement, job.partition_nbytes)
-        return with_copies(slices, self.copies)
+            return copied(place(job.variables(), shards, "contiguous", 0))
+        return copied(place(job.variables(), shards, job.placement, job.partition_nbytes))
+
+    def row_place(self, shard: int) -> RowPlace:
+        """Return which rows of tables a shard holds."""
+        return RowPlace(shard, self.shards, self.copies)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the texts that must be equal on every task.
@@ -196,7 +202,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
     site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
-    tables.check(job, alone=False)
+    _check(job, alone=False)
     _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
@@ -226,6 +232,12 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return config.of(task), plan
 
 
+def _check(job: Job, *, alone: bool) -> None:
+    tables.check(job, alone=alone)
+    if text := without_own_optimizer(policies.make_policy(job.policy), job.optimizer):
+        raise ConfigError(text)
+
+
 def _check_loss(job: Job, workers: int) -> None:
     """Check that a mean over workers is the gradient of the loss over all of their batches."""
     is_mean = isinstance(policies.make_policy(job.policy), Lockstep)
@@ -247,7 +259,7 @@ WITHOUT_PS = (
 def plan_alone(job: Job) -> Plan:
     """Return how one worker trains a job by itself, in this process."""
     job = as_trained(job, on_workers=strategy.is_mirrored(job, alone=True))
-    tables.check(job, alone=True)
+    _check(job, alone=True)
     return Plan(job, (f"{IPC}alone",), 1, 1, has_chief=True, exchange=DIRECT, copies=1)
 
 

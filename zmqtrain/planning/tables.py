@@ -25,7 +25,6 @@ def check(job: Job, *, alone: bool) -> None:
     found = {
         f"{layered and layered[0]!r} looks at whole variables: give Table(optimizer=...) another "
         "rule": bool(layered),
-        f"copies is {job.copies}: leave it out, and save more often (save_secs)": job.copies > 1,
         f"devices are {', '.join(job.devices)}: use one device, and more workers": (
             len(job.devices) > 1
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 
@@ -28,26 +28,92 @@ State: TypeAlias = Literal[
 
 @dataclass(slots=True)
 class TableStatus:
-    """A table: its number of rows (None: any int64 is an id), that of trained ones, their bytes."""
+    """A table: its number of rows (None: any int64 is an id), that of trained ones, their bytes.
+
+    ``max_rows``: rows that it keeps at most. ``waiting``: ids that are not admitted yet.
+    ``updated``, ``forgotten``: rows since the memory of the rows was made. ``hottest``: ids that
+    were in most of the sampled updates, and in how many.
+    """
 
     rows: int | None
     trained: int
     nbytes: int
+    max_rows: int | None = None
+    waiting: int = 0
+    updated: int = 0
+    forgotten: int = 0
+    hottest: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether rows are forgotten to make room for new ones."""
+        most = self.max_rows
+        return most is not None and self.forgotten > 0 and 8 * self.trained >= 7 * most
+
+
+_COUNTED = "trained", "nbytes", "waiting", "updated", "forgotten"
+
+
+@dataclass(slots=True)
+class Moves:
+    """How far workers moved a shard's parameters in the last round of local steps.
+
+    ``mean``: the square of the norm of their weighted mean move. ``each``: the weighted mean of the
+    squares of each worker's. Both are 0 before the second worker's first round.
+    """
+
+    mean: float = 0.0
+    each: float = 0.0
+
+
+def agreement_of(shards: Iterable[Moves]) -> float:
+    """Return the norm of the mean move of all shards by the root of the workers' mean square.
+
+    It is 1 if all workers make the same move, and about 1/sqrt(N) if the moves of N workers have
+    nothing in common; NaN if nothing is known.
+    """
+    found = list(shards)
+    each = sum(moves.each for moves in found)
+    return math.sqrt(sum(moves.mean for moves in found) / each) if each > 0 else math.nan
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker has done since it started.
+
+    ``batches``: that it has computed. ``nbytes``: of messages sent and received. ``local_step``:
+    how many batches of its current round are computed.
+    """
+
+    batches: int = 0
+    nbytes: int = 0
+    local_step: int = 0
 
 
 Tables: TypeAlias = dict[str, TableStatus]
 """Tables by name: what one shard holds of them, or all do."""
 
 
-def of_all_shards(shards: Iterable[Tables]) -> Tables:
-    """Return what all shards hold of each table."""
+def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
+    """Return what all shards hold of each table; ``copies``: how many shards hold each row."""
     found: Tables = {}
     for tables in shards:
         for name, one in tables.items():
-            before = found.get(name, TableStatus(one.rows, 0, 0))
-            sums = before.trained + one.trained, before.nbytes + one.nbytes
-            found[name] = TableStatus(one.rows, *sums)
-    return found
+            found[name] = _sum(found[name], one) if name in found else one
+    return {name: _once(one, copies) for name, one in found.items()}
+
+
+def _once(one: TableStatus, copies: int) -> TableStatus:
+    """Return what shards hold of a table, each row counted once."""
+    counts = {name: getattr(one, name) // copies for name in _COUNTED if name != "nbytes"}
+    by_count = sorted(dict(sorted(one.hottest)).items(), key=lambda pair: (-pair[1], pair[0]))
+    return replace(one, **counts, hottest=tuple(by_count[:10]))
+
+
+def _sum(one: TableStatus, other: TableStatus) -> TableStatus:
+    """Return what two shards hold of a table together."""
+    sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTED}
+    return replace(one, **sums, hottest=one.hottest + other.hottest)
 
 
 @dataclass(slots=True)
@@ -72,6 +138,7 @@ class TaskStatus:
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
     staleness: float = 0.0  # mean, of a worker's gradients
     behind: int | None = None  # a worker's steps behind the first one, None if it takes no part
+    progress: Progress = field(default_factory=Progress)  # of a worker, as in its last heartbeat
 
     @property
     def task(self) -> str:
@@ -122,3 +189,18 @@ class Status:
     idle_s: float = 0.0  # since the last update
     tables: dict[str, TableStatus] = field(default_factory=dict)  # as of the last heartbeats
     save_failure: str = ""  # why the last checkpoint failed, "" if it did not
+    rounds: int = 0  # of local steps so far
+    agreement: float = math.nan  # of the workers in the last one: see agreement_of
+
+    @property
+    def nbytes_per_batch(self) -> float:
+        """Bytes that workers have sent and received for a batch; NaN before the first one."""
+        each = [task.progress for task in self.tasks]
+        batches = sum(progress.batches for progress in each)
+        return sum(progress.nbytes for progress in each) / batches if batches else math.nan
+
+    @property
+    def of_rounds(self) -> dict[str, float]:
+        """What is known of rounds of local steps, for logs and charts; {} before the first one."""
+        known = {"agreement": self.agreement, "nbytes_per_batch": self.nbytes_per_batch}
+        return {name: x for name, x in known.items() if self.rounds and not math.isnan(x)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import uvloop
 
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import IPC, Role
+from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
@@ -32,6 +34,10 @@ from zmqtrain.planning.strategy import task_under
 from zmqtrain.roles import script
 
 log = logging.getLogger(__name__)
+
+OBJECTS = 20_000
+"""New objects after which a task looks for garbage. A step with many tables makes thousands, and
+nearly all are gone by its end; Python's own 700 would look at them several times in a step."""
 
 _HELP = {
     None: """Run the task that --role, ZMQTRAIN_ROLE, TF_CONFIG or honcho names.
@@ -80,7 +86,7 @@ def launch(role: Role | None, arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(of: Role | None) -> click.Command:
-    @click.command(str(of or "task"), help=_HELP[of], context_settings={"max_content_width": 100})
+    @command(str(of or "task"), help=_HELP[of], context_settings={"max_content_width": 100})
     @options_of(TaskConfig)
     @options_of(Job, optional=True)
     def run(role: str | None = None, **flags: Any) -> int:
@@ -94,25 +100,32 @@ def _command(of: Role | None) -> click.Command:
             Path("/proc/self/comm").write_text(f"zmqtrain {named}")
         config = load_task(named, flags)
         setup_logging(str(config.task), config.log_level, config.log_format)
-        if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has warned
-            for text in mistyped(ENVIRON, TaskConfig, Job):
-                log.warning("%s", text)
-        overrides = values_of(Job, flags)
-        if "strategy" in overrides:  # a contradiction is found before the job is loaded
-            task_under(overrides["strategy"], config.task, config.cluster)
-        job = load_job(config.job, **overrides)
-        own, plan = planned(config, job)
-        if config.threads is not None:
-            limit_threads(config.threads)
-        if own.role is Role.WORKER and job.own_loop:
-            task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
-            return exit_code_of(partial(script.run, task, config.job))
-        return exit_code_of(partial(_run, own, plan))
+        return exit_code_of(partial(_load_and_run, config, flags))
 
     if of is None:
         kinds = click.Choice([str(role) for role in Role])
         run.params.insert(0, click.Option(["--role"], type=kinds, help="what this task does"))
     return run
+
+
+def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
+    """Run the task of the job that its file describes; return the exit code."""
+    if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has warned
+        for text in mistyped(ENVIRON, TaskConfig, Job):
+            log.warning("%s", text)
+    overrides = values_of(Job, flags)
+    if "strategy" in overrides:  # a contradiction is found before the job is loaded
+        task_under(overrides["strategy"], config.task, config.cluster)
+    job = load_job(config.job, **overrides)
+    own, plan = planned(config, job)
+    if config.threads is not None:
+        limit_threads(config.threads)
+    gc.freeze()  # what is loaded stays: looking for garbage in it holds steps up
+    gc.set_threshold(OBJECTS)
+    if own.role is Role.WORKER and job.own_loop:
+        task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
+        return script.run(task, config.job)
+    return _run(own, plan)
 
 
 def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:

@@ -7,9 +7,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
@@ -32,9 +31,12 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
+from zmqtrain.server.differences import Differences
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
+from zmqtrain.store.shard import Shard
+from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Applied:
     staleness: dict[int, int]  # of these in versions, by present worker
     seconds: float  # its duration
     at: float  # of the monotonic clock
+    is_round: bool = False  # of local steps
 
 
 @dataclass(slots=True)
@@ -78,10 +81,11 @@ class Executor:
         self, actor: JobActor, state: ShardState, report: Callable[[Outcome], None]
     ) -> None:
         self._state = state
-        self._metrics = actor.metrics
+        self._metrics, self._traces = actor.metrics, actor.traces
         self._report = report
         self._spawn = actor.spawn
         self._copies_sent = actor.job.consistent_reads  # updates continue while they are sent
+        self._differences = _differences_of(actor, state.shard)
         self.work = WorkQueue(str(state.task), on_error=actor.crash)
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, actor.crash)
@@ -113,6 +117,8 @@ class Executor:
         """Drop the unfinished orders: their generation is over. ``further``: later ones, too."""
         self.work.forget()
         self._is_over = further
+        if self._differences is not None:
+            self._differences.forget()
 
     def keep(self, keep: Keep | None) -> None:
         """Copy the shard's own part at this version, in place of the previous copy."""
@@ -138,7 +144,7 @@ class Executor:
             match order:
                 case Apply() | Reduce() | Accumulate():
                     put(None, keep_changed)
-                    change = partial(shard.carry_out, order, number)
+                    change = partial(self._carry_out_of(order), order, number)
                     put(change, partial(self._changed, number, order))
                 case Measure(update, measure):
                     square = partial(shard.square_of, update)
@@ -149,6 +155,15 @@ class Executor:
                 case _:
                     put(None, partial(self._go_on, number, order))
         self.work.run()
+
+    def _carry_out_of(self, order: Order) -> Callable[[Order, int], object]:
+        """Return what carries out a change: if its answers travel, their difference is encoded."""
+        differences, workers = self._differences, self._state.workers
+        if differences is not None and isinstance(order, Reduce) and order.local_steps:
+            given = [workers[index].pushed for index in order.workers if index in workers]
+            if any(push is not None and push.wants_parameters for push in given):
+                return differences.carry_out
+        return self._state.shard.carry_out
 
     def _go_on(self, number: int, order: Order, _: object) -> None:
         """Carry out an order that changes no parameters."""
@@ -182,7 +197,7 @@ class Executor:
         """Note the outcome for gradients; updates are counted after their workers are answered."""
         if outcome == "applied":
             steps = order.local_steps if isinstance(order, Reduce) else 0
-            self._updated(order.workers, steps or 1)
+            self._updated(order.workers, steps)
         elif outcome == "accumulated":
             self._metrics.pushes.accumulated.inc()
             self._state.decided(order.workers[0], "accumulated")
@@ -197,12 +212,14 @@ class Executor:
             copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
             self.work.put(copy, self._copied_values, rare=True, first=True)
         for worker in workers:
+            if self._traces is not None:
+                self._traces.applied(worker, time.monotonic(), self.work.last_s)
             if push := self._state.decided(worker, "applied"):
-                staleness[worker] = max(0, version - steps - push.version)
+                staleness[worker] = max(0, version - (steps or 1) - push.version)
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
-            Applied(version, len(workers), staleness, self.work.last_s, time.monotonic())
+            Applied(version, len(workers), staleness, self.work.last_s, time.monotonic(), steps > 0)
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
@@ -247,6 +264,12 @@ class Executor:
         state.keep(worker)  # before the answer: the next push may follow at once
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, reply)
+        if self._traces is not None:
+            push = worker.index, worker.incarnation, pending.sequence
+            self._traces.answered(push, pending.arrived_at, time.monotonic(), pending.result or "")
+        lookups, worker.lookups = worker.lookups, []
+        for send_rows in lookups:
+            send_rows()
 
     def send_parameters(self, request: Request, reply: PullReply | PushReply) -> None:
         """Answer a request; the parameters are those until the next order.
@@ -259,24 +282,28 @@ class Executor:
             return
         shard = self._state.shard
         flat = shard.parameters[shard.layout.owned]
+        if self._differences and isinstance(asked, Push) and isinstance(reply, PushReply):
+            if (encode := self._differences.since(asked.version)) is not None:
+                request.reply_with(replace(reply, is_difference=True), flat, encode)
+                return
         request.reply_with(reply, flat.copy() if self._copies_sent else flat)
 
     def _copied_values(self, copy: Any) -> None:
         self._kept = copy
 
     def _copied(self, number: int, directory: str, copy: object) -> None:
-        """Make the copy of the shard in a file durable, beside the next orders."""
-        if isinstance(copy, Path):
+        """Finish the copy of the shard in a file, beside the next orders."""
+        if isinstance(copy, checkpoint.ShardCopy):
             self._spawn(self._seal(copy, self._state.version))
             self.work.paused = self._halts
         elif isinstance(copy, ZmqTrainError):
             self._not_written(directory, copy)
         self._done(number)
 
-    async def _seal(self, file: Path, version: int) -> None:
-        shard, directory = self._state.shard.layout.shard, str(file.parent)
+    async def _seal(self, copy: checkpoint.ShardCopy, version: int) -> None:
+        shard, directory = self._state.shard.layout.shard, str(copy.path.parent)
         try:
-            written = await asyncio.to_thread(checkpoint.seal_shard, file, shard, version)
+            written = await asyncio.to_thread(checkpoint.seal_shard, copy, shard, version)
         except ZmqTrainError as error:
             self._not_written(directory, error)
         else:
@@ -288,6 +315,16 @@ class Executor:
         self._report(ShardWritten(directory, None, f"{self._state.task}: {error}"))
 
 
-def _copy(directory: str, state: ShardState) -> Path:
+def _differences_of(actor: JobActor, shard: Shard) -> Differences | None:
+    """Return what encodes answers after local steps; None: they are sent as they are.
+
+    A job that did not begin with local steps has no slot for the residual.
+    """
+    job = actor.job
+    made = make_compression(job.compression) if job.encodes_answers else None
+    return None if made is None else Differences(shard, made)
+
+
+def _copy(directory: str, state: ShardState) -> checkpoint.ShardCopy:
     """Copy the shard, which is at rest, into a file."""
     return state.shard.write(checkpoint.attempt_of(directory))

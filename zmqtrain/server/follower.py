@@ -188,7 +188,8 @@ class Follower(Decider):
         state, last = self._state, self._measured
         progress = state.orders, state.version, state.shard.layout.nbytes, self._failure
         square, tables = f"{last.square:x}", state.shard.table_status()
-        self._link.send(ShardReport(*progress, last.number, square, tables))
+        more = last.number, square, tables, state.shard.moves
+        self._link.send(ShardReport(*progress, *more))
 
     def _report_arrival(self, worker: WorkerRecord) -> None:
         push = worker.pushed

@@ -74,8 +74,8 @@ class OrphanedShard:
             ZmqTrainError: it lacks more than these orders, or the disk failed.
         """
         self._level(last)
-        file = self._shard.write(directory, layout)
-        return checkpoint.seal_shard(file, layout.shard, self._shard.version)
+        copy = self._shard.write(directory, layout)
+        return checkpoint.seal_shard(copy, layout.shard, self._shard.version)
 
     def _level(self, last: LastOrders) -> None:
         orders = [*self._own, *lacking(last, self.last.generation, self._done)]

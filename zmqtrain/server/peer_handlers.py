@@ -16,7 +16,7 @@ from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.fingerprint import DATA, fingerprint_difference, remedy_of_difference
 from zmqtrain.observe.metrics import Phases
 from zmqtrain.server.state import ShardState
-from zmqtrain.store.segment_layout import INCARNATION
+from zmqtrain.store.segment_layout import COUNT_LIMIT, INCARNATION
 from zmqtrain.units import shortened
 from zmqtrain.wire import chunks
 from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Shutdown, Welcome
@@ -31,12 +31,15 @@ FAREWELL_S = 2.0  # between two checks whether workers that have not left still 
 
 
 def check_times(beat: Heartbeat) -> None:
-    """Check the times of a heartbeat, from which other users' commands compute.
+    """Check the times and counts of a heartbeat, from which other users' commands compute.
 
     Raises:
-        ProtocolError: a time is no number or too long, or there are too few or too many.
+        ProtocolError: one is no number or too large, or there are too few times or too many.
     """
     untils = (wait.until_s for wait in beat.waits if wait.until_s is not None)
+    counts = beat.progress.batches, beat.progress.nbytes, beat.progress.local_step
+    if not all(0 <= count < COUNT_LIMIT for count in counts):
+        raise ProtocolError(f"a heartbeat with the counts {counts}; expected numbers from 0 on")
     times = [*beat.phases_s, *(wait.since_s for wait in beat.waits), *untils]
     if len(beat.phases_s) not in (0, PHASES) or not all(0 <= each < LONGEST_S for each in times):
         raise ProtocolError(
@@ -91,7 +94,7 @@ class PeerHandlers:
         check_times(beat)
         peer.waits = beat.waits[:MAX_WAITS]
         peer.finished, peer.saved_step = beat.finished, beat.saved_step
-        peer.phases_s = beat.phases_s
+        peer.phases_s, peer.progress = beat.phases_s, beat.progress
         worker = self._state.workers.get(peer.index) if peer.is_worker else None
         pushes = (worker.received, worker.answered) if worker is not None else ()
         request.reply(HeartbeatReply(*pushes))

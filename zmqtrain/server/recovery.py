@@ -12,7 +12,7 @@ from zmqtrain.coordination.state import unpack
 from zmqtrain.models.weights import weight_of
 from zmqtrain.server.state import Pending, Result, ShardState, WorkerRecord
 from zmqtrain.store import segment_layout
-from zmqtrain.store.changes import UPDATE, Change, Contribution
+from zmqtrain.store.changes import ACCUMULATE, Change, Contribution
 from zmqtrain.wire.messages import Pull, Push
 
 log = logging.getLogger(__name__)
@@ -71,4 +71,4 @@ def _result_by(change: Change | None, worker: WorkerRecord) -> Result | None:
     staged = Contribution(worker.buffer, worker.index, push.sequence, weight_of(push))
     if staged not in change.contributions:
         return None
-    return "applied" if change.kind == UPDATE else "accumulated"
+    return "accumulated" if change.kind == ACCUMULATE else "applied"

@@ -10,7 +10,7 @@ import numpy as np
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ProtocolError, RefusedError
-from zmqtrain.models.tables import Ids, RowsOf, TableVariable, shards_of
+from zmqtrain.models.tables import Ids, RowPlace, RowsOf, TableVariable, shards_of
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.units import data_size
@@ -28,21 +28,28 @@ class RowAccess:
     def __init__(
         self,
         tables: Sequence[TableVariable],
-        shards: int,
+        place: RowPlace,
         state: ShardState,
         peers: PeerTable,
         executor: Executor,
     ) -> None:
-        """``shards``: their number."""
-        self.tables, self._shards = tables, shards
+        """``place``: which rows the shard holds."""
+        self.tables, self._place = tables, place
         self._state, self._peers, self._executor = state, peers, executor
 
     def on_lookup(self, request: Request, message: Lookup) -> None:
-        self._peers.member(request)
+        peer = self._peers.member(request)
         if not self._state.initialised:
             raise RefusedError(f"{self._state.task} holds no parameters yet")
         ids = self._ids_in(request.envelope.tensors[:1], message)
-        self._executor.after_orders(partial(self._answer, request, message, ids))
+        answer = partial(self._answer, request, message, ids)
+        worker = self._state.workers.get(peer.index) if peer.is_worker else None
+        if worker is not None and message.after > worker.received + 1:
+            raise ProtocolError(f"rows after push {message.after}, of {worker.received} received")
+        if worker is not None and worker.owes(message.after):
+            worker.lookups.append(answer)
+        else:
+            self._executor.after_orders(answer)
 
     def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
         tables, flats = self._state.shard.tables, [np.empty(0, np.float32)]
@@ -103,6 +110,6 @@ class RowAccess:
             limit = self.tables[table].rows
             if limit is not None and len(ids) and not 0 <= ids[0] <= ids[-1] < limit:
                 raise ProtocolError(f"ids {ids[0]} to {ids[-1]} of table {table} with {limit} rows")
-            if (shards_of(ids, self._shards) != self._state.shard.layout.shard).any():
+            if not self._place.holds(shards_of(ids, self._place.shards)).all():
                 raise ProtocolError(f"rows of table {table} that are another shard's")
         return found

@@ -99,6 +99,7 @@ class ParameterServer(JobActor):
             before = time.monotonic()
             await asyncio.sleep(interval_s)
             note_alive(self.state.shard.segment)
+            self.metrics.show_tables(self.state.shard.table_status())
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             for peer in self._peer_handlers.end_leases():
@@ -227,7 +228,7 @@ class ParameterServer(JobActor):
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         tables = self.job.table_variables()
-        rows = RowAccess(tables, self.plan.shards, state, peers, executor)
+        rows = RowAccess(tables, self.plan.row_place(self.task.index), state, peers, executor)
         given = state, peers, buffers, executor, rows, holds_lease
         receiver = self._receiver = Receiver(self, *given)
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)

@@ -70,8 +70,10 @@ def open_shard(
         safe = safe and segment.path is not None
         tables = None
         if memory is not None:
-            given, place = job.table_updates(), {"shard": layout.shard, "shards": plan.shards}
-            tables = Tables(job.table_variables(), given, memory, **place)
+            place = plan.row_place(layout.shard)
+            ahead = plan.most_workers if plan.exchange.is_board else 0
+            given = job.table_variables(), job.table_updates(), memory, place
+            tables = Tables(*given, ahead=ahead)
         shard = Shard(
             layout,
             update,
@@ -176,9 +178,14 @@ def note_alive(segment: Segment) -> None:
 
 
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
-    """Return the most bytes of copies of its own part: one for readers, one kept."""
+    """Return the most bytes of copies of its own part.
+
+    One is for readers, one is kept for evaluations, and three are of differences as they are
+    encoded: see differences.py.
+    """
     owned = len(range(layout.size)[layout.owned])
-    return owned * ITEM_NBYTES * (2 if job.evaluate_every else 1)
+    copies = 1 + (job.evaluate_every > 0) + 3 * job.encodes_answers
+    return owned * ITEM_NBYTES * copies
 
 
 def _log_memory(shard: Shard, address: str, plan: Plan) -> None:

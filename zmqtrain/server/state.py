@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -69,6 +70,7 @@ class WorkerRecord:
     chunks: set[int] = field(default_factory=set)  # received for its next push
     rows: dict[int, list[RowsOf]] = field(default_factory=dict)  # the same, by index of message
     unacknowledged_nbytes: int = 0  # of both
+    lookups: list[Callable[[], None]] = field(default_factory=list)  # go with the next answer
 
     def __str__(self) -> str:
         return f"worker {self.index}"
@@ -92,6 +94,11 @@ class WorkerRecord:
     def answered(self) -> int:
         """Sequence of the last answered push, 0 without one or while a request is pending."""
         return self.reply.sequence if isinstance(self.reply, PushReply) else 0
+
+    def owes(self, sequence: int) -> bool:
+        """Return whether a push is still to be answered, or to come; False for 0."""
+        is_pending = self.pending is not None and self.pending.sequence == sequence
+        return sequence > 0 and (is_pending or sequence > self.received)
 
     def refuse(self, error: ZmqTrainError) -> None:
         """Refuse its pending request, if the sender is still there."""

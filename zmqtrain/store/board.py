@@ -32,7 +32,9 @@ from numpy.typing import NDArray
 
 from zmqtrain.errors import FencedError
 from zmqtrain.metrics import added
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.store import words
+from zmqtrain.store.board_share import BoardShare
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, FIGURES, HEAD, IN_FORCE, SUMS, VERSION
 from zmqtrain.store.shard import Shard
@@ -88,20 +90,6 @@ class Figures(NamedTuple):
     sums: Sums = MappingProxyType({})
 
 
-def owned(sizes: Sequence[int], members: int) -> list[range]:
-    """Return which of the parts of these sizes each member updates: equal shares, in order."""
-    total, before, last = max(sum(sizes), 1), 0, 0
-    bounds = [0] * (members + 1)
-    for part, size in enumerate(sizes, 1):
-        middle = min((2 * before + size) * members // (2 * total), members - 1)
-        last = max(last, middle)
-        bounds[last + 1] = part
-        before += size
-    for member in range(members):
-        bounds[member + 1] = max(bounds[member + 1], bounds[member])
-    return [range(*bounds[member : member + 2]) for member in range(members)]
-
-
 class Board:
     """The board of one segment. The ps opens and closes it and takes seats; members have a Seat."""
 
@@ -142,7 +130,10 @@ class Board:
         return over and self.sealed == min(made)
 
     def open(self, version: int, steps: int, next_batch: int, holders: Sequence[Holder]) -> None:
-        """Put a roster in force, whose members have not been told; :meth:`close` ends it."""
+        """Put a roster in force, whose members have not been told; :meth:`close` ends it.
+
+        The ps has called :meth:`Shard.keep_frozen` before.
+        """
         number = self._read(NUMBER) % (1 << 30) + 1
         header = {IN_FORCE: 0, NUMBER: number, BEGAN: version, STEPS: steps}
         for word, value in (header | {NEXT_BATCH: next_batch, MEMBERS: len(holders)}).items():
@@ -277,8 +268,7 @@ class Seat:
         self._board, self._shard, self.place = board, shard, place
         self._number, self._began, self._limit, self._next_batch, self.holders = roster
         self._buffers = [holder.buffer for holder in self.holders]
-        sizes = [part.where.stop - part.where.start for part in shard.segment.layout.parts]
-        self._own = owned(sizes, len(self.holders))[place]
+        self._own = BoardShare(shard, place, len(self.holders))
         self.steps = 0
         self._figures = Figures()
 
@@ -290,6 +280,16 @@ class Seat:
     @property
     def version(self) -> int:
         return self._began + self.steps
+
+    def has_room(self, rows: Sequence[RowsOf]) -> bool:
+        """Say whether there is memory for a step in which every member has as many new rows.
+
+        Without it the gradient is to be pushed: the ps can still refuse it.
+        """
+        tables, members = self._shard.tables, len(self.holders)
+        return tables is None or all(
+            tables.has_room(each.table, members * len(each.ids)) for each in rows
+        )
 
     def offer(
         self,
@@ -370,10 +370,12 @@ class Seat:
         """Update the slice, or finish that, by the claim that its word DONE shows."""
         swap, begun = self._board.swap, claimed | _BEGUN
         if claimed != begun:
-            self._shard.dense.begin_parts(self._own)
+            self._own.begin()
             swap(self.place, DONE, claimed, begun)
+        else:
+            self._own.repair()
         weights = self._board.weights(self._buffers, self.steps + 1)
-        self._shard.dense.update_parts(self._own, self._buffers, weights, self.version)
+        self._own.update(self._shard.step_of(self._buffers, weights, self.version))
         swap(self.place, DONE, begun, self._word + _STEP)
         self._board.wake(self.place, DONE)
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from zmqtrain.store.segment import Segment
 
-UPDATE, ACCUMULATE = 1, 2
-"""Kinds of changes: of parameters and slots; of the sum."""
+UPDATE, ACCUMULATE, SETTLE = 1, 2, 3
+"""Kinds of changes: of parameters and slots; of the sum; of the parameters after an update."""
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
 _HEAD = 10  # words before the contributions
@@ -83,6 +83,10 @@ class Note:
         words[0] = 0
         words[1 : 1 + len(values)] = memoryview(array("q", values))
         words[0] = -change.kind
+
+    def settle(self) -> None:
+        """Note that the parameters are changed once more, after the noted update."""
+        self._words[0] = -SETTLE
 
     def finish(self) -> None:
         """Note that the change is made."""

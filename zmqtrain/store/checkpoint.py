@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -21,27 +22,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.files import check_regular, replace_file, write_file
+from zmqtrain.files import replace_file, write_file
 from zmqtrain.optim import AVERAGE, Flat
 from zmqtrain.optim.outer import PREFIX
 from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import ShardFile
 from zmqtrain.store import durable
-from zmqtrain.store.layout import ShardLayout, Slice, Variable, empty_values, encode
+from zmqtrain.store.layout import ShardLayout, Slice, Variable, empty_values
 from zmqtrain.store.manifest import (
     MANIFEST_FILE,
     PARAMETERS,
     Manifest,
-    SliceRecord,
-    TensorRecord,
     encode_manifest,
     tensor_name,
     verify_sizes,
 )
+from zmqtrain.store.saved_slices import MISSED, Source
+from zmqtrain.store.table_checkpoint import FrozenTable
+from zmqtrain.store.tensor_file import TensorFile, shapes_of
 from zmqtrain.units import data_size
 
 LATEST_FILE = "LATEST"
@@ -148,60 +148,97 @@ def tensors_of(
     return tensors
 
 
-_MISSED = "missed"
-"""Name of the metadata of a file that has counts."""
+@dataclass(frozen=True, slots=True)
+class ShardCopy:
+    """A shard's file, in which what is ``frozen`` is still missing."""
+
+    path: Path
+    file: TensorFile
+    frozen: Sequence[FrozenTable] = ()
+
+    def finish(self) -> None:
+        """Write what is missing, be it beside changes of the shard; once.
+
+        Raises:
+            OSError: the disk failed.
+            CheckpointError: the shard has lost what was frozen.
+        """
+        try:
+            for each in self.frozen:
+                each.write(self.file.write)
+        finally:
+            for each in self.frozen:
+                each.close()
+            self.file.close()
 
 
 def copy_shard(
-    directory: Path, shard: int, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]
-) -> Path:
+    directory: Path,
+    shard: int,
+    tensors: Mapping[str, NDArray[Any]],
+    missed: Mapping[str, int],
+    frozen: Sequence[FrozenTable] = (),
+) -> ShardCopy:
     """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
 
     Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
     memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
-    of the arrays. ``missed``: as :func:`read_shard` returns it; it is the file's metadata.
+    of the arrays, and writes what is ``frozen``. ``missed``: as :func:`read_shard` returns it; it
+    is the file's metadata.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return _write(directory / f"shard-{shard:05d}.safetensors", tensors, missed)
+    return _copy(directory / f"shard-{shard:05d}.safetensors", tensors, missed, frozen)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
-    """Write whole variables beside the shards, durably, into an attempt's temporary directory.
+    """Write tensors by name beside the shards, durably, into an attempt's temporary directory.
 
     The manifest names the file like one more shard, of this ``number``.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
-    tensors = {  # safetensors writes the memory as it lies
-        tensor_name(PARAMETERS, name, 0): np.asarray(value, order="C")
-        for name, value in values.items()
-    }
-    return seal_shard(_write(file, tensors, {}), number, version=0)
+    return seal_shard(_copy(file, values, {}), number, version=0)
 
 
-def _write(file: Path, tensors: Mapping[str, NDArray[Any]], missed: Mapping[str, int]) -> Path:
-    with durable.writing(file):
-        try:
-            # One entry: safetensors writes several in any order, and equal files shall be equal.
-            save_file(dict(tensors), file, {_MISSED: json.dumps(dict(missed))} if missed else None)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-    return file
+def whole_variables(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return variables by names in a checkpoint's file."""
+    return {tensor_name(PARAMETERS, name, 0): np.asarray(value) for name, value in values.items()}
 
 
-def seal_shard(file: Path, shard: int, version: int) -> ShardFile:
-    """Make what :func:`copy_shard` wrote durable; return what the manifest says of it.
+def _copy(
+    path: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    missed: Mapping[str, int],
+    frozen: Sequence[FrozenTable] = (),
+) -> ShardCopy:
+    shapes = shapes_of(tensors)
+    for each in frozen:
+        shapes |= each.shapes
+    with durable.writing(path), ExitStack() as failed:
+        for each in frozen:
+            failed.callback(each.close)
+        file = TensorFile(path, shapes, {MISSED: json.dumps(dict(missed))} if missed else {})
+        for name, array in tensors.items():
+            file.write(name, array)
+        failed.pop_all()
+    return ShardCopy(path, file, frozen)
+
+
+def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
+    """Finish what :func:`copy_shard` began, make it durable, and return what the manifest says.
 
     ``version`` is the number of updates that it contains.
 
     Raises:
-        CheckpointError: the disk failed.
+        CheckpointError: the disk failed, or the shard has lost what was frozen.
     """
+    file = copy.path
     with durable.writing(file):
-        # safetensors makes private files; a checkpoint is as open as its directory.
+        copy.finish()
+        # A checkpoint is as open as its directory.
         os.chmod(file, file.parent.stat().st_mode & 0o666)
         durable.sync_path(file)
         durable.sync_path(file.parent)
@@ -265,7 +302,7 @@ def read_shard(
     parameters, *flats = (np.zeros(layout.size, np.float32) for _ in (PARAMETERS, *initial))
     slots, missed = dict(zip(initial, flats, strict=True)), {}
     with ExitStack() as opened:
-        source = _Source(path, manifest, opened)
+        source = Source(path, manifest, opened)
         for cut in layout.slices:
             source.read(PARAMETERS, cut, cut.run(parameters))
         begin_slots(layout, parameters, initial, slots)
@@ -300,7 +337,7 @@ def read_parameters(
         _check_sizes(path, manifest, variables)
     values = empty_values(variables)
     with ExitStack() as opened:
-        source = _Source(path, manifest, opened)
+        source = Source(path, manifest, opened)
         for variable in variables:
             key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
             rows = variable.shape[0] if variable.shape else 1
@@ -330,114 +367,3 @@ def _move_aside(final: Path) -> Path | None:
     replaced = final.with_name(f"{final.name}.replaced-{durable.new_token()}")
     os.rename(final, replaced)
     return replaced
-
-
-class _Source:
-    """The tensors of a checkpoint. Each of its files is opened once."""
-
-    def __init__(self, path: Path, manifest: Manifest, opened: ExitStack) -> None:
-        """``opened``: closes the files."""
-        self._path, self._manifest, self._opened = path, manifest, opened
-        self._files: dict[int, Any] = {}  # by shard
-
-    def read(self, key: str, cut: Slice, out: NDArray[Any]) -> None:
-        """Read a slice of any placement.
-
-        ``out``: its value, or the float32 elements that carry it; C-contiguous.
-        """
-        name, tensors = cut.variable.name, self._manifest.tensors
-        if name in tensors[PARAMETERS] and name not in tensors.get(key, {}):
-            raise self._lacks(key, name)
-        record = _matching(self._path, tensors.get(key, {}), cut.variable)
-        target = out.reshape(cut.rows, out.size // max(cut.rows, 1))
-        for stored in record.slices:
-            low = max(cut.start, stored.start)
-            high = min(cut.start + cut.rows, stored.start + stored.rows)
-            if low < high:
-                rows = self._rows(stored, record)[low - stored.start : high - stored.start]
-                into = target[low - cut.start : high - cut.start]
-                if rows.dtype == into.dtype:
-                    into[...] = rows
-                else:
-                    encode(rows, into)
-
-    def _lacks(self, key: str, name: str) -> CheckpointError:
-        tensors = self._manifest.tensors
-        if key == AVERAGE and key not in tensors:
-            return CheckpointError(
-                f"{self._path}: it has no moving averages, for its job had no moving_average; "
-                "do without them, or train in a new logdir"
-            )
-        held = sorted(slot for slot in tensors if slot != PARAMETERS and name in tensors[slot])
-        return CheckpointError(
-            f"{self._path}: {name!r} has no optimizer slot {key!r}; its slots: "
-            f"{', '.join(held) or 'none'}; it was written with another optimizer; go back to that "
-            "one, or begin anew in another logdir with its weights (zmqtrain export, "
-            "Job(initial=FILE))"
-        )
-
-    @property
-    def missed(self) -> dict[str, int]:
-        """The counts in the files that were read; those of older versions may have none."""
-        found, most = (
-            [_counts_in(file.metadata() or {}) for file in self._files.values()],
-            self._manifest.version,
-        )
-        return {name: min(count, most) for each in found for name, count in each.items()}
-
-    def _rows(self, stored: SliceRecord, record: TensorRecord) -> NDArray[Any]:
-        """Return a stored slice in shape (rows, row size)."""
-        name = next(each.file for each in self._manifest.files if each.shard == stored.shard)
-        file = self._path / name
-        try:
-            if stored.shard not in self._files:
-                check_regular(file)
-                tensors = safe_open(file, framework="np")
-                self._files[stored.shard] = self._opened.enter_context(tensors)
-            found: NDArray[Any] = self._files[stored.shard].get_tensor(stored.tensor)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{file}: cannot be read: {error}; resume from another checkpoint"
-            ) from error
-        shape = (stored.rows, *record.shape[1:]) if record.shape else ()
-        if (found.dtype.name, found.shape) != (record.dtype, shape):
-            raise CheckpointError(
-                f"{file}: tensor {stored.tensor!r} is {found.dtype} of shape {found.shape}; the "
-                f"manifest says {record.dtype} of shape {shape}; resume from another checkpoint"
-            )
-        return found.reshape(stored.rows, prod(record.shape[1:]))
-
-
-def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variable) -> TensorRecord:
-    record = records.get(variable.name)
-    if record is None:
-        raise CheckpointError(
-            f"{path}: it has no variable {variable.name!r}, which the job has with shape "
-            f"{variable.shape}; its variables: {', '.join(records) or 'none'}; go back to the "
-            "model that wrote it, or train in a new logdir"
-        )
-    theirs = record.shape, record.dtype, record.kind
-    ours = variable.shape, variable.dtype, variable.kind
-    can_change = {record.kind, variable.kind} <= {"trained", "frozen"}
-    if theirs[:2] != ours[:2] or (record.kind != variable.kind and not can_change):
-        raise CheckpointError(
-            f"{path}: variable {variable.name!r} has {_described(*theirs)} in it and "
-            f"{_described(*ours)} in the job; go back to the model that wrote it, or train in a "
-            "new logdir"
-        )
-    return record
-
-
-def _described(shape: tuple[int, ...], dtype: str, kind: str) -> str:
-    """Say of what kind a variable is; what is trained is float32."""
-    return f"shape {shape}" + ("" if kind == "trained" else f", dtype {dtype}, kind {kind},")
-
-
-def _counts_in(metadata: Mapping[str, str]) -> dict[str, int]:
-    """Return the counts in a file's metadata; older versions gave each an entry of its own."""
-    text = metadata.get(_MISSED, "")
-    try:
-        found = json.loads(text) if text.startswith("{") else metadata
-    except ValueError:
-        found = {}
-    return {name: int(count) for name, count in found.items() if str(count).isdecimal()}

@@ -127,12 +127,29 @@ class Slice:
         return run.reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """The rows of all tables that belong to shard ``owner``; ``copy``: as in :class:`Slice`."""
+
+    owner: int
+    copy: bool = False
+
+
 @dataclass(frozen=True)
 class ShardLayout:
-    """What one ps holds, in order; equal on every task of the cluster."""
+    """What one ps holds, in order; equal on every task of the cluster.
+
+    ``rows``: () unless rows of tables have copies; else each shard has its own.
+    """
 
     shard: int
     slices: tuple[Slice, ...]
+    rows: tuple[RowSlice, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Slice | RowSlice, ...]:
+        """All that may be a copy."""
+        return (*self.slices, *self.rows)
 
     @cached_property
     def size(self) -> int:

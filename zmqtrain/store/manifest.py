@@ -29,9 +29,10 @@ from zmqtrain.protocol.checkpoint import Count, LedgerState, ShardFile, WorkerMa
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate, before 4 every
-slot was of all trained variables, before 5 there were no tables."""
+slot was of all trained variables, before 5 there were no tables, before 6 no initial values of
+their rows."""
 MANIFEST_FILE = "manifest.json"
 MOST_NBYTES = 256 << 20
 """Largest manifest that is read."""
@@ -92,6 +93,7 @@ class TableRecord(BaseModel):
     """A table: every file of a shard has those of its rows that the shard held.
 
     ``rows``: their number, None if any int64 is an id. ``slots``: elements that each has for a row.
+    ``initial``: what gave rows their first values, with ``scale`` and ``key``; "" is not known.
     """
 
     model_config = _CONFIG
@@ -99,6 +101,9 @@ class TableRecord(BaseModel):
     dim: Count
     rows: Count | None
     slots: dict[str, Count]
+    initial: Literal["uniform", "normal", "given", ""] = ""
+    scale: float = 0.0
+    key: int = Field(default=0, ge=0, lt=1 << 64)
 
 
 class Manifest(BaseModel):
@@ -111,7 +116,7 @@ class Manifest(BaseModel):
 
     model_config = _CONFIG
 
-    format: Literal[1, 2, 3, 4, 5] = FORMAT
+    format: Literal[1, 2, 3, 4, 5, 6] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
     generation: Count = Field(validation_alias=AliasChoices("generation", "epoch"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
-from zmqtrain.store.layout import ALIGNMENT, ShardLayout, Slice, Variable
+from zmqtrain.store.layout import ALIGNMENT, RowSlice, ShardLayout, Slice, Variable
 
 Strategy: TypeAlias = Literal["round-robin", "greedy", "contiguous"]
+Part = TypeVar("Part", Slice, RowSlice)
 
 PARTITION_NBYTES = 256 * 1024
 
@@ -48,11 +49,13 @@ def place(
     return tuple(ShardLayout(shard, tuple(cuts)) for shard, cuts in enumerate(slices))
 
 
-def with_copies(layouts: Sequence[ShardLayout], copies: int) -> tuple[ShardLayout, ...]:
+def with_copies(
+    layouts: Sequence[ShardLayout], copies: int, *, has_tables: bool = False
+) -> tuple[ShardLayout, ...]:
     """Return these layouts, each with what the ``copies - 1`` shards before it own.
 
     The first shard follows the last. All slices of a shard are in the order of their owners, so
-    what it owns of a line (``contiguous``) is one run.
+    what it owns of a line (``contiguous``) is one run. ``has_tables``: rows have copies, too.
     """
     if copies == 1:
         return tuple(layouts)
@@ -63,7 +66,8 @@ def with_copies(layouts: Sequence[ShardLayout], copies: int) -> tuple[ShardLayou
         slices: list[Slice] = []
         for owner, cut in sorted(held, key=lambda each: each[1].variable.place):
             _append(slices, cut.variable, cut.start, cut.rows, copy=owner != shard)
-        found.append(ShardLayout(shard, tuple(slices)))
+        rows = [RowSlice(owner, owner != shard) for owner in owners if has_tables]
+        found.append(ShardLayout(shard, tuple(slices), tuple(rows)))
     return tuple(found)
 
 
@@ -74,18 +78,22 @@ def nearest(layouts: Sequence[ShardLayout], near: Collection[int]) -> tuple[Shar
     """
     read: dict[tuple[str, int], tuple[bool, bool, int]] = {}
     for layout in layouts:
-        for cut in layout.slices:
-            name, holder = (cut.variable.name, cut.start), layout.shard
-            distance = holder not in near, cut.copy, holder
+        for part in layout.parts:
+            name, holder = _name_of(part), layout.shard
+            distance = holder not in near, part.copy, holder
             read[name] = min(read.get(name, distance), distance)
 
-    def seen(cut: Slice, shard: int) -> Slice:
-        return replace(cut, copy=read[cut.variable.name, cut.start][-1] != shard)
+    def seen(parts: Sequence[Part], shard: int) -> tuple[Part, ...]:
+        return tuple(replace(part, copy=read[_name_of(part)][-1] != shard) for part in parts)
 
     return tuple(
-        ShardLayout(layout.shard, tuple(seen(cut, layout.shard) for cut in layout.slices))
-        for layout in layouts
+        replace(each, slices=seen(each.slices, each.shard), rows=seen(each.rows, each.shard))
+        for each in layouts
     )
+
+
+def _name_of(part: Slice | RowSlice) -> tuple[str, int]:
+    return (part.variable.name, part.start) if isinstance(part, Slice) else ("", part.owner)
 
 
 def _append(

@@ -97,18 +97,25 @@ def get(memory: mmap.mmap, at: int, dims: Sequence[int]) -> list[RowsOf]:
     (count,) = np.frombuffer(memory, np.int64, 1, at).tolist()
     if not 0 <= count <= len(dims):
         raise ValueError(f"{count} parts")
-    heads = np.frombuffer(memory, np.int64, 2 * count, at + 8).reshape(count, 2).tolist()
-    number = at + 8 * (1 + 2 * count)
-    place = number + 8 * sum(rows for _, rows in heads)
+    heads = np.frombuffer(memory, np.int64, 2 * count, at + 8).reshape(count, 2)
+    if ((heads < 0) | (heads[:, :1] >= len(dims))).any():
+        raise ValueError("parts of other tables")
+    first = at + 8 * (1 + 2 * count)
+    every = np.frombuffer(memory, np.int64, int(heads[:, 1].sum()), first)
+    rises = np.append(every[1:] > every[:-1], True)
+    ends = heads[:, 1].cumsum()
+    rises[ends[ends > 0] - 1] = True  # from one table to the next they need not
+    if not rises.all():
+        raise ValueError("ids of a table that do not rise")
+    place, begin = first + every.nbytes, 0
     place += (at - place) % 64
-    parts = []
-    for table, rows in heads:
-        ids = np.frombuffer(memory, np.int64, rows, number)
-        if not (ids[1:] > ids[:-1]).all():
-            raise ValueError(f"ids of table {table} that do not rise")
-        values = np.frombuffer(memory, np.float32, rows * dims[table], place)
-        parts.append(RowsOf(table, ids, values.reshape(rows, dims[table])))
-        number, place = number + ids.nbytes, place + values.nbytes
+    values = np.frombuffer(memory, np.float32, offset=place)
+    parts, number = [], 0
+    for table, rows in heads.tolist():
+        end, dim = begin + rows, dims[table]
+        flat = values[number : number + rows * dim]
+        parts.append(RowsOf(table, every[begin:end], flat.reshape(rows, dim)))
+        begin, number = end, number + rows * dim
     return parts
 
 

@@ -50,6 +50,14 @@ class IndexCode(NamedTuple):
     engine: Any  # the owner of their code
 
 
+class ReadCode(NamedTuple):
+    """``read(n, ids, words, mask, old, old_mask, records, out, rows)`` does what ``find`` of
+    :class:`IndexCode` does, and copies the first elements of each record that it finds."""
+
+    read: Any
+    engine: Any
+
+
 class CopyCode(NamedTuple):
     """Copying of records with parts of these widths, n of them.
 
@@ -60,13 +68,14 @@ class CopyCode(NamedTuple):
 
     gather: Any
     scatter: Any
+    addresses: tuple[int, int]  # of both
     engine: Any
 
 
 @cache
 def index_code() -> IndexCode:
     module = ir.Module()
-    _build_find(module, _build_probe(module))
+    _build_find(module)
     _build_enter(module)
     _, engine = engine_of(module)
     number, place = ctypes.c_int64, ctypes.c_void_p
@@ -82,6 +91,17 @@ def index_code() -> IndexCode:
 
 
 @cache
+def read_code(stride: int, dim: int) -> ReadCode:
+    """Compile the reading of the first ``dim`` elements of records of ``stride`` bytes."""
+    module = ir.Module()
+    _build_find(module, (stride, dim))
+    _, engine = engine_of(module)
+    number, place = ctypes.c_int64, ctypes.c_void_p
+    types = number, place, place, number, place, number, place, place, place
+    return ReadCode(ctypes.CFUNCTYPE(number, *types)(engine.get_function_address("read")), engine)
+
+
+@cache
 def copy_code(stride: int, widths: tuple[int, ...]) -> CopyCode:
     """Compile the copying of records of ``stride`` bytes, whose parts follow the header."""
     module = ir.Module()
@@ -92,11 +112,8 @@ def copy_code(stride: int, widths: tuple[int, ...]) -> CopyCode:
     parts = [place] * len(widths)
     gather = ctypes.CFUNCTYPE(None, number, place, place, *parts)
     scatter = ctypes.CFUNCTYPE(None, number, place, place, number, *parts)
-    return CopyCode(
-        gather(engine.get_function_address("gather")),
-        scatter(engine.get_function_address("scatter")),
-        engine,
-    )
+    addresses = tuple(map(engine.get_function_address, ("gather", "scatter")))
+    return CopyCode(gather(addresses[0]), scatter(addresses[1]), addresses, engine)
 
 
 def _number(value: int) -> ir.Constant:
@@ -105,6 +122,11 @@ def _number(value: int) -> ir.Constant:
 
 def _function(module: ir.Module, name: str, types: Sequence[ir.Type], result: ir.Type) -> Any:
     return ir.Function(module, ir.FunctionType(result, types), name)
+
+
+def _lines_of(nbytes: int) -> list[int]:
+    """Return offsets of which each line of a record has one, which begins anywhere."""
+    return [*range(0, nbytes - 1, _LINE), nbytes - 1][:_LINES]
 
 
 def _record(build: ir.IRBuilder, entry: ir.Value) -> ir.Value:
@@ -167,10 +189,15 @@ def _build_probe(module: ir.Module) -> Any:
     return function
 
 
-def _build_find(module: ir.Module, probe: Any) -> None:
-    types = [_INT, _INTS, _INTS, _INT, _INTS, _INT, _BYTES, _INT, _INTS]
-    function = _function(module, "find", types, _INT)
-    n, ids, words, mask, old, old_mask, records, stride, out = function.args
+def _build_find(module: ir.Module, row: tuple[int, int] | None = None) -> None:
+    """Build the search for records; ``row``: bytes of one, and elements of it that are copied."""
+    probe = _build_probe(module)
+    before, after = ([_INT], []) if row is None else ([], [_FLOATS])
+    types = [_INT, _INTS, _INTS, _INT, _INTS, _INT, _BYTES, *before, _INTS, *after]
+    function = _function(module, "find" if row is None else "read", types, _INT)
+    n, ids, words, mask, old, old_mask, records, *others = function.args
+    stride, out = others if row is None else (_number(row[0]), others[0])
+    ends = [0] if row is None else _lines_of(8 * HEADER + 4 * row[1])
     build = ir.IRBuilder(function.append_basic_block())
     build.fence("acquire")  # what the caller read before was read before
     missing, zero = build.alloca(_INT), _number(0)
@@ -190,7 +217,9 @@ def _build_find(module: ir.Module, probe: Any) -> None:
                 entry = build.load(build.gep(words, [place]))
                 marks = build.lshr(build.xor(entry, hash_), _number(RECORD_BITS))
                 likely = build.select(build.icmp_signed("==", marks, zero), entry, likely)
-            _prefetch(build, _address(build, records, stride, _record(build, likely)))
+            record = _address(build, records, stride, _record(build, likely))
+            for at in ends:
+                _prefetch(build, build.gep(record, [_number(at)]))
         with counted(build, begin, end, 1) as i:
             id_, place = build.load(build.gep(ids, [i])), build.gep(out, [i])
             entry = build.call(probe, [words, mask, id_, records, stride])
@@ -200,9 +229,22 @@ def _build_find(module: ir.Module, probe: Any) -> None:
                 build.store(build.call(probe, [old, old_mask, id_, records, stride]), place)
             record = _record(build, build.load(place))
             build.store(record, place)
-            is_missing = build.zext(build.icmp_signed("<", record, zero), _INT)
-            build.store(build.add(build.load(missing), is_missing), missing)
+            is_missing = build.icmp_signed("<", record, zero)
+            build.store(build.add(build.load(missing), build.zext(is_missing, _INT)), missing)
+            if row is not None:
+                with build.if_then(build.not_(is_missing), likely=True):
+                    head = _address(build, records, stride, record)
+                    source = build.bitcast(build.gep(head, [_number(8 * HEADER)]), _FLOATS)
+                    target = build.gep(others[1], [build.mul(i, _number(row[1]))])
+                    _copy(build, source, target, row[1])
+    if row is not None:
+        build.fence("acq_rel")  # what is read after it was not read before
     build.ret(build.load(missing))
+
+
+def _copy(build: ir.IRBuilder, source: ir.Value, target: ir.Value, width: int) -> None:
+    with counted(build, _number(0), _number(width), 1) as j:
+        build.store(build.load(build.gep(source, [j])), build.gep(target, [j]))
 
 
 def _build_enter(module: ir.Module) -> None:
@@ -249,8 +291,8 @@ def _build_copy(
         following = _address(
             build, records, _number(stride), build.load(build.gep(places, [ahead]))
         )
-        for line in range(min(-(-stride // _LINE), _LINES)):
-            _prefetch(build, build.gep(following, [_number(line * _LINE)]))
+        for at in _lines_of(stride):
+            _prefetch(build, build.gep(following, [_number(at)]))
         place = build.load(build.gep(places, [i]))
         with build.if_then(build.icmp_signed(">=", place, _number(0)), likely=True):
             record = _address(build, records, _number(stride), place)
@@ -262,8 +304,7 @@ def _build_copy(
                 inside = build.bitcast(build.gep(record, [_number(at)]), _FLOATS)
                 outside = build.gep(part, [build.mul(i, _number(width))])
                 source, target = (outside, inside) if to_records else (inside, outside)
-                with counted(build, _number(0), _number(width), 1) as j:
-                    build.store(build.load(build.gep(source, [j])), build.gep(target, [j]))
+                _copy(build, source, target, width)
                 at += 4 * width
     build.fence("acq_rel")  # what is read after it was not read before
     build.ret_void()

@@ -21,8 +21,9 @@ A process may be killed anywhere: :meth:`RowStore.repair` makes good what it lef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -34,16 +35,22 @@ from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
-from zmqtrain.store.row_code import ERASED, copy_code, index_code
+from zmqtrain.store.row_code import ERASED, ReadCode, copy_code, index_code, read_code
+from zmqtrain.store.row_snapshot import RowSnapshot
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
     COUNT,
+    FORGOTTEN,
     FREE,
     LOAD,
     MOVED,
     NEXT_COUNT,
     NEXT_FREE,
     PENDING,
+    PREPARED,
+    PREPARED_BANK,
+    PREPARED_BITS,
+    RESERVED,
     STATE,
     SWEEPS,
     USED,
@@ -90,11 +97,10 @@ class RowStore:
         self._pending = arena.ints(layout.pending_at, BLOCK_ROWS)
         self._free = arena.ints(layout.free_at, layout.most)
         self._index, self._copy = index_code(), copy_code(stride, layout.widths)
-        self._row_copy = copy_code(stride, layout.widths[:1])
+        self._stride = stride
         self._records = arena.address + layout.records_at
-        self._reserved = 0  # bytes of records
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
-        self._prepared = (0, 0), 0  # the next index, and how many bytes of it are reserved
+        self._snapshot: RowSnapshot | None = None  # the last one
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -106,50 +112,74 @@ class RowStore:
         bits = self._state.now[0]
         return self.words[COUNT] * self.layout.stride + (8 << bits)
 
-    def find(self, ids: Ids) -> Places:
-        """Return the number of each id's record, or -1."""
-        places = np.empty(len(ids), np.int64)
-        if not self.words[COUNT]:
-            places.fill(-1)
-            return places
-        ids = np.ascontiguousarray(ids)
-        n, found = len(ids), address_of(places)
+    def find(self, ids: Ids) -> tuple[Places, int]:
+        """Return the number of each id's record, or -1, and how many are -1."""
+        ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
+        found, given = address_of(places), (len(ids), address_of(ids))
         while True:
-            word, where = self.words[STATE], self._where
-            if word != where[0]:
-                state = _State.of(word)
-                old = self._region(state.old) if state.old else (0, 0)
-                where = self._where = word, (*self._region(state.now), *old)
-            given = n, address_of(ids), *where[1], self._records, self.layout.stride
-            if not self._index.find(*given, found) or self.words[STATE] == word:
-                return places
+            word, where = self._index_now()
+            missing = self._index.find(*given, *where, self._records, self._stride, found)
+            if not missing or self.words[STATE] == word:
+                return places, missing
 
-    def read(self, ids: Ids) -> tuple[Rows, Places]:
-        """Return the rows with these ids, and their places; without a place a row is arbitrary."""
+    def read(self, ids: Ids) -> tuple[Rows, Places | None]:
+        """Return the rows with these ids, and their places, None if all have one.
+
+        Without a place, which is negative then, a row is arbitrary.
+        """
+        ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
         rows = np.empty((len(ids), self.layout.widths[0]), np.float32)
+        given, found = (len(ids), address_of(ids)), (address_of(places), address_of(rows))
         while True:
-            sweeps = self.words[SWEEPS]
-            places = self.find(ids)
-            self._row_copy.gather(len(ids), address_of(places), self._records, address_of(rows))
-            if self.words[SWEEPS] == sweeps:
-                return rows, places
+            sweeps, (word, where) = self.words[SWEEPS], self._index_now()
+            missing = self._reading.read(*given, *where, self._records, *found)
+            is_same = self.words[SWEEPS] == sweeps
+            if is_same and (not missing or self.words[STATE] == word):
+                return rows, places if missing else None
+
+    @cached_property
+    def _reading(self) -> ReadCode:
+        return read_code(self._stride, self.layout.widths[0])
+
+    def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
+        """Return STATE, and what it says: addresses and masks of the index and the old one."""
+        word = self.words[STATE]
+        if word != self._where[0]:
+            state = _State.of(word)
+            old = self._region(state.old) if state.old else (0, 0)
+            self._where = word, (*self._region(state.now), *old)
+        return self._where
 
     def live(self) -> Places:
         """Return the places of all rows."""
         return np.flatnonzero(self._heads[: self.words[COUNT], 1] >= 0)
 
-    def held(self) -> tuple[Ids, NDArray[np.int64], list[NDArray[np.float32]]]:
-        """Return a copy of all rows: sorted ids, second words, and (n, width) of each width."""
-        places = self.live()
-        places = places[np.argsort(self.ids(places))]
-        parts = [np.empty((len(places), width), np.float32) for width in self.layout.widths]
-        self.gather(places, parts)
-        return self.ids(places), self.stamps(places), parts
+    def freeze(self, own: Callable[[Ids], NDArray[np.bool_]] | None = None) -> RowSnapshot:
+        """Return the rows as they are now, for another thread to read; it ends an earlier one.
+
+        ``own``: says which of these ids; None: all.
+        """
+        self.thaw()
+        heads, rows = self._heads[: self.words[COUNT]], len(self)
+        if own is not None:
+            rows = int(np.count_nonzero(own(self.ids(self.live()))))
+        self._snapshot = RowSnapshot(heads, rows, self.layout.widths, own)
+        return self._snapshot
+
+    def keep_frozen(self) -> None:
+        """Let a snapshot that is being read go on beside changes of other processes."""
+        if self._snapshot is not None:
+            self._snapshot.keep_all()
+
+    def thaw(self) -> None:
+        """End the snapshot that is being read, if there is one."""
+        if self._snapshot is not None:
+            self._snapshot.close()
 
     def take_over(
         self, ids: Ids, stamps: NDArray[np.int64], parts: Sequence[NDArray[np.float32]]
     ) -> None:
-        """Insert rows as :meth:`held` has returned them."""
+        """Insert rows: sorted ids, second words, and (n, width) of each width."""
         self.make_room(len(ids))
         self.stamp(self.insert(ids, parts), stamps)
 
@@ -163,20 +193,28 @@ class RowStore:
         return stamps
 
     def stamp(self, places: Places, values: NDArray[np.int64]) -> None:
-        self._heads[places, 1] = values
+        with self.changing(places):
+            self._heads[places, 1] = values
 
     def gather(self, places: Places, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy records into one array for each width."""
         given = address_of(places), self._records, *map(address_of, parts)
         self._copy.gather(len(places), *given)
 
+    @property
+    def copying(self) -> tuple[int, int, int]:
+        """Addresses of the records, and of the code of :meth:`gather` and :meth:`scatter`."""
+        return self._records, *self._copy.addresses
+
     def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy arrays into records, and set the second word of each."""
         given = address_of(places), self._records, stamp, *map(address_of, parts)
-        self._copy.scatter(len(places), *given)
+        with self.changing(places):
+            self._copy.scatter(len(places), *given)
 
     def clear(self) -> None:
         """Forget all rows."""
+        self.thaw()
         state, held = self._state, self.words[COUNT]
         self.words[COUNT] = self.words[FREE] = self.words[PENDING] = self.words[USED] = 0
         self.words[SWEEPS] += 1
@@ -184,10 +222,17 @@ class RowStore:
             if index[0]:
                 self._arena.release(self._begin(index), 8 << index[0])
         self._arena.release(self.layout.records_at, -(-held * self.layout.stride // PAGE) * PAGE)
-        self._reserved = 0
+        self.words[RESERVED] = self.words[PREPARED] = 0
         first = _FIRST_BITS, 0
         self._arena.reserve(self._begin(first), 8 << _FIRST_BITS)
         self._set(_State(first, None, state.changes + 1))
+
+    def has_room(self, new: int) -> bool:
+        """Say whether :meth:`make_room` would need no more memory for so many rows."""
+        held, capacity = self.words[COUNT], 1 << self._state.now[0]
+        new = min(new, self.layout.most - held)
+        has_records = (held + new) * self.layout.stride <= self.words[RESERVED]
+        return has_records and max(self.words[USED], len(self)) + new <= LOAD * capacity
 
     def make_room(self, new: int) -> None:
         """Prepare that so many rows are inserted; it changes nothing that is read.
@@ -195,7 +240,7 @@ class RowStore:
         Raises:
             SegmentError: there is no room.
         """
-        if not new and self._state.old is None:
+        if not new and not self.words[STATE] >> 14 & 1:  # there is no old index
             return
         layout, held = self.layout, self.words[COUNT]
         try:
@@ -212,12 +257,12 @@ class RowStore:
 
     def _reserve(self, rows: int) -> None:
         """Allocate memory for so many records, and some more."""
-        needed = rows * self.layout.stride
-        if needed > self._reserved:
+        needed, reserved = rows * self.layout.stride, self.words[RESERVED]
+        if needed > reserved:
             extent = min(max(needed // 8, _EXTENTS[0]), _EXTENTS[1])
             stop = min(needed + extent, self.layout.most * self.layout.stride)
-            self._arena.reserve(self.layout.records_at + self._reserved, stop - self._reserved)
-            self._reserved = stop
+            self._arena.reserve(self.layout.records_at + reserved, stop - reserved)
+            self.words[RESERVED] = stop
 
     def insert(self, ids: Ids, parts: Sequence[NDArray[np.float32]]) -> Places:
         """Insert rows that are not there, and for which there is room; return their places.
@@ -256,7 +301,9 @@ class RowStore:
         ids, state = self.ids(places), self._state
         for index in filter(None, (state.now, state.old)):
             self._put(ids, places, index, erase=True)
-        self._heads[places, 1] = -1
+        with self.changing(places):
+            self._heads[places, 1] = -1
+        self.words[FORGOTTEN] += len(places)
         self._note_free()
 
     def _note_free(self) -> None:
@@ -277,8 +324,7 @@ class RowStore:
         for index in product(range(_FIRST_BITS, state.now[0] + 2), (0, 1)):
             if index not in (state.now, state.old):
                 self._arena.release(self._begin(index), 8 << index[0])
-        self._reserved = self.words[COUNT] * self.layout.stride
-        self._arena.reserve(self.layout.records_at, self._reserved)
+        self.words[PREPARED] = 0
 
     def _grow(self, new: int) -> None:
         """Make room in the index, and move entries of the old one."""
@@ -315,10 +361,19 @@ class RowStore:
 
     def _prepare(self, index: tuple[int, int], nbytes: int) -> None:
         """Reserve the begin of the next index; it takes time, so it is done bit by bit."""
-        before = self._prepared[1] if self._prepared[0] == index else 0
+        own = self.words
+        if (own[PREPARED_BITS], own[PREPARED_BANK]) != index:
+            own[PREPARED] = 0
+            own[PREPARED_BITS], own[PREPARED_BANK] = index
+        before = own[PREPARED]
         if nbytes > before:
             self._arena.reserve(self._begin(index) + before, nbytes - before)
-            self._prepared = index, nbytes
+            own[PREPARED] = nbytes
+
+    def changing(self, places: Places) -> AbstractContextManager[None]:
+        """Keep what these records are for a snapshot; enter it to change them."""
+        snapshot = self._snapshot
+        return nullcontext() if snapshot is None else snapshot.before_a_change(places)
 
     @property
     def _state(self) -> _State:

@@ -6,13 +6,11 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
-
-from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
@@ -21,7 +19,7 @@ from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
-from zmqtrain.protocol.status import TableStatus
+from zmqtrain.protocol.status import Moves, TableStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.changes import (
     ACCUMULATE,
@@ -32,11 +30,13 @@ from zmqtrain.store.changes import (
     float_of,
     word_of,
 )
+from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
+from zmqtrain.store.moves import moves_of
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -74,7 +74,7 @@ class Shard:
         tables: Tables | None = None,
     ) -> None:
         self.layout = layout
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self.rule = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
@@ -87,6 +87,7 @@ class Shard:
             self._use_rate_for_tables()
         self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
+        self.moves = Moves()
 
     @property
     def version(self) -> int:
@@ -121,14 +122,7 @@ class Shard:
 
     def table_status(self) -> dict[str, TableStatus]:
         """Return what the shard holds of each table."""
-        tables = self.tables
-        if tables is None:
-            return {}
-        of_each = zip(tables.memory.layout.tables, tables.figures.values(), strict=True)
-        return {
-            layout.variable.name: TableStatus(layout.variable.rows, one.trained, one.nbytes)
-            for layout, one in of_each
-        }
+        return {} if self.tables is None else self.tables.status()
 
     @property
     def slots(self) -> dict[str, Flat]:
@@ -157,20 +151,24 @@ class Shard:
             for call in take_over:
                 call()
 
-    def write(self, directory: Path, layout: ShardLayout | None = None) -> Path:
+    def write(self, directory: Path, layout: ShardLayout | None = None) -> ShardCopy:
         """Copy what it owns into a file in an attempt's temporary directory; the shard is idle.
 
-        ``layout``: says otherwise which slices it owns. Returns the file, which
-        :func:`zmqtrain.store.checkpoint.seal_shard` makes durable.
+        ``layout``: says otherwise which slices it owns. Tables are frozen, and written only by
+        :func:`zmqtrain.store.checkpoint.seal_shard`, beside later changes.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
         layout = layout or self.layout
-        tensors: dict[str, NDArray[Any]] = {}
-        for holding in self._holdings:
-            tensors |= holding.tensors(layout)
-        return checkpoint.copy_shard(directory, layout.shard, tensors, self.dense.missed)
+        arrays, tables = self.dense.tensors(layout), self.tables
+        frozen = [] if tables is None else tables.freeze(layout)
+        return checkpoint.copy_shard(directory, layout.shard, arrays, self.dense.missed, frozen)
+
+    def keep_frozen(self) -> None:
+        """Copy what a checkpoint lacks of tables, before other processes change them."""
+        if self.tables is not None:
+            self.tables.keep_frozen()
 
     def load(self) -> None:
         """Take over what was written into the parameters and the slots; the shard is idle."""
@@ -179,13 +177,15 @@ class Shard:
 
     def repair(self) -> Change | None:
         """Finish what a killed process left; return the last change of all, if there was one."""
-        change = self._note.last()
+        change, is_alone = self._note.last(), not self.segment.board[IN_FORCE]
+        if self.tables is not None and is_alone:  # else members of a board may be changing them
+            self.tables.repair_stores()
         if change is not None and self._note.is_under_way:
             for holding in self._holdings:
                 holding.repair(change)
             self._make(change)
         words = self.segment.words
-        if not self.segment.board[IN_FORCE]:
+        if is_alone:
             words[CLOCK] += words[CLOCK] % 2
         return change
 
@@ -208,12 +208,30 @@ class Shard:
         match order:
             case Apply() | Reduce() | Accumulate():
                 change = self._change_of(order, number)
+                if change.local_steps and len(change.contributions) > 1:
+                    given, is_moved = (self.segment, self.layout), self.rule.outer.of_differences
+                    self.moves = moves_of(change, *given, of_differences=is_moved)
                 self._clip(change, None if isinstance(order, Accumulate) else order.square)
                 self._make(self._begun(change))
                 return "accumulated" if isinstance(order, Accumulate) else "applied"
             case Rate(learning_rate):
                 self.learning_rate = learning_rate
         return "unchanged"
+
+    def settle(self, target: Flat) -> None:
+        """Move the trained parameters to ``target``, after an update; the shard is idle.
+
+        ``target``: float32, of shape (layout.trained,). The slot RESIDUAL, if there is one, takes
+        up the difference. If the process is killed, elements not yet moved stay where they are.
+        """
+        words = self.segment.words
+        self.dense.begin_settling()
+        words[CLOCK] += 1
+        if self.safe:
+            self._note.settle()
+        self.dense.settle(target)
+        self._note.finish()
+        words[CLOCK] += 1
 
     def square_of(self, update: Apply | Reduce) -> int:
         """Return the share of this shard in ``square`` of this order: see optim/norm.py."""
@@ -240,7 +258,7 @@ class Shard:
         local_steps = order.local_steps if isinstance(order, Reduce) else 0
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
         weights = [one.weight for one in staged]
-        unit = self._batch_size if before or kind == ACCUMULATE else max(weights)
+        unit = self.batch_size if before or kind == ACCUMULATE else max(weights)
         weight = before + sum(weights)
         rested = self.segment.words[RESTED]
         given = kind, staged, weight, unit, self.version, before > 0
@@ -253,12 +271,22 @@ class Shard:
             self._use_rate_for_tables()
 
     def can_update(self, step: int) -> bool:
-        """Say whether update ``step`` can be made by parts: the rule needs a learning rate."""
+        """Say whether update ``step`` can be made by parts: rules need a learning rate."""
         try:
             self.dense.check(step)
+            if self.tables is not None:
+                self.tables.check(step)
         except ConfigError:
             return False
         return True
+
+    def step_of(self, buffers: Sequence[int], weights: Sequence[float], step: int) -> Change:
+        """Return update ``step`` by the gradients in these buffers, which nobody has pushed."""
+        pairs = zip(buffers, weights, strict=True)
+        given = tuple(Contribution(buffer, -1, 0, weight) for buffer, weight in pairs)
+        change = Change(UPDATE, given, sum(weights), max(weights), step)
+        self._clip(change, None)
+        return change
 
     @contextmanager
     def _beginning(self, version: int) -> Iterator[None]:
@@ -294,7 +322,7 @@ class Shard:
             words[RESTED] = change.rested + change.local_steps
             if change.with_sum:  # else the step that the sum is of goes on
                 words[ACCUMULATED] = 0
-        else:
+        elif change.kind == ACCUMULATE:
             for holding in self._holdings:
                 holding.add(change)
             words[ACCUMULATED] = word_of(change.weight)

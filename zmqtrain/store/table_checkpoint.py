@@ -8,22 +8,29 @@ ids that are not admitted yet, ``candidates``, and their ``counts``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from zmqtrain.errors import CheckpointError
-from zmqtrain.files import check_regular
-from zmqtrain.models.tables import Ids, shards_of
+from zmqtrain.models.tables import (
+    Given,
+    Ids,
+    Normal,
+    RowPlace,
+    Rows,
+    TableVariable,
+    Uniform,
+    shards_of,
+)
 from zmqtrain.store.manifest import Manifest, TableRecord
 from zmqtrain.store.row_store import RowStore
+from zmqtrain.store.saved_rows import SavedRows
 from zmqtrain.store.table_layout import TableLayout
-
-_CHUNK = 1 << 16  # rows that are read at once
+from zmqtrain.store.tensor_file import Shape
 
 
 class Held(NamedTuple):
@@ -34,115 +41,134 @@ class Held(NamedTuple):
     parts: list[NDArray[np.float32]]
 
 
-def tensors_of(
-    layout: TableLayout, store: RowStore, candidates: RowStore | None
-) -> dict[str, NDArray[Any]]:
-    """Return what a shard has of a table, by names in its file."""
-    tensors: dict[str, NDArray[Any]] = {}
-    tensors["ids"], tensors["stamps"], parts = store.held()
-    tensors |= zip(_parts(layout), parts, strict=True)
-    if candidates is not None:
-        tensors["candidates"], tensors["counts"], _ = candidates.held()
-    return {f"/{part}/{layout.variable.name}": array for part, array in tensors.items()}
+class FrozenTable:
+    """What a shard has of a table at one moment, by names in its file."""
+
+    def __init__(
+        self,
+        layout: TableLayout,
+        store: RowStore,
+        candidates: RowStore | None,
+        own: Callable[[Ids], NDArray[np.bool_]] | None = None,
+    ) -> None:
+        """``own``: says which of the rows it holds the shard writes; None: all."""
+
+        def named(parts: Iterable[str]) -> list[str]:
+            return [f"/{part}/{layout.variable.name}" for part in parts]
+
+        rows = store.freeze(own)
+        self._snapshots = [(rows, named(["ids", "stamps", *_parts(layout)]))]
+        if candidates is not None:
+            self._snapshots.append((candidates.freeze(own), named(["candidates", "counts"])))
+        widths = dict(zip(named(_parts(layout)), layout.widths, strict=True))
+        self.shapes = {
+            name: Shape("float32", (snapshot.rows, widths[name]))
+            if name in widths
+            else Shape("int64", (snapshot.rows,))
+            for snapshot, names in self._snapshots
+            for name in names
+        }
+
+    def write(self, write: Callable[[str, NDArray[Any], int], None]) -> None:
+        """Write all parts of all tensors, while the shard changes, by calls with name, rows and
+        number of the first row.
+
+        Raises:
+            CheckpointError: the shard has lost these rows meanwhile.
+        """
+        for snapshot, names in self._snapshots:
+            begin = 0
+            for block in snapshot.blocks():
+                for name, array in zip(names, block, strict=True):
+                    write(name, array, begin)
+                begin += len(block[0])
+
+    def close(self) -> None:
+        """Release what the snapshots keep."""
+        for snapshot, _ in self._snapshots:
+            snapshot.close()
 
 
 def table_records(layouts: tuple[TableLayout, ...]) -> dict[str, TableRecord]:
     """Return ``Manifest.tables``."""
-    return {
-        layout.variable.name: TableRecord(
-            dim=layout.variable.dim,
-            rows=layout.variable.rows,
-            slots={
-                slot.name: width
-                for slot, width in zip(layout.slots, layout.widths[1:], strict=True)
-            },
-        )
-        for layout in layouts
-    }
+    return {layout.variable.name: _record(layout) for layout in layouts}
+
+
+def _record(layout: TableLayout) -> TableRecord:
+    variable, names = layout.variable, (slot.name for slot in layout.slots)
+    initial: dict[str, Any] = {}
+    match variable.initial:
+        case Uniform(limit):
+            initial = {"initial": "uniform", "scale": limit}
+        case Normal(std):
+            initial = {"initial": "normal", "scale": std}
+        case Given():
+            initial = {"initial": "given"}
+    return TableRecord(
+        dim=variable.dim,
+        rows=variable.rows,
+        slots=dict(zip(names, layout.widths[1:], strict=True)),
+        key=variable.key,
+        **initial,
+    )
+
+
+def given_rows(tables: Iterable[TableVariable]) -> dict[str, Rows]:
+    """Return the arrays that gave rows their first values, by names in a checkpoint's file."""
+    given = ((table.name, table.initial) for table in tables)
+    return {initial_name(name): one.array for name, one in given if isinstance(one, Given)}
+
+
+def initial_name(table: str) -> str:
+    return f"/initial/{table}"
 
 
 def read_table(
-    path: Path, manifest: Manifest, layout: TableLayout, place: tuple[int, int]
+    path: Path, manifest: Manifest, layout: TableLayout, place: RowPlace
 ) -> tuple[Held, Held | None]:
-    """Read the rows of a shard, and its candidates, whatever shards wrote them.
-
-    ``place``: its number, and how many shards there are.
+    """Read the rows that a shard holds, and its candidates, whatever shards wrote them.
 
     Raises:
         CheckpointError: the checkpoint has no such table, or a file is damaged.
     """
     _check(path, manifest, layout)
-    parts = dict(zip(_parts(layout), layout.widths, strict=True))
-    ids, stamps, *arrays = _read(path, manifest, layout, {"ids": 0, "stamps": 0, **parts}, place)
-    rows = Held(ids, stamps, arrays)
+    given = path, manifest, layout.variable.name
+
+    def own(ids: Ids) -> NDArray[np.bool_]:
+        return place.holds(shards_of(ids, place.shards))
+
+    rows = SavedRows(*given, dict(zip(_parts(layout), layout.widths, strict=True)), own=own)
+    held = Held(rows.ids, rows.stamps, rows.read())
     if not layout.variable.admit_after:
-        return rows, None
-    ids, counts = _read(path, manifest, layout, {"candidates": 0, "counts": 0}, place)
-    return rows, Held(ids, counts, [])
+        return held, None
+    counted = SavedRows(*given, {}, keys=("candidates", "counts"), own=own)
+    return held, Held(counted.ids, counted.stamps, [])
 
 
 def _parts(layout: TableLayout) -> list[str]:
     return ["rows", *(f"slot.{slot.name}" for slot in layout.slots)]
 
 
-def _read(
-    path: Path,
-    manifest: Manifest,
-    layout: TableLayout,
-    widths: Mapping[str, int],
-    place: tuple[int, int],
-) -> list[NDArray[Any]]:
-    """Read tensors of the rows of a shard. ``widths``: of float32 rows; 0: int64 of shape (n,)."""
-    found: list[list[NDArray[Any]]] = [[_empty(width)] for width in widths.values()]
-    for written in manifest.files:
-        file = path / written.file
-        try:
-            check_regular(file)
-            with safe_open(file, framework="np") as tensors:
-                for chunk in _chunks(tensors, layout.variable.name, widths, place):
-                    for arrays, array in zip(found, chunk, strict=True):
-                        arrays.append(array)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(
-                f"{file}: cannot be read: {error}; resume from another checkpoint"
-            ) from error
-    return [np.concatenate(arrays) for arrays in found]
+def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
+    """Return what a checkpoint says of a table.
 
-
-def _chunks(
-    tensors: Any, table: str, widths: Mapping[str, int], place: tuple[int, int]
-) -> Iterator[list[NDArray[Any]]]:
-    keys, (shard, shards) = [f"/{name}/{table}" for name in widths], place
-    if keys[0] not in tensors.keys():  # the file of frozen values, or counts that nobody kept
-        return
-    slices = [tensors.get_slice(key) for key in keys]
-    count = slices[0].get_shape()[0]
-    for key, each, width in zip(keys, slices, widths.values(), strict=True):
-        shape = [count, *_empty(width).shape[1:]]
-        if each.get_shape() != shape:
-            raise ValueError(f"{key!r} has shape {each.get_shape()}, expected {shape}")
-    for start in range(0, count, _CHUNK):
-        stop = min(start + _CHUNK, count)
-        ids, *others = (each[start:stop] for each in slices)
-        own = np.flatnonzero(shards_of(ids, shards) == shard)
-        if len(own):
-            yield [ids[own], *(each[own] for each in others)]
-
-
-def _empty(width: int) -> NDArray[Any]:
-    return np.empty((0, width), np.float32) if width else np.empty(0, np.int64)
+    Raises:
+        CheckpointError: it has no such table.
+    """
+    record = manifest.tables.get(table)
+    if record is None:
+        raise CheckpointError(
+            f"{path}: it has no table {table!r}; its tables: "
+            f"{', '.join(manifest.tables) or 'none'}; expected one of these, or a new logdir for "
+            "another model"
+        )
+    return record
 
 
 def _check(path: Path, manifest: Manifest, layout: TableLayout) -> None:
     """Check that a checkpoint has a table as the job has it."""
     variable = layout.variable
-    record = manifest.tables.get(variable.name)
-    if record is None:
-        raise CheckpointError(
-            f"{path}: it has no table {variable.name!r}, which the job has with rows of "
-            f"{variable.dim}; its tables: {', '.join(manifest.tables) or 'none'}; go back to the "
-            "model that wrote it, or train in a new logdir"
-        )
+    record = record_of(path, manifest, variable.name)
     if record.dim != variable.dim:
         raise CheckpointError(
             f"{path}: the table {variable.name!r} has rows of {record.dim} in it and of "

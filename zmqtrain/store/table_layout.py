@@ -3,8 +3,8 @@
 They are in one sparse file (see arena.py), each from a page boundary on:
 
     header      magic, layout version, space, digest of the tables
-    words       of all tables together, named below
-    scratch     new values of a block of rows: see holdings/tables.py
+    words       of all tables together, and of each lane, named below
+    scratch     for each lane, new values of a block of rows: see holdings/tables.py
     sum         contributions that are added up for a step, one after the other
     stores      for each table its words; pending and free records; records; index
 
@@ -23,18 +23,30 @@ from zmqtrain.optim import Slot, Update
 from zmqtrain.store.arena import PAGE
 from zmqtrain.store.row_code import HEADER
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Rises with every change to these regions, and to the row buffers."""
 
 MAGIC = b"zmqtable"
 FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
 
+LANES = 8
+"""Tasks that change tables side by side, at most, each some tables and in a lane of its own.
+
+A ps changes all of them in lane 0; members of a board have one each (see board_share.py).
+"""
+
 (
-    DONE,  # table and rows that have the new values of this change: see position
-    READY,  # table and rows whose new values are in the scratch
     SUM_BEFORE,  # bytes of the sum before this change
     SUM_END,  # bytes of the sum
-) = range(4)
+) = range(2)
+
+(
+    DONE,  # of a lane: table and rows that have the new values of this change: see position
+    READY,  # of a lane: table and rows whose new values are in the scratch
+) = range(2)
+
+LINE = 8
+"""Words in a line of the cache: those of all tables, then those of each lane, have one each."""
 
 (
     STATE,  # where the index is: see row_store.py
@@ -46,7 +58,13 @@ FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
     NEXT_COUNT,  # COUNT and FREE once they are
     NEXT_FREE,
     SWEEPS,  # how often rows were forgotten
-) = range(9)
+    RESERVED,  # bytes of records that have memory
+    PREPARED,  # bytes of the next index that have memory
+    PREPARED_BITS,  # its capacity is 2 to the power of it
+    PREPARED_BANK,  # which of two regions it is
+    UPDATED,  # rows in updates so far, for people
+    FORGOTTEN,  # rows that were erased so far, for people
+) = range(15)
 
 BLOCK_ROWS = 4096
 """Rows that are inserted, or changed, at once, at most."""
@@ -134,9 +152,10 @@ class MemoryLayout:
         self.tables = tuple(tables)
         self.space = space
         self.scratch_at = 2 * PAGE
-        elements = max((t.block_rows * sum(t.widths) for t in tables), default=0)
+        self.scratch_size = max((t.block_rows * sum(t.widths) for t in tables), default=0)
         self.places_nbytes = 8 * BLOCK_ROWS
-        self.sum_at = self.scratch_at + _pages(self.places_nbytes + 4 * elements)
+        self.lane_nbytes = _pages(self.places_nbytes + 4 * self.scratch_size)
+        self.sum_at = self.scratch_at + LANES * self.lane_nbytes
         self.sum_nbytes = min(space, _ADDRESSES >> 3) // PAGE * PAGE
         at, share = self.sum_at + self.sum_nbytes, (_ADDRESSES >> 3) // max(len(tables), 1)
         self.stores: list[StoreLayout] = []

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
 from zmqtrain.models.tables import Ids, Rows
@@ -23,7 +25,9 @@ from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.table_layout import (
     FIXED,
+    LANES,
     LAYOUT_VERSION,
+    LINE,
     MAGIC,
     MemoryLayout,
     TableLayout,
@@ -42,7 +46,8 @@ class TableMemory:
     def __init__(self, layout: MemoryLayout, arena: Arena, name: str) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, or :func:`reach`."""
         self.layout, self.arena, self.name = layout, arena, name
-        self.words = memoryview(arena.memory)[layout.words_at : layout.words_at + 64].cast("q")
+        words_end = layout.words_at + 8 * LINE * (1 + LANES)
+        self.words = memoryview(arena.memory)[layout.words_at : words_end].cast("q")
         self.stores = [RowStore(arena, store) for store in layout.stores]
         self.candidates = {n: RowStore(arena, one) for n, one in layout.candidates.items()}
         self._buffers: dict[int, RowBuffer] = {}
@@ -68,7 +73,7 @@ class TableMemory:
         own_directory.make(directory, REMEDY, SegmentError)
         layout = MemoryLayout(tables, space_of(directory))
         arena = create_arena(directory / _FILE, layout.nbytes)
-        arena.reserve(0, layout.sum_at)
+        arena.reserve(0, layout.scratch_at)
         return cls(layout, arena, str(directory))._new()
 
     def _new(self) -> TableMemory:
@@ -83,7 +88,7 @@ class TableMemory:
     def adopt(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory | None:
         """Take over what a dead process left; None if there is none of these tables.
 
-        The caller owns the segment, so no live process changes it.
+        The shard repairs it, unless members of a board go on in it.
 
         Raises:
             SegmentError: it may not be opened, or is not ours alone.
@@ -96,10 +101,7 @@ class TableMemory:
             layout, arena = _open(directory / _FILE, tables, os.O_RDWR)
         except SegmentError:
             return None
-        memory = cls(layout, arena, str(directory))
-        for store in (*memory.stores, *memory.candidates.values()):
-            store.repair()
-        return memory
+        return cls(layout, arena, str(directory))
 
     def buffer(self, number: int) -> RowBuffer:
         """Return the buffer of rows that belongs to gradient ``number``.
@@ -124,14 +126,16 @@ class TableMemory:
     def read(self, table: int, ids: Ids) -> Rows:
         """Return the current rows with these ids, shape (n, dim): initial where not trained."""
         rows, places = self.stores[table].read(ids)
-        missing = places < 0
-        if missing.any():
+        if places is not None:
+            missing = np.flatnonzero(places < 0)
             of = self.layout.tables[table].variable
             rows[missing] = initial_rows(of.initial, of.key, ids[missing], of.dim)
         return rows
 
     def close(self) -> None:
-        """Leave the files for the next life of this ps."""
+        """Leave the files for the next life of this ps; no snapshot is read on."""
+        for store in (*self.stores, *self.candidates.values()):
+            store.thaw()
         self._buffers.clear()
 
     def remove(self) -> None:
@@ -141,15 +145,17 @@ class TableMemory:
             shutil.rmtree(self.arena.path.parent, ignore_errors=True)
 
 
-def reach(name: str, tables: Sequence[TableLayout]) -> TableMemory:
+def reach(name: str, tables: Sequence[TableLayout], *, writable: bool = False) -> TableMemory:
     """Return the memory of this name, to read rows and to write to buffers.
+
+    ``writable``: also to change rows, as a member of a board.
 
     Raises:
         SegmentError: it is not on this host, may not be opened, or is of other tables.
     """
     if not name.startswith(_INSIDE):
         path = Path(name) / _FILE
-        return TableMemory(*_open(path, tables, os.O_RDONLY), name)
+        return TableMemory(*_open(path, tables, os.O_RDWR if writable else os.O_RDONLY), name)
     found = _private.get(name)
     if found is None:
         raise SegmentError("the ps has its tables in memory of its own process")

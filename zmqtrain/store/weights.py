@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
@@ -12,20 +11,20 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import psutil
-from numpy.lib.format import write_array
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.files import check_regular, replace_file
+from zmqtrain.files import check_regular
 from zmqtrain.models.base import as_model
+from zmqtrain.store.array_files import check_ending, write_arrays
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
-from zmqtrain.store.durable import writing
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
-from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.manifest import Manifest, read_manifest
+from zmqtrain.store.saved_tables import load_tables, saved_rows
+from zmqtrain.store.table_files import TableExport
 from zmqtrain.units import data_size
 
 log = logging.getLogger(__name__)
@@ -37,25 +36,68 @@ _UNREADABLE = (
 """What reading a file of arrays raises if the file is missing, damaged or too large."""
 
 
-def load(
-    logdir: str | Path, *, step: int | None = None, average: bool = False
-) -> dict[str, NDArray[Any]]:
+def load(logdir: str | Path, *, step: int | None = None, average: bool = False) -> dict[str, Any]:
     """Return all variables in a checkpoint of a job, by name, in the model's order.
 
-    Trained ones come first, then state, then frozen ones. ``step``: that of the checkpoint; None:
+    Trained ones come first, then state, then frozen ones, then tables. A table of N rows is an
+    array of shape (N, dim); one of any id is a ``TableReader``: its ``trained`` has ``ids`` and
+    ``rows``, and ``take(ids)`` returns rows of any ids. ``step``: that of the checkpoint; None:
     the newest valid one. ``average``: of trained variables the moving averages, if the job kept
     them (its field ``moving_average``).
 
     Raises:
-        CheckpointError: there is no such checkpoint, it is not valid, or it holds no averages.
+        CheckpointError: there is no such checkpoint, it is not valid, or it holds no averages; or
+            this host has no memory for a table.
     """
-    logdir = Path(logdir)
+    found = checkpoint_at(Path(logdir), step)
+    return read_parameters(*found, average=average) | load_tables(*found)
+
+
+def checkpoint_at(logdir: Path, step: int | None = None) -> tuple[Path, Manifest]:
+    """Return the checkpoint of a step, None: the newest valid one.
+
+    Raises:
+        CheckpointError: there is none, or it is not valid.
+    """
     if step is not None:
-        return read_parameters(*valid_at(logdir, step), average=average)
+        return valid_at(logdir, step)
     found = newest_valid(logdir, lambda path, error: log.warning("%s: %s", path, error))
     if found is None:
         raise no_checkpoint(logdir)
-    return read_parameters(*found, average=average)
+    return found
+
+
+def table_at(
+    logdir: Path,
+    name: str,
+    *,
+    step: int | None = None,
+    since: int | None = None,
+    most: int | None = None,
+) -> TableExport:
+    """Return rows of a table in a checkpoint: all, or those that changed since another one.
+
+    ``most``: of these, at most so many, those that were trained last. ``since``: the step of a
+    checkpoint that is still there, or 0 for the begin of the job.
+
+    Raises:
+        CheckpointError: there is no such checkpoint or table, or it is not valid.
+    """
+    path, manifest = checkpoint_at(logdir, step)
+    rows, forgotten, version = saved_rows(path, manifest, name), None, 0
+    if since is not None:
+        if since > manifest.global_step:
+            raise CheckpointError(
+                f"{path}: nothing in it is later than step {since}; expected a step up to "
+                f"{manifest.global_step}"
+            )
+        forgotten = rows.ids[:0]
+        if since:
+            before = saved_rows(*valid_at(logdir, since), name)
+            version, forgotten = before.version, np.setdiff1d(before.ids, rows.ids, True)
+    rows.choose(version, most)
+    dim = manifest.tables[name].dim
+    return TableExport(rows, dim, manifest.global_step, forgotten=forgotten)
 
 
 def no_checkpoint(logdir: Path) -> CheckpointError:
@@ -92,7 +134,7 @@ def read(path: str | Path) -> dict[str, NDArray[Any]]:
         ConfigError: it has another ending, is not there, or cannot be read.
     """
     path = Path(path)
-    _check_ending(path)
+    check_ending(path)
     try:
         nbytes = check_regular(path)
         if path.suffix == ".npz":
@@ -177,15 +219,12 @@ def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True
         CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
     """
     path = Path(path)
-    _check_ending(path)
+    check_ending(path)
     arrays = {name: np.asarray(value, order="C") for name, value in weights.items()}
     check_names(arrays)
-    content = safetensors(arrays) if path.suffix == ".safetensors" else _npz(arrays)
     if path.exists() and not overwrite:
         raise CheckpointError(f"{path} exists already; delete it, or write to another path")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+    write_arrays(path, arrays)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -198,20 +237,3 @@ def check_names(names: Iterable[str]) -> None:
                 f"a variable is called {name!r}, which has no form in UTF-8; expected whole "
                 "characters; give the variable another name"
             ) from None
-
-
-def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return what numpy.savez writes, which has no room for an array called "file"."""
-    buffer = io.BytesIO()
-    with ZipFile(buffer, "w") as file:
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                write_array(entry, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _check_ending(path: Path) -> None:
-    if path.suffix not in (".safetensors", ".npz"):
-        raise ConfigError(
-            f"weights in {str(path)!r}; expected a path that ends with .safetensors or .npz"
-        )

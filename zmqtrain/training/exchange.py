@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.models.rows import RowSource
-from zmqtrain.models.tables import RowsOf
+from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.store.layout import ShardLayout
 
 
@@ -63,7 +63,8 @@ class StepReport:
     NaN or infinity; then the gradient must not be used. ``sums``: of other measures, over the
     examples; see :mod:`zmqtrain.training.measuring`. ``absent``: names of the variables that have
     no gradient; it is zero. ``rows``: the gradient of each table's rows, at most one of a table.
-    ``batches``: of a round, of which ``batch`` is the first.
+    ``batches``: of a round, of which ``batch`` is the first. ``ahead``: (table, sorted unique ids)
+    of the rows that the next step is expected to read.
     """
 
     batch: int
@@ -75,6 +76,7 @@ class StepReport:
     weight: float | None = None
     rows: tuple[RowsOf, ...] = ()
     batches: int = 1
+    ahead: Sequence[tuple[int, Ids]] = ()
 
 
 @dataclass(slots=True)
@@ -83,7 +85,8 @@ class StepResult:
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
     ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
-    update of parameters. ``round``: as in :class:`Membership`.
+    update of parameters. ``round``: as in :class:`Membership`. ``step``: the global step after it.
+    ``sequence``: of the push; 0: none.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
@@ -93,6 +96,8 @@ class StepResult:
     held_s: float = 0.0
     update_s: float = 0.0
     round: Round | None = None
+    step: int = 0
+    sequence: int = 0
 
 
 class Exchange(Protocol):

@@ -1,15 +1,14 @@
 """A worker's own parameters, which it trains by itself from one round to the next.
 
-They are a shard in private memory, so a batch is applied as it is where one worker trains alone,
-with the same bits. A round begins from the common parameters. Its result is these parameters after
-its batches, written where a gradient would be; what becomes of it, says optim/outer.py. The slots
-of the optimizer stay with the worker for as long as it is a member.
+A round begins from the common parameters. Its result is these parameters after its batches,
+written where a gradient would be; optim/outer.py says what becomes of it. The state of the
+optimizer stays with the worker for as long as it is a member, or in files, if the job keeps it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 
@@ -17,15 +16,12 @@ from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.job import Job
 from zmqtrain.metrics import added
 from zmqtrain.models.weights import weight_of, weighted_mean
-from zmqtrain.optim.outer import Outer
-from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.placement import place
-from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, Round, StepReport
+from zmqtrain.training.inner_state import InnerStates
 from zmqtrain.training.memory import WorkerMemory
-
-_WORKER, _GRADIENT = 0, 0  # the shard has one of each
+from zmqtrain.training.own_steps import own_steps
 
 
 class LocalSteps:
@@ -37,23 +33,28 @@ class LocalSteps:
     """
 
     def __init__(
-        self, job: Job, membership: Membership, team: ThreadTeam, threads: int | None
+        self,
+        job: Job,
+        membership: Membership,
+        team: ThreadTeam,
+        threads: int | None,
+        worker: int = 0,
     ) -> None:
         """``threads``: number that update a large model; None: one for each core."""
         self._team, self._variables = team, job.variables()
         (layout,) = place(self._variables, 1, partition_nbytes=0)
-        update = replace(job.update(), outer=Outer())
         self._of_differences = job.update().outer.of_differences
-        shard = Shard(layout, update, threads=threads, batch_size=job.worker_batch_size)
-        self._shard, self._is_new = shard, True
-        gradient = shard.segment.gradient(_GRADIENT)
-        self.memory = Membership([layout], [shard.parameters], [gradient], (), is_own=True)
-        self._own = WorkerMemory(self._variables, [layout], [shard.parameters])
+        steps = self._steps = own_steps(job, layout, threads)
+        self._is_new = True
+        self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
+        self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
         given = self._variables, membership.layouts
         self._common = WorkerMemory(*given, membership.parameters, membership.exact)
         self._result = WorkerMemory(*given, membership.gradients)
         self._batches = 0  # of the round
         self._next: Round | None = None
+        keeps = job.inner_state == "keep" and job.logdir is not None
+        self._states = InnerStates(Path(job.logdir or ""), worker) if keeps else None
         self.reports: list[StepReport] = []
 
     def go_on(self, following: Round) -> None:
@@ -72,17 +73,25 @@ class LocalSteps:
         following, self._next = self._next, None
         if following is None:
             return
-        shard = self._shard
+        steps = self._steps
         self._common.gather()
         for name, value in self._common.values.items():
             np.copyto(self._own.values[name], value)
         self._own.scatter()
         # The steps of a lost ps may be repeated from a checkpoint on.
-        if self._is_new or following.step < shard.version:
-            shard.initialize(shard.parameters.copy())
+        if self._is_new or following.step < steps.step:
+            steps.begin()
             self._is_new = False
-        shard.rest(following.step)
-        shard.learning_rate = following.learning_rate
+            if self._states is not None:
+                self._states.load(following.step, steps.kind, steps.load)
+        else:
+            self.save(following.step)
+        steps.go_on(following.step, following.learning_rate)
+
+    def save(self, step: int) -> None:
+        """Keep the state of the optimizer, if the job does: the round before this step is over."""
+        if self._states is not None and not self._is_new:
+            self._states.save(step, self._steps.kind, self._steps.state())
 
     def apply(self, report: StepReport) -> None:
         """Apply the gradient of a batch that is finite.
@@ -90,10 +99,7 @@ class LocalSteps:
         Raises:
             ConfigError: the optimizer cannot make this step.
         """
-        shard = self._shard
-        shard.segment.note_absent(_GRADIENT, shard.layout.numbers_of(report.absent))
-        shard.stage(_WORKER, _GRADIENT, weight=weight_of(report))
-        shard.carry_out(Apply(_WORKER))
+        self._steps.apply(report)
         self.reports.append(report)
 
     def result(self) -> StepReport:
@@ -112,7 +118,7 @@ class LocalSteps:
             reports[0].batch,
             sum(report.examples for report in reports),
             weighted_mean([report.loss for report in reports], weights),
-            all_finite(self._shard.parameters, self._team),
+            all_finite(self._steps.parameters, self._team),
             reduce(added, [report.sums for report in reports]),
             frozenset.intersection(*[report.absent for report in reports]),
             sum(weights),

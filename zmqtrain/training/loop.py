@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -25,10 +25,10 @@ from zmqtrain.data.subset import checked
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Dataset
+from zmqtrain.models.base import Batch, Dataset, as_model
 from zmqtrain.models.checks import labels_at
 from zmqtrain.models.rows import RowSource
-from zmqtrain.models.tables import RowsOf
+from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
@@ -43,6 +43,10 @@ from zmqtrain.user_code import user_code
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+Traced = Callable[[int, Mapping[str, tuple[str, float, float]], float, str], None]
+"""Gets the sequence of a push; spans of its step, each with the one above, begin and end; the
+present time; and the result of the push."""
 
 
 @dataclass(slots=True)
@@ -77,18 +81,25 @@ class TrainingLoop:
         *,
         threads: int | None = None,
         profile: Path | None = None,
+        worker: int = 0,
+        traced: Traced | None = None,
     ) -> None:
         """``threads``: number that check a large gradient for NaN; None: one for each core.
-        ``profile``: where some steps are profiled, without a suffix.
+        ``profile``: where some steps are profiled, without a suffix. ``worker``: its index.
+        ``traced``: gets each step that was pushed.
 
         Raises:
             ConfigError: the job needs a GPU that is not there, or the profile cannot be made.
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
+        self._traced = traced
         self._plan = job.plan_of(dataset)
-        self._prefetcher = Prefetcher(dataset, self._plan)
-        self._threads, self._team = threads, ThreadTeam(threads)
+        self._prefetcher = Prefetcher(dataset, self._plan, on_read=self._look_ahead)
+        self._model = as_model(job.model)
+        self._tables = {table.name: table.number for table in job.table_variables()}
+        self._ahead: dict[int, list[tuple[int, Ids]]] = {}  # rows that batches to come need
+        self._threads, self._team, self._worker = threads, ThreadTeam(threads), worker
         self._runner: Runner = (
             Towers(job, self._team)
             if job.devices
@@ -152,6 +163,7 @@ class TrainingLoop:
         stop = membership.stop
         while not stop:
             if (result := await self._step()) is not None:
+                await self._keep_state(result)
                 self._go_on(result)
                 stop = result.stop
         self._count_last_step()
@@ -164,13 +176,19 @@ class TrainingLoop:
             return membership
         return replace(membership, rows=RowsOfLoop(rows, job.table_variables()))
 
+    async def _keep_state(self, result: StepResult) -> None:
+        """Keep the state of the inner optimizer if the last round is over."""
+        if self._round is not None and result.round is None:
+            await self._computing.run(partial(self._round.save, result.step))
+
     def _go_on(self, given: Membership | StepResult) -> None:
         """Take up the batches of an answer, for gradients or for a round."""
         self._batches.extend(given.batches)
         before, self._round = self._round, None
         if given.round is not None:
             if self._local is None:
-                self._local = LocalSteps(self._job, self._membership, self._team, self._threads)
+                memory = self._membership
+                self._local = LocalSteps(self._job, memory, self._team, self._threads, self._worker)
             local = self._round = self._local
             if before is None:
                 self._runner.bind(local.memory)
@@ -188,9 +206,13 @@ class TrainingLoop:
         is_over = self._round is not None and self._round.is_over  # its last batch was refused
         computed = None if is_over else await self._computed()
         report = await self._to_send(computed)
-        if self._round is not None and report is not None:
-            self._exchange.begin()
+        if self._round is not None:
+            self._metrics.local_step.set(len(self._round.reports))
+            if report is not None:
+                self._exchange.begin()
         computed_at = time.perf_counter()
+        if report is not None:
+            report.ahead = self._rows_ahead()
         answer = None if report is None else self._exchange.finish(report)
         self._count_last_step()  # while this one is being sent
         result = None if answer is None else await answer
@@ -199,6 +221,20 @@ class TrainingLoop:
             times = began_at, computed_at, time.perf_counter()
             self._last_step = _Step(computed, result or StepResult("accumulated"), *times)
         return result
+
+    def _look_ahead(self, number: int, batch: Batch) -> None:
+        """Have the model look at a batch, in the thread that has read it."""
+        needed = self._model.look_ahead(batch)
+        if needed and self._rows is not None and self._rows.may_wait:
+            self._prefetcher.read_ahead_always()  # else it is not known yet what to ask for
+            self._ahead[number] = [(self._tables[name], ids) for name, ids in needed.items()]
+
+    def _rows_ahead(self) -> Sequence[tuple[int, Ids]]:
+        """Return which rows the next step is expected to read, if that is known by now."""
+        for number in list(self._ahead):
+            if number not in self._batches:
+                del self._ahead[number]
+        return self._ahead.pop(self._batches[0], ()) if self._batches else ()
 
     async def _to_send(self, computed: _Computed | None) -> StepReport | None:
         """Return the report of a batch, or of a round that is over; None if it goes on."""
@@ -285,6 +321,14 @@ class TrainingLoop:
         pushing_s = step.ended_at - step.computed_at - result.held_s - result.update_s
         phases.push.observe(max(0.0, pushing_s))
         metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
+        if self._traced is not None:
+            ready_at = step.began_at + computed.data_s + computed.read_s
+            spans = {
+                "step": ("", step.began_at, step.ended_at),
+                "compute": ("step", ready_at, step.computed_at),
+                "push": ("step", step.computed_at, step.ended_at),
+            }
+            self._traced(result.sequence, spans, time.perf_counter(), result.result)
         if not computed.report.finite:
             metrics.nonfinite_gradients.inc()
         if result.result == "refused":

@@ -8,7 +8,7 @@ compression encodes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, TypeAlias
 
@@ -31,6 +31,9 @@ Part: TypeAlias = tuple[Chunk | RowChunk, tuple[Tensor, ...]]
 
 Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
 """Encodes ``flat[start : start + n]``, given the start and this part."""
+
+Add: TypeAlias = Callable[[int, Sequence[Tensor], Flat], None]
+"""Adds an encoded difference to ``flat[start : start + n]``, given the start, it and this part."""
 
 
 def count(size: int) -> int:
@@ -80,10 +83,19 @@ class Chunks:
     :meth:`add`, while the tensor is computed.
     """
 
-    def __init__(self, flat: Flat, sequence: int, encode: Encode, *, in_order: bool = True) -> None:
+    def __init__(
+        self,
+        flat: Flat,
+        sequence: int,
+        encode: Encode,
+        *,
+        in_order: bool = True,
+        is_difference: bool = False,
+    ) -> None:
         self._flat = flat
         self._sequence = sequence
         self._encode = encode
+        self._is_difference = is_difference
         self._order: dict[int, None] = {}  # chunk by chunk
         self._made: list[tuple[Chunk, tuple[Tensor, ...]]] = []
         if in_order:
@@ -105,7 +117,8 @@ class Chunks:
         """Return the chunk at a place in the sending order, below ``ready``."""
         for number in islice(self._order, len(self._made), place + 1):
             tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
-            self._made.append((Chunk(self._sequence, number), tensors))
+            chunk = Chunk(self._sequence, number, self._is_difference)
+            self._made.append((chunk, tensors))
         return self._made[place]
 
     def __iter__(self) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
@@ -115,15 +128,18 @@ class Chunks:
 class ChunkAssembler:
     """Assembles received chunks into parameters, and counts the missing ones.
 
-    An answer may come more than once, with other parameters; only chunks of one version count
-    together.
+    An answer may come more than once, with other parameters; only chunks of one version and form
+    count together. Those of a difference are added when all are there, so each is added once.
     """
 
-    def __init__(self, out: Flat) -> None:
-        """``out``: receives the parameters, float32 of shape (size,)."""
-        self._out = out
-        self._version = -1  # of the chunks that came
-        self._came: set[int] = set()
+    def __init__(self, out: Flat, add: Add | None = None) -> None:
+        """``out``: receives the parameters, float32 of shape (size,). ``add``: adds a difference to
+        them; None: none is expected.
+        """
+        self._out, self._add = out, add
+        self._form = -1, False  # version of the chunks that came, and whether of a difference
+        self._came: dict[int, Sequence[Tensor]] = {}  # without the tensors that are taken in
+        self._is_base = True  # ``out`` is what a difference is added to
 
     def take(self, chunk: Chunk, tensors: Sequence[Tensor]) -> None:
         """Take in a chunk.
@@ -131,13 +147,18 @@ class ChunkAssembler:
         Raises:
             ProtocolError: it is not a chunk of these parameters.
         """
-        take_in(tensors, at(self._out, chunk.index))
-        if chunk.sequence != self._version:
-            self._version = chunk.sequence
+        out = at(self._out, chunk.index)
+        if not chunk.is_difference:
+            take_in(tensors, out)
+            self._is_base, tensors = False, ()
+        if (form := (chunk.sequence, chunk.is_difference)) != self._form:
+            self._form = form
             self._came.clear()
-        self._came.add(chunk.index)
+        self._came[chunk.index] = tensors
 
-    def finish(self, version: int, tensors: Sequence[Tensor]) -> int:
+    def finish(
+        self, version: int, tensors: Sequence[Tensor], *, is_difference: bool = False
+    ) -> int:
         """Take in the inline tensors of the answer; return the number of its lost chunks.
 
         Raises:
@@ -145,20 +166,32 @@ class ChunkAssembler:
         """
         expected = count(len(self._out))
         if expected == 1:
-            take_in(tensors, self._out)
+            if is_difference:
+                self._add_all({0: tensors})
+            else:
+                take_in(tensors, self._out)
             return 0
         if tensors:
             raise ProtocolError(f"{len(tensors)} tensors beside parameters in {expected} chunks")
-        return expected - (len(self._came) if version == self._version else 0)
+        came = self._came if self._form == (version, is_difference) else {}
+        if is_difference and len(came) == expected:
+            self._add_all(came)
+        return expected - len(came)
+
+    def _add_all(self, differences: Mapping[int, Sequence[Tensor]]) -> None:
+        if self._add is None or not self._is_base:
+            raise ProtocolError("got a difference, expected all parameters")
+        for index, tensors in differences.items():
+            self._add(index * CHUNK_SIZE, tensors, at(self._out, index))
 
 
 def split(
-    flat: Flat, sequence: int = 0, encode: Encode = as_it_is
+    flat: Flat, sequence: int = 0, encode: Encode = as_it_is, *, is_difference: bool = False
 ) -> tuple[Chunks | None, tuple[Tensor, ...]]:
     """Return the chunks to send before a message with ``flat``, or its inline tensors."""
     if count(len(flat)) == 1:
         return None, encode(0, flat)
-    return Chunks(flat, sequence, encode), ()
+    return Chunks(flat, sequence, encode, is_difference=is_difference), ()
 
 
 def take_in(tensors: Sequence[Tensor], out: Flat) -> None:

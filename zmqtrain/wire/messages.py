@@ -13,9 +13,9 @@ from typing import Literal
 
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
-from zmqtrain.protocol.status import Status, TableStatus, Wait
+from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 
-PROTOCOL_VERSION = 27
+PROTOCOL_VERSION = 29
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -175,11 +175,12 @@ class Chunk:
     """Chunk ``index`` of a tensor, sent before the message that the tensor belongs to.
 
     All chunks have the same size but the last. ``sequence`` is the push's, or the version of the
-    parameters.
+    parameters. ``is_difference``: as in a PushReply.
     """
 
     sequence: int
     index: int
+    is_difference: bool = False
 
 
 @dataclass(slots=True)
@@ -208,7 +209,8 @@ class PushReply:
     """The worker may go on, with this shard's parameters at ``version``, as in a PullReply.
 
     ``result``: of push ``sequence``. ``reason``: why it was not used. ``batches``: further leases.
-    ``held_s``: seconds from the push's arrival to its answer.
+    ``held_s``: seconds from the push's arrival to its answer. ``is_difference``: the tensor is what
+    is added to the parameters at the push's version, encoded by the job's compression.
     """
 
     sequence: int
@@ -220,6 +222,7 @@ class PushReply:
     held_s: float = 0.0
     local_steps: int = 0
     learning_rate: float | None = None
+    is_difference: bool = False
 
 
 @dataclass(slots=True)
@@ -292,11 +295,13 @@ class Parameters:
 class Lookup:
     """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
 
-    The tensor: their ids, as wire/rows.py has them.
+    ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
+    once. The tensor: their ids, as wire/rows.py has them.
     """
 
     tables: tuple[int, ...]
     counts: tuple[int, ...]
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -313,12 +318,14 @@ class Heartbeat:
     ``finished``: a worker was sent a stop, and every shard has answered all its pushes.
     ``saved_step``: of the chief's last checkpoint. ``phases_s``: how long a worker's steps have
     spent in each phase since it started, in the order of :class:`~zmqtrain.observe.metrics.Phases`.
+    ``progress``: of a worker.
     """
 
     waits: tuple[Wait, ...] = ()
     finished: bool = False
     saved_step: int = 0
     phases_s: tuple[float, ...] = ()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(slots=True)
@@ -353,7 +360,7 @@ class ShardReport:
     ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
     its parameters. ``failure``: why it cannot update them, "" if it can. ``measured``: number of
     the last Measure, 0: none; ``square``: its result, in hexadecimal digits. ``tables``: what it
-    holds of them.
+    holds of them. ``moves``: of the last round.
     """
 
     orders: int
@@ -363,6 +370,7 @@ class ShardReport:
     measured: int = 0
     square: str = "0"
     tables: dict[str, TableStatus] = field(default_factory=dict)
+    moves: Moves = field(default_factory=Moves)
 
 
 @dataclass(slots=True)

@@ -59,6 +59,7 @@ case "$1" in
   start) start "$2" ;;
   keys) [ ! -d "$own" ] || "$2" ;;
   state) state ;;
+  ended) cat "$own/ended.json" 2>/dev/null || true ;;
   meet) runs "$2" || absent; echo met; cat >/dev/null ;;
   log) [ -e "$own/$2.log" ] || absent; exec tail -n +1 ${3:-} "$own/$2.log" ;;
   end) leave $(tasks); rm -rf "$own" ;;

@@ -10,10 +10,11 @@ from typing import Any
 
 from zmqtrain.models.backend import is_on_gpu
 from zmqtrain.optim.formula import FormulaRule
-from zmqtrain.optim.kernels.base import Kernel, Operands, Scalars, warn
+from zmqtrain.optim.kernels.base import Call, Kernel, Operands, Scalars, warn
 from zmqtrain.optim.kernels.reference import FormulaKernel, RuleKernel
+from zmqtrain.optim.row_rules import OfRows
 
-__all__ = ["Kernel", "Operands", "Scalars", "bind"]
+__all__ = ["Call", "Kernel", "Operands", "Scalars", "bind", "call_of"]
 
 
 def bind(operands: Operands, *, compiled: bool) -> Kernel:
@@ -22,7 +23,8 @@ def bind(operands: Operands, *, compiled: bool) -> Kernel:
     On a GPU every formula is compiled, since CuPy's own kernels treat subnormal numbers as 0.
     """
     if not has_formula(operands.rule):
-        return RuleKernel(operands)
+        is_by_row = isinstance(operands.rule, OfRows) and compiled
+        return (is_by_row and _by_row(operands)) or RuleKernel(operands)
     if is_on_gpu(operands.parameters):
         from zmqtrain.optim.kernels.gpu import GpuKernel
 
@@ -30,9 +32,24 @@ def bind(operands: Operands, *, compiled: bool) -> Kernel:
     return (_compiled(operands) if compiled else None) or FormulaKernel(operands)
 
 
+def call_of(kernel: Kernel, scalars: Scalars) -> Call | None:
+    """Return what a kernel calls to update memory; None: it is no single call of compiled code."""
+    call = getattr(kernel, "call", None)
+    return None if call is None else call(scalars)
+
+
 def has_formula(rule: Any) -> bool:
     """Return whether the rule is its formula; a subclass may have its own ``update``."""
     return isinstance(rule, FormulaRule) and type(rule).update is FormulaRule.update
+
+
+def _by_row(operands: Operands) -> Kernel | None:
+    try:
+        from zmqtrain.optim.kernels.by_row import RowKernel
+    except Exception as error:  # a broken LLVM may raise anything
+        warn(repr(error))
+        return None
+    return RowKernel(operands)
 
 
 def _compiled(operands: Operands) -> Kernel | None:

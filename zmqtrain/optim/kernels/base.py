@@ -75,6 +75,15 @@ class Scalars(NamedTuple):
         return [each for each in (self.factor, self.scale, l2, self.share) if each is not None]
 
 
+class Call(NamedTuple):
+    """A call of compiled code: ``code(start, stop, gradient, *arrays, *numbers)``, where the code,
+    the gradient and the arrays are addresses."""
+
+    code: int
+    arrays: tuple[int, ...]
+    numbers: tuple[Any, ...]
+
+
 class Kernel(Protocol):
     """An update of the memory to which it is bound."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.formula import Formula, LayerRule
-from zmqtrain.optim.kernels.base import Operands, Scalars, warn
+from zmqtrain.optim.kernels.base import Call, Operands, Scalars, warn
 from zmqtrain.optim.kernels.loop import Loop, compiled
 from zmqtrain.optim.kernels.trace import trace
 from zmqtrain.optim.redo import KERNEL_BLOCK
@@ -57,10 +57,17 @@ class CpuKernel:
         for copy in copies:
             _check(copy, min(size, KERNEL_BLOCK), or_longer=True)
         self._written: list[NDArray[Any]] = [*arrays, *copies]  # they must outlive their addresses
+        self._is_guarded = operands.redo is not None
         if operands.redo is not None:
             _check_progress(operands.redo.progress)
             self._written.append(operands.redo.progress)
         self._addresses = [array.ctypes.data for array in self._written]
+
+    def call(self, scalars: Scalars) -> Call | None:
+        """Return what an update of all memory calls; None: a crash-safe one."""
+        if self._is_guarded:
+            return None
+        return Call(self.loop.address, tuple(self._addresses), self._arguments(scalars))
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
         stop = start + len(gradient)
@@ -74,9 +81,11 @@ class CpuKernel:
             stop,
             address_of(given),
             *self._addresses,
-            *scalars.numbers[: self._numbers],
-            *scalars.others(self._l2),
+            *self._arguments(scalars),
         )
+
+    def _arguments(self, scalars: Scalars) -> tuple[Any, ...]:
+        return *scalars.numbers[: self._numbers], *scalars.others(self._l2)
 
 
 @cache

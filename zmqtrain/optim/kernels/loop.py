@@ -40,7 +40,7 @@ Values: TypeAlias = dict[str, ir.Value]
 
 @dataclass(frozen=True)
 class Loop:
-    """A compiled loop.
+    """A compiled loop, and the address of its code.
 
     ``run(start, stop, gradient, *arrays, *copies, progress, *numbers)`` updates the elements from
     ``start`` to ``stop``, of which ``gradient`` holds those of the gradient. Arrays are given by
@@ -49,6 +49,7 @@ class Loop:
     """
 
     run: Callable[..., None]
+    address: int
     module: llvm.ModuleRef  # the optimised code, in LLVM's language
     engine: llvm.ExecutionEngine  # owner of the compiled code
 
@@ -64,7 +65,7 @@ def compiled(trace: Trace, *, guarded: bool) -> Loop:
     address = engine.get_function_address(function.name)
     types = [_IN_C[argument.type] for argument in function.args]
     run: Any = ctypes.CFUNCTYPE(None, *types)(address)
-    return Loop(run, module, engine)
+    return Loop(run, address, module, engine)
 
 
 def engine_of(source: ir.Module) -> tuple[llvm.ModuleRef, llvm.ExecutionEngine]:
@@ -125,7 +126,9 @@ def _function(trace: Trace, guarded: bool) -> ir.Function:
 
 
 @contextmanager
-def counted(build: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
+def counted(
+    build: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int | ir.Value
+) -> Iterator[ir.Value]:
     """Repeat what is built in this context for each number from ``start`` to ``stop``."""
     before = build.block
     head, body, after = (build.append_basic_block(name) for name in ("head", "body", "after"))
@@ -136,9 +139,29 @@ def counted(build: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> 
     build.cbranch(build.icmp_signed("<", number, stop), body, after)
     build.position_at_end(body)
     yield number
-    number.add_incoming(build.add(number, ir.Constant(_INT, step), flags=["nsw"]), build.block)
+    by = ir.Constant(_INT, step) if isinstance(step, int) else step
+    number.add_incoming(build.add(number, by, flags=["nsw"]), build.block)
     build.branch(head)
     build.position_at_end(after)
+
+
+def repeated(name: str, one: ir.Function) -> None:
+    """Build ``name(n, calls)`` beside a function that it calls with each row of an int64 array.
+
+    Numbers for pointers are addresses.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [_INT, _INTS])
+    function = ir.Function(one.module, kind, name)
+    n, calls = function.args
+    build, width = ir.IRBuilder(function.append_basic_block()), ir.Constant(_INT, len(one.args))
+    with counted(build, ir.Constant(_INT, 0), n, 1) as i:
+        row, given = build.gep(calls, [build.mul(i, width)]), []
+        for place, argument in enumerate(one.args):
+            value = build.load(build.gep(row, [ir.Constant(_INT, place)]))
+            is_address = argument.type.is_pointer
+            given.append(build.inttoptr(value, argument.type) if is_address else value)
+        build.call(one, given)
+    build.ret_void()
 
 
 def _element(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import Protocol
 
 from zmqtrain.store.changes import Change
-from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 
 
@@ -42,13 +39,6 @@ class Holding(Protocol):
 
     def repair(self, change: Change) -> None:
         """Finish the blocks at which a process was killed; the change itself comes after it."""
-        ...
-
-    def tensors(self, layout: ShardLayout) -> Mapping[str, NDArray[Any]]:
-        """Return what a checkpoint has of it, by names in the shard's file; no change is under way.
-
-        ``layout``: that of the shard, or one that says otherwise which slices it writes.
-        """
         ...
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:

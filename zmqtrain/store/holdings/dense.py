@@ -25,11 +25,11 @@ from zmqtrain.optim import AVERAGE, BoundUpdate, Slot, Update
 from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.mean import Assign, Mean
-from zmqtrain.optim.norm import clip_scale
+from zmqtrain.optim.outer import RESIDUAL
 from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.sums import add_up
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change
+from zmqtrain.store.changes import ACCUMULATE, SETTLE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
@@ -91,9 +91,6 @@ class Dense:
                 self._measure(change)
         self.begin_parts(range(len(self._parts)))
 
-    def square(self, change: Change) -> int:
-        return self._square(self._mean(change))
-
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
         is_layered = self._is_layered and not change.local_steps
@@ -113,9 +110,20 @@ class Dense:
         self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
         np.minimum.reduce(self._absent(change), out=self._segment.absent_of_sum)
 
+    def begin_settling(self) -> None:
+        """Note that no parameter is settled."""
+        self.begin_parts(range(len(self._parts)))
+
+    def settle(self, target: Flat) -> None:
+        """Move the trained parameters to ``target``: see :meth:`Shard.settle`."""
+        self._team.run([partial(part.settle, target) for part in self._parts if part.is_trained])
+
     def repair(self, change: Change) -> None:
         for part in self._parts:
-            part.resume(of_sum=change.kind == ACCUMULATE, bound=part.bound_for(change))
+            if change.kind == SETTLE:
+                part.resume_settling()
+            else:
+                part.resume(of_sum=change.kind == ACCUMULATE, bound=part.bound_for(change))
 
     def carry_missed(self, before: int, version: int) -> None:
         """Note that no variable has missed an update between these versions."""
@@ -167,29 +175,20 @@ class Dense:
         for number in numbers:
             self._parts[number].begin()
 
-    def update_parts(
-        self,
-        numbers: Iterable[int],
-        buffers: Sequence[int],
-        weights: Sequence[float],
-        step: int,
-    ) -> None:
-        """Make, or finish, update ``step`` of these parts, which is no noted change.
+    def update_parts(self, numbers: Iterable[int], change: Change) -> None:
+        """Make, or finish, an update of these parts, which is no noted change.
 
-        The mean is of the gradients in ``buffers``, with their ``weights``. The rule is not
-        layered, and :meth:`check` has passed.
+        The rule is not layered, and :meth:`check` has passed.
         """
-        mean, clip = Mean.of([self._arrays.gradient(buffer) for buffer in buffers], weights), 1.0
-        absences = self._absences(list(map(self._segment.absent, buffers)), step)
-        if (limit := self._update.clip_norm) is not None:
-            clip = clip_scale(float(self._square(mean)), limit)
+        mean, absences = self._mean(change), self._absences(self._absent(change), change.step)
         for number in numbers:
             part = self._parts[number]
             part.resume(of_sum=False, bound=part.bound)
             given = absences if part.is_trained else None
-            part.bound.apply(part.own(mean, clip), step, absences=given)
+            part.bound.apply(part.own(mean, change.clip), change.step, absences=given)
 
-    def _square(self, mean: Mean) -> int:
+    def square(self, change: Change) -> int:
+        mean = self._mean(change)
         found: list[int] = []
 
         def add(part: _Part) -> None:
@@ -295,6 +294,9 @@ class _Part:
             changed = [parameters, *slots.values()]
             self._redo = Redo(changed, copies[: len(changed)], progress)
             self._redo_of_sum = Redo([self._sum], copies[:1], progress)
+        self._settled = [parameters, *([slots[RESIDUAL]] if RESIDUAL in slots else [])]
+        of_settled = [0, *([1 + [*slots].index(RESIDUAL)] if RESIDUAL in slots else [])]
+        self._redo_of_settling = self._redo and self._redo.of(of_settled)
         own = list(_within(where, runs))
         self.bound = update.bind(parameters, slots, self._redo, own)
         alone = [run._replace(group=0) for run in own]
@@ -332,6 +334,23 @@ class _Part:
             bound.resume()
         elif self._redo_of_sum is not None:
             self._redo_of_sum.resume()
+
+    def settle(self, target: Flat) -> None:
+        """Move the parameters to their part of ``target``; the residual takes up the rest."""
+        parameters, *residuals = self._settled
+        own, size = target[self.where], len(parameters)
+        whole = [(slice(0, size), self._settled)]
+        blocks = self._redo_of_settling.blocks(size) if self._redo_of_settling else whole
+        for block, (moved, *rests) in blocks:
+            rest = parameters[block] - own[block]
+            for residual, out in zip(residuals, rests, strict=True):
+                np.add(residual[block], rest, out=out)
+            np.copyto(moved, own[block])
+
+    def resume_settling(self) -> None:
+        """Finish the block in which a killed process was settling."""
+        if self._redo_of_settling is not None:
+            self._redo_of_settling.resume()
 
     def add(self, mean: Mean, *, begin: bool) -> None:
         """Add the only gradient, weighted, to the sum of the step, or begin the sum with it."""

@@ -25,10 +25,13 @@ class Compressor:
     does not apply are gone, as they are without compression.
     """
 
-    def __init__(self, compression: Compression, size: int) -> None:
-        """``size``: trained elements of the shard."""
+    def __init__(self, compression: Compression, size: int, *, keeps: bool = True) -> None:
+        """``size``: trained elements of the shard. ``keeps``: whether it keeps a residual, if the
+        compression needs feedback.
+        """
         self._compression, self._size = compression, size
-        self._residual: Flat | None = np.zeros(size, np.float32) if compression.feedback else None
+        keeps = keeps and compression.feedback
+        self._residual: Flat | None = np.zeros(size, np.float32) if keeps else None
         self._held: list[tuple[slice, Flat]] = []
 
     def encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
@@ -74,7 +77,7 @@ class Compressor:
 
 
 class Decompressor:
-    """A ps's side of one shard's gradient."""
+    """The receiver's side of one shard's gradient, or of a difference between its parameters."""
 
     def __init__(self, compression: Compression | None, size: int) -> None:
         """``compression``: None if values are sent as they are. ``size``: trained elements."""
@@ -95,6 +98,19 @@ class Decompressor:
             tensors = tensors[:-1]
         if tensors or len(trained) or not len(state):
             self._compression.decode(tensors, trained)
+
+    def add(self, start: int, tensors: Sequence[Tensor], out: Flat) -> None:
+        """Add an encoded difference to ``out``; its state is overwritten.
+
+        Raises:
+            ProtocolError: the tensors are not those of such a chunk.
+        """
+        found = np.empty_like(out)
+        self.decode(start, tensors, found)
+        trained, state = _cut(start, out, self._size)
+        difference, values = _cut(start, found, self._size)
+        np.add(trained, difference, out=trained)
+        np.copyto(state, values)
 
 
 def _cut(start: int, chunk: Flat, size: int) -> tuple[Flat, Flat]:

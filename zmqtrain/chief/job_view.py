@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from zmqtrain.cli.output import NOTHING
 from zmqtrain.config.cluster import Role
-from zmqtrain.protocol.status import Status, TaskStatus, Wait
-from zmqtrain.units import counted, data_size, duration, rate, shortened
+from zmqtrain.protocol.status import Status, TableStatus, TaskStatus, Wait
+from zmqtrain.units import NOTHING, counted, data_size, duration, rate, shortened
 
 WINDOW = 6  # statuses over which speeds are measured
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
@@ -116,12 +115,8 @@ class JobView:
             "examples": str(status.examples),
             "pushes": ", ".join(f"{count} {what}" for what, count in status.pushes.items()),
             "staleness": staleness.format(**status.staleness),
-            "tables": shortened(
-                [
-                    f"{name} {table.trained} rows trained, {data_size(table.nbytes)}"
-                    for name, table in status.tables.items()
-                ]
-            ),
+            "local steps": _rounds(status),
+            "tables": shortened([*map(_table_text, status.tables.items())]),
             "group": self.group if status.group else "",
             "rosters": str(status.rosters or ""),
         }
@@ -145,11 +140,24 @@ class JobView:
             *self.speeds(),
             f"loss {self.loss}",
             f"{status.policy}{change}",
+            *filter(None, [_rounds(status)]),
             "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
             "{dropped} dropped".format(**status.pushes),
             *([f"group {status.group}"] if status.group > 1 else []),
             *([counted(status.rosters, "roster")] if status.rosters else []),
         ]
+
+    def tables(self) -> str:
+        """Return how many rows all tables have, and how fast they grow; "" without tables."""
+        now, before = (
+            sum(table.trained for table in status.tables.values())
+            for status in (self.status, self.earlier)
+        )
+        if not (tables := self.status.tables):
+            return ""
+        nbytes = data_size(sum(table.nbytes for table in tables.values()))
+        growth = f", {(now - before) / self.seconds:+.0f} rows/s" if self.seconds else ""
+        return f"{counted(len(tables), 'table')}: {now} rows trained, {nbytes}{growth}"
 
     def tasks(self) -> list[TaskRow]:
         """Return a row for each task."""
@@ -187,6 +195,12 @@ class JobView:
             found.append(f"the job needs no more gradients: {status.stop}")
         if status.initialised and not any(task.role == Role.WORKER for task in status.tasks):
             found.append("no worker has joined: start some, or see in their logs why they ended")
+        found += [
+            f"the table {name!r} keeps {table.trained} of at most {table.max_rows} rows: it has "
+            f"forgotten {table.forgotten} to make room for others (max_rows)"
+            for name, table in status.tables.items()
+            if table.is_full
+        ]
         if status.switching:
             found.append(f"the policy changes to {status.switching} once no worker computes")
         return found
@@ -326,6 +340,18 @@ def _loss(loss: float) -> str:
     return NOTHING if math.isnan(loss) else f"{loss:.4f}"
 
 
+def _rounds(status: Status) -> str:
+    """Return the rounds of local steps, what they cost, and how alike workers moved in the last."""
+    if not status.rounds:
+        return ""
+    most = max((task.progress.local_step for task in status.tasks), default=0)
+    known = status.of_rounds
+    parts = [counted(status.rounds, "round"), f"step {most} of the next"]
+    parts += [f"agreement {known[name]:.2f}" for name in known if name == "agreement"]
+    sizes = [round(known[name]) for name in known if name == "nbytes_per_batch"]
+    return ", ".join([*parts, *(f"{data_size(nbytes)} a batch" for nbytes in sizes)])
+
+
 def _holding(task: TaskStatus) -> str:
     if task.nbytes:
         return data_size(task.nbytes)
@@ -349,3 +375,13 @@ def _lane(task: TaskStatus) -> str:
     """Return a worker's lane to every ps, or the list of lanes if they differ."""
     first, *others = task.lanes.split(",")
     return (task.lanes if {*others} - {first} else first) or NOTHING
+
+
+def _table_text(item: tuple[str, TableStatus]) -> str:
+    name, table = item
+    others = {"not admitted": table.waiting, "forgotten": table.forgotten}
+    parts = [data_size(table.nbytes)]
+    parts += [f"{count} {what}" for what, count in others.items() if count]
+    if table.hottest:
+        parts.append(f"hottest {' '.join(str(id_) for id_, _ in table.hottest[:3])}")
+    return f"{name} {table.trained} rows trained ({', '.join(parts)})"

@@ -1,0 +1,97 @@
+"""What is left of a run that has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import CheckpointError, ConfigError, PeerLostError, ZmqTrainError
+from zmqtrain.models import LinearRegression
+from zmqtrain.observe.outcome import FILE, Outcome, outcome_in, recorded
+from zmqtrain.optim import SGD
+
+
+def test_run_leaves_its_outcome_in_the_logdir(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("of the run before")
+    job = Job(
+        model=LinearRegression(),
+        data=NoisyLine(slope=2.0, noise=0.1),
+        optimizer=SGD(0.1),
+        batch_size=20,
+        steps=5,
+        logdir=str(tmp_path),
+    )
+    summary = zmqtrain.run(job)
+    outcome = outcome_in((tmp_path / FILE).read_text())
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.step, outcome.ended) == (0, 5, "step 5 of 5 is done")
+    assert outcome.checkpoint == summary.checkpoint
+    assert outcome.measures["loss"] == pytest.approx(summary.loss)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("no"), 2), (CheckpointError("no"), 74), (PeerLostError("no"), None)],
+)
+def test_error_is_recorded_unless_a_restart_may_help(
+    error: ZmqTrainError, code: int | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "termination-log"
+    (tmp_path / FILE).write_text("of the run before")
+    with (
+        pytest.raises(type(error)),
+        recorded("job.py", str(tmp_path), str(file), lambda: None),
+    ):
+        raise error
+    for path in (tmp_path / FILE, file):
+        found = outcome_in(path.read_text()) if path.exists() else None
+        assert (None if found is None else (found.exit_code, found.ended)) == (
+            code and (code, "no")
+        )
+
+
+@pytest.mark.parametrize("letter", ["x", "\U0001f600"])
+def test_file_of_the_engine_is_written_in_place_and_is_small(letter: str, tmp_path: Path) -> None:
+    """Kubernetes mounts it, and keeps 4096 bytes."""
+    file = tmp_path / "termination-log"
+    file.write_text("x" * 9000)
+    before = file.stat().st_ino
+    with (
+        pytest.raises(ConfigError),
+        recorded("job.py", None, str(file), lambda: None),
+    ):
+        raise ConfigError(letter * 9000)
+    assert file.stat().st_ino == before
+    assert file.stat().st_size < 4096
+    assert outcome_in(file.read_text()) is not None
+
+
+def test_job_ends_although_its_outcome_cannot_be_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for file in (tmp_path, tmp_path / "fifo", tmp_path / "nowhere" / "file"):
+        with (
+            pytest.raises(ConfigError, match=r"^no$"),
+            recorded("job.py", None, str(file), lambda: None),
+        ):
+            raise ConfigError("no")
+
+
+ENDLESS = '{"job": "j", "ended": "e", "exit_code": 0, "at": 1e300}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', "\x00", '{"job": "j"}', ENDLESS])
+def test_other_text_is_no_outcome(text: str) -> None:
+    assert outcome_in(text) is None
+
+
+def test_outcome_is_read_as_it_was_written() -> None:
+    outcome = Outcome("j", "done", 0, 1.5, 7, float("nan"), {"loss": float("inf"), "auc": 0.5}, "c")
+    found = outcome_in(outcome.text())
+    assert found == Outcome("j", "done", 0, 1.5, 7, None, {"loss": None, "auc": 0.5}, "c")
+    assert json.loads(outcome.text())["train_loss"] is None

@@ -1,0 +1,69 @@
+"""Checkpoints that earlier versions wrote are read, and trained on.
+
+Those in formats/ have been written by commits of this repository, as 2 ps and 2 workers trained
+JOB: before the manifest had marks of workers (4c2e1ed1), while it called a generation an epoch
+(56750d9a), and by the last commit of each format.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.data import Digits
+from zmqtrain.models import MLP
+from zmqtrain.optim import Adam
+from zmqtrain.store.logdir import newest_valid
+from zmqtrain.store.manifest import FORMAT
+
+FORMATS = sorted(path for path in Path(__file__).with_name("formats").iterdir())
+NEWEST = Path(__file__).with_name("formats") / str(FORMAT)
+STEP = 40
+
+
+def job(logdir: Path, steps: int) -> Job:
+    return Job(
+        model=MLP(64, 3, 10),
+        data=Digits(),
+        optimizer=Adam(0.01),
+        policy="sync-replicas",
+        batch_size=20,
+        steps=steps,
+        logdir=str(logdir),
+    )
+
+
+def test_every_format_has_a_checkpoint() -> None:
+    assert {int(path.name[0]) for path in FORMATS} == set(range(1, FORMAT + 1))
+
+
+@pytest.mark.parametrize("logdir", FORMATS, ids=lambda path: path.name)
+def test_checkpoint_of_an_earlier_format_is_read(logdir: Path) -> None:
+    found = newest_valid(logdir, lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert found is not None
+    manifest = found[1]
+    assert (manifest.format, manifest.global_step) == (int(logdir.name[0]), STEP)
+    weights, newest = zmqtrain.load(logdir), zmqtrain.load(NEWEST)
+    assert list(weights) == list(newest)
+    assert all(np.array_equal(weights[name], newest[name]) for name in newest)
+
+
+@pytest.mark.parametrize("logdir", FORMATS, ids=lambda path: path.name)
+def test_job_goes_on_from_an_earlier_format_as_from_the_newest(
+    logdir: Path, tmp_path: Path
+) -> None:
+    ends = []
+    for each in (logdir, NEWEST):
+        copy = tmp_path / each.name
+        if not copy.exists():
+            shutil.copytree(each, copy)
+        summary = zmqtrain.run(job(copy, STEP + 5))
+        assert summary.global_step == STEP + 5
+        ends.append(summary.parameters_sha256)
+        shutil.rmtree(copy)
+    assert ends[0] == ends[1]

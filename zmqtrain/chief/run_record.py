@@ -1,0 +1,170 @@
+"""What happened in a run: figures by time, evaluations and news, for a page that shows it.
+
+The chief notes them from the statuses that it sees. They are bounded: when there are too many
+samples, every second one is dropped, and from then on samples are taken half as often. A job with a
+logdir keeps its record there, and the next life goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zmqtrain.chief.job_view import JobView, Watched, spent_s
+from zmqtrain.config.cluster import Role
+from zmqtrain.files import read_file, replace_file
+from zmqtrain.observe.metrics import Phases
+from zmqtrain.observe.summary import as_json
+from zmqtrain.protocol.status import Status
+
+RECORD_FILE = "run.json"
+SAMPLE_S = 1.0
+MOST_SAMPLES = 1000
+MOST_EVENTS = 500
+SAVE_S = 30.0
+MOST_BYTES = 4 << 20
+"""A record is smaller; a file of another size is not read."""
+
+FIGURES = ("at", "step", "speed", "loss", "staleness", "workers")
+"""Columns of the samples, beside the seconds that workers spent in each phase of a step."""
+
+log = logging.getLogger(__name__)
+
+Evaluations = Callable[[], Sequence[Mapping[str, Any]]]
+
+
+class RunRecord:
+    """Notes statuses; times are Unix times in seconds."""
+
+    def __init__(
+        self, name: str, evaluations: Evaluations, clock: Callable[[], float] = lambda: time.time()
+    ) -> None:
+        """``evaluations`` returns all so far, each with its ``step`` and its measures."""
+        self._name, self._evaluations, self._clock = name, evaluations, clock
+        self._samples: list[list[Any]] = []
+        self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
+        self._evaluated: list[dict[str, Any]] = []
+        self._seen = 0  # of the evaluations of this life
+        self._watched = Watched()
+        self._sampled: Status | None = None
+        self._interval_s, self._saved_at = SAMPLE_S, clock()
+        self._is_resumed = False  # the record of an earlier life is looked for at the first save
+
+    def take(self, status: Status, *, is_last: bool = False) -> None:
+        """Note what happened since the last status, and its figures if the last ones are old."""
+        now = self._clock()
+        self._events += ((now, text) for text in self._watched.take(status, now))
+        evaluations = self._evaluations()
+        self._evaluated += ({"at": now} | dict(each) for each in evaluations[self._seen :])
+        self._seen = len(evaluations)
+        if len(self._evaluated) > MOST_SAMPLES:
+            self._evaluated = self._evaluated[::2]
+        if is_last or not self._samples or now - self._samples[-1][0] >= self._interval_s:
+            self._sample(status, now)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data, with the tasks and waits of the last status."""
+        record: dict[str, Any] = {
+            "name": self._name,
+            "now": self._clock(),
+            "columns": [*FIGURES, *Phases.names()],
+            "samples": list(self._samples),
+            "events": list(self._events),
+            "evaluations": list(self._evaluated),
+        }
+        if self._sampled is not None:
+            record |= described(self._watched.view)
+        return record
+
+    async def save_if_due(self, logdir: str | None) -> None:
+        if self._clock() - self._saved_at >= SAVE_S:
+            await self.save(logdir)
+
+    async def save(self, logdir: str | None) -> None:
+        """Write the record into the logdir, if there is one; a failure is logged."""
+        self._saved_at = self._clock()
+        if logdir is None:
+            return
+        if not self._is_resumed:
+            self._is_resumed = True
+            record = await asyncio.to_thread(read_record, Path(logdir))
+            if record is not None:
+                self.resume(record)
+        try:
+            content = as_json(self.as_dict()).encode()
+            await asyncio.to_thread(replace_file, Path(logdir) / RECORD_FILE, content)
+        except OSError as error:
+            log.warning("the record of the run cannot be written: %s", error)
+
+    def resume(self, record: Mapping[str, Any]) -> None:
+        """Go on with the record of an earlier life."""
+        if record["columns"] == [*FIGURES, *Phases.names()]:
+            self._samples = [*record["samples"], *self._samples]
+        earlier = [(at, text) for at, text in record["events"]]
+        self._events.extendleft(reversed([*earlier, (self._clock(), "the job is resumed")]))
+        self._evaluated = [*record["evaluations"], *self._evaluated]
+
+    def _sample(self, status: Status, now: float) -> None:
+        before, self._sampled = self._sampled, status
+        speed = None
+        if before is not None and self._samples:
+            elapsed_s = max(now - self._samples[-1][0], 1e-3)
+            speed = max(0.0, (status.step - before.step) / elapsed_s)
+        known = {task.task: task for task in before.tasks} if before is not None else {}
+        workers = [task for task in status.tasks if task.role == Role.WORKER]
+        spent = [spent_s(task, known.get(task.task)) for task in workers if task.phases_s]
+        phases = [sum(each) for each in zip(*spent, strict=True)] or [0.0] * len(Phases.names())
+        live = sum(task.state != "left" for task in workers)
+        loss, staleness = status.loss, status.staleness["mean"]
+        self._samples.append([now, status.step, speed, loss, staleness, live, *phases])
+        if len(self._samples) > MOST_SAMPLES:
+            self._samples = self._samples[::2]
+            self._interval_s *= 2
+
+
+def read_record(logdir: Path) -> dict[str, Any] | None:
+    """Return the record that a run has left in its logdir; None if none can be read."""
+    path = logdir / RECORD_FILE
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(read_file(path, MOST_BYTES))
+        for key in ("samples", "events", "evaluations", "columns"):
+            record[key][:0]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.warning("%s cannot be read: %s", path, error)
+        return None
+    return dict(record)
+
+
+def described(view: JobView) -> dict[str, Any]:
+    """Return how a job stands, as plain data for people."""
+    status = view.status
+    return {
+        "state": view.state,
+        "figures": view.headline(),
+        "step": status.step,
+        "steps": status.steps,
+        "ended": bool(status.stop or status.failure),
+        "tasks": [
+            {"name": row.task.task, "state": row.task.state, "behind": row.task.behind}
+            | {"silent_s": row.task.silent_s, "restarts": row.task.restarts}
+            | {"speed": row.texts["steps/s"], "phases": list(row.spent_s)}
+            for row in view.tasks()
+        ],
+        "waits": [
+            {"owner": wait.owner, "peer": wait.peer, "since_s": wait.since_s}
+            | {"until_s": wait.until_s, "reason": wait.reason}
+            for wait in view.waits()
+        ],
+        "tables": {
+            name: {"trained": table.trained, "nbytes": table.nbytes}
+            for name, table in status.tables.items()
+        },
+    }

@@ -1,0 +1,190 @@
+"""The model behind `status`, `why`, `top` and `logs` of a job that is over."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.submitted import (
+    COMPLETED,
+    ENDED,
+    FAILED,
+    GONE,
+    STOPPED,
+    Submitted,
+    is_over,
+    log_of,
+)
+from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.files import read_file
+from zmqtrain.observe.outcome import FILE, STOPPED_BY, Outcome, outcome_in
+from zmqtrain.store.logdir import checkpoints
+
+OUTCOME_S, POLL_S = 10.0, 0.5
+"""How long, and how often, the outcome of a job that has just been stopped is asked for."""
+
+LOST = "lost"
+"""The state of a job that nobody has ended: its tasks are gone."""
+
+REMEDIES = {
+    ExitCode.USAGE: "correct the mistake",
+    ExitCode.DATA: "correct the data",
+    ExitCode.CHECKPOINT: "free some space, or correct the logdir",
+    ExitCode.DIVERGED: "lower the learning rate, or clip gradients",
+    ExitCode.REFUSED: "give all tasks the same job and the same version of zmqtrain",
+}
+"""What to do before a failed job can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that is over.
+
+    ``state``: a word or two. ``outcome``: None if the chief wrote none. ``newest``: the newest
+    checkpoint in the logdir, as far as this host can read it. ``log``: the command that shows its
+    log, "" if there is none. ``again``: how it goes on, as a part of a sentence.
+    """
+
+    name: str
+    state: str
+    outcome: Outcome | None
+    newest: str
+    log: str
+    again: str
+
+    @property
+    def reason(self) -> str:
+        """Why the job ended."""
+        return "no record of its end is left" if self.outcome is None else self.outcome.ended
+
+    @property
+    def checkpoint(self) -> str:
+        return (self.outcome.checkpoint if self.outcome is not None else "") or self.newest
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        code = None if self.outcome is None else self.outcome.exit_code
+        first = [text for known, text in REMEDIES.items() if known == code]
+        return "; ".join([*([self.log] if self.log else []), *first, self.again])
+
+    def figures(self) -> dict[str, str]:
+        """Return what is known, in the order in which it is shown."""
+        outcome, figures = self.outcome, {"state": f"{self.state}: {self.reason}"}
+        if outcome is not None:
+            at = datetime.fromtimestamp(outcome.at).astimezone().isoformat(" ", "seconds")
+            known = {name: value for name, value in outcome.measures.items() if value is not None}
+            figures |= {
+                "ended": f"{at}, exit code {outcome.exit_code}",
+                "step": "" if outcome.step is None else str(outcome.step),
+                "evaluated": ", ".join(f"{name} {value:.4f}" for name, value in known.items()),
+                "train loss": "" if outcome.train_loss is None else f"{outcome.train_loss:.4f}",
+            }
+        figures |= {"checkpoint": self.checkpoint or "none is known", "next": self.remedy}
+        return {name: text for name, text in figures.items() if text}
+
+    @property
+    def fact(self) -> str:
+        step = None if self.outcome is None else self.outcome.step
+        at = "" if step is None else f" at step {step}"
+        return f"{self.name} is over ({self.state}{at}): {self.reason}"
+
+    def sentence(self) -> str:
+        return f"{self.fact}; {self.remedy}"
+
+    def json(self) -> dict[str, object]:
+        known = {} if self.outcome is None else asdict(self.outcome)
+        return known | {
+            "job": self.name,
+            "state": self.state,
+            "outcome": self.sentence(),
+            "checkpoint": self.checkpoint or None,
+        }
+
+
+def ended_job(job: Submitted) -> EndedJob | None:
+    """Return how a submitted job ended, None while a part of it runs.
+
+    Raises:
+        ZmqTrainError: its engine does not answer.
+    """
+    if job.stopped_at:
+        outcome = outcome_in(job.outcome)
+        return _ended(job, _state_of(outcome), outcome, "")
+    engine = engine_of(job)
+    state = engine.state(job)
+    if not is_over(state):
+        return None
+    outcome = outcome_in(engine.outcome(job)) or _outcome_of(job.logdir)
+    if state == ENDED and outcome is not None:  # Slurm forgets how
+        state = _state_of(outcome)
+    log = "" if state == GONE else f"{log_of(job.name, job.concluding)} shows its log"
+    return _ended(job, state, outcome, log)
+
+
+def _ended(job: Submitted, state: str, outcome: Outcome | None, log: str) -> EndedJob:
+    newest, again = _newest(job.logdir), f"zmqtrain resubmit {job.name} submits it again"
+    if job.is_applied_by_others:
+        again = "apply its manifests again"
+    if state == COMPLETED and not job.stopped_at:
+        again = f"zmqtrain stop {job.name} removes it from its engine"
+    ended = EndedJob(job.name, state, outcome, newest, log, again)
+    goes_on = ended.checkpoint and state != COMPLETED
+    return (
+        replace(ended, again=f"{again}, and it goes on from its checkpoint") if goes_on else ended
+    )
+
+
+def ended_in(logdir: str) -> EndedJob:
+    """Return how the last run with this logdir ended.
+
+    Raises:
+        ConfigError: there was none.
+    """
+    outcome, newest = _outcome_of(logdir), _newest(logdir)
+    if outcome is None and not newest:
+        raise ConfigError(
+            f"--logdir is {logdir!r}; expected the logdir of a job, with checkpoints in it; "
+            "correct it"
+        )
+    again = "start it again with this logdir: it goes on from its checkpoint"
+    if (state := _state_of(outcome)) == COMPLETED:
+        again = f"zmqtrain export {logdir} --to FILE writes its weights"
+    return EndedJob(logdir, state, outcome, newest, "", again)
+
+
+def _state_of(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return LOST
+    stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
+    if outcome.ended.startswith(STOPPED_BY) or outcome.exit_code in stops:
+        return STOPPED
+    return COMPLETED if outcome.exit_code == ExitCode.OK else FAILED
+
+
+def left_outcome(job: Submitted, known: Outcome) -> Outcome:
+    """Return the outcome that a job leaves once it is stopped, or else what is ``known`` of it."""
+    until = time.monotonic() + OUTCOME_S
+    while time.monotonic() < until:
+        with contextlib.suppress(ZmqTrainError):
+            if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
+                return outcome
+        time.sleep(POLL_S)
+    return known
+
+
+def _outcome_of(logdir: str) -> Outcome | None:
+    with contextlib.suppress(OSError):
+        return outcome_in(read_file(Path(logdir, FILE))) if logdir else None
+    return None
+
+
+def _newest(logdir: str) -> str:
+    """Return the newest checkpoint in a logdir, "" if this host finds none."""
+    with contextlib.suppress(CheckpointError):
+        return str(next(iter(checkpoints(Path(logdir))), "")) if logdir else ""
+    return ""

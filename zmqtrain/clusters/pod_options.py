@@ -1,0 +1,133 @@
+"""The options of a submission that change its pods on Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field
+
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import PREFIX, Metavar
+from zmqtrain.files import read_file
+
+OURS = "zmqtrain"
+"""The container of a task in a template; the kind of the job gives it another name."""
+
+LABELS = tuple(f"app.kubernetes.io/{part}" for part in ("name", "instance", "component"))
+"""The labels by which commands find the pods of a job."""
+
+KEYS, LOGDIR, SHM = OUR_DIRECTORIES = "/keys", "/logdir", "/dev/shm"
+"""Where pods have the keys, the volume of the logdir, and memory that they share."""
+
+_LABEL = re.compile(r"([\w./-]+)=([\w.-]*)")
+
+
+class PodTemplate(NamedTuple):
+    """``change``: a part of a pod template; ``role``: the role of its pods, None for all."""
+
+    role: Role | None
+    change: dict[str, Any]
+
+
+def labels_in(text: Any) -> Any:
+    """Return the labels in a text such as ``disk=ssd,zone=a``.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if not isinstance(text, str):
+        return text
+    found = [_LABEL.fullmatch(item.strip()) for item in text.split(",")]
+    if not all(found):
+        raise ValueError("expected labels such as disk=ssd,zone=a")
+    return {item[1]: item[2] for item in found if item}
+
+
+def templates_in(text: Any) -> Any:
+    """Return the templates in files, such as ``pods.yaml,ps=ps.yaml``.
+
+    Raises:
+        ValueError: a file is no template, or sets what zmqtrain sets.
+    """
+    if not isinstance(text, str):
+        return text
+    found = []
+    for item in text.split(","):
+        role, equals, path = item.rpartition("=")
+        if equals and role not in set(Role):
+            raise ValueError(f"{role!r} is no role; expected FILE, or ROLE=FILE with a role")
+        found.append(PodTemplate(Role(role) if equals else None, _read(path)))
+    return tuple(found)
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        change = yaml.safe_load(read_file(Path(path)))
+        json.dumps(change)  # a date, for example, is no value of Kubernetes
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(change, dict) or not change or set(change) - {"metadata", "spec"}:
+        raise ValueError(f"{path}: expected the keys metadata and spec of a pod template alone")
+    for wrong in _set_by_us(change):
+        raise ValueError(f"{path} sets {wrong}, which zmqtrain sets; leave it out")
+    return change
+
+
+def _set_by_us(change: dict[str, Any]) -> Iterator[str]:
+    """Yield what a template sets although the job depends on it.
+
+    Raises:
+        ValueError: a part is of another type.
+    """
+    metadata, spec = _part(change, "metadata", dict), _part(change, "spec", dict)
+    yield from {"name", "namespace", "generateName"} & metadata.keys()
+    yield from set(LABELS) & _part(metadata, "labels", dict).keys()
+    yield from {"restartPolicy", "subdomain", "hostname"} & spec.keys()
+    for container in _part(spec, "containers", list):
+        if _part(container, "name", str) == OURS:
+            yield from {"command", "args"} & container.keys()
+            paths = {
+                _part(item, "mountPath", str) for item in _part(container, "volumeMounts", list)
+            }
+            yield from paths.intersection(OUR_DIRECTORIES)
+            names = [_part(item, "name", str) for item in _part(container, "env", list)]
+            yield from (f"{name} (--env may)" for name in names if name.startswith(PREFIX))
+
+
+def _part(value: Any, key: str, kind: type) -> Any:
+    """Return a part of a map, or an empty one if it is not there."""
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a map instead of {value!r}")
+    found = value.get(key)
+    if found is not None and not isinstance(found, kind):
+        what = {"dict": "a map", "list": "a list", "str": "a text"}[kind.__name__]
+        raise ValueError(f"{key} is {found!r}; expected {what}")
+    return kind() if found is None else found
+
+
+class PodOptions(BaseModel):
+    template: Annotated[
+        tuple[PodTemplate, ...], BeforeValidator(templates_in), Metavar("[ROLE=]FILE,...")
+    ] = Field(
+        (),
+        description="Kubernetes: YAML files with parts of a pod template (metadata, spec), which "
+        "are merged into the pods of all roles or of one; the task's container is called zmqtrain",
+    )
+    node_selector: Annotated[
+        dict[str, str], BeforeValidator(labels_in), Metavar("LABEL=VALUE,...")
+    ] = Field({}, description="Kubernetes: labels of the nodes for the pods (default: any)")
+    working_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="Kubernetes: working directory of the tasks (default: that of the image)",
+    )
+    restart_policy: Literal["Never", "OnFailure", "ExitCode"] | None = Field(
+        None,
+        description="Kubernetes, with --as tfjob: when the operator makes a pod again (default: "
+        "OnFailure for a ps, ExitCode for others)",
+    )

@@ -1,0 +1,84 @@
+"""Why tasks of a job do not run, by what Kubernetes says about them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zmqtrain.clusters.engine import Reason, Remedies
+from zmqtrain.clusters.pod_lives import task_of
+from zmqtrain.clusters.submitted import log_of
+from zmqtrain.config.cluster import Task
+
+_RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
+
+EVENTS = ("FailedCreate", "FailedMount")
+"""Reasons of warnings about pods that are not created or do not start."""
+
+REMEDIES: Remedies = {
+    r"ImagePull|ErrImage|InvalidImage": "submit it with another --image, or let the nodes pull it",
+    r"exceeded quota": "wait for other jobs, or submit it with less",
+    r"nodes are available": "wait for other jobs, or submit it with less --cpu, --memory or --gpu",
+    r"OOMKilled": "submit it with more --memory, or, if it is a ps, --ps-memory",
+}
+
+
+def reasons_of(
+    name: str,
+    objects: Sequence[Mapping[str, Any]],
+    pods: Sequence[Mapping[str, Any]],
+    events: Mapping[str, Any],
+) -> list[Reason]:
+    """Return why tasks do not run: failed or waiting objects and pods, and the cluster's warnings.
+
+    ``events``: those of the namespace.
+    """
+    found = []
+    for item in objects:
+        found += [
+            Reason(title_of(item), _said(condition))
+            for condition in item.get("status", {}).get("conditions", [])
+            if condition["type"] in ("Failed", "Suspended") and condition["status"] == "True"
+        ]
+    for pod in pods:
+        task = task_of(pod)
+        found += [Reason(str(task or title_of(pod)), text) for text in _held(pod)]
+        found += [Reason(str(task), text) for text in _ended(pod, name, task)]
+    for event in events["items"]:
+        about = event["involvedObject"]
+        if event["reason"] in EVENTS and str(about["name"]).startswith(f"{name}-"):
+            # Each try of a controller has a pod with another random end of its name.
+            text = _RANDOM_END.sub(r'"\1"', str(event["message"]))
+            found.append(Reason(f"{about['kind']} {about['name']}", text))
+    return [reason.with_remedies(REMEDIES) for reason in dict.fromkeys(found)]
+
+
+def _held(pod: Mapping[str, Any]) -> Iterator[str]:
+    status = pod["status"]
+    if status.get("phase") == "Pending":
+        for condition in status.get("conditions", []):
+            if condition["type"] == "PodScheduled" and condition["status"] != "True":
+                yield _said(condition)
+    for container in status.get("containerStatuses", []):
+        state = container.get("state", {})
+        if "waiting" in state and state["waiting"].get("reason") != "ContainerCreating":
+            yield _said(state["waiting"])
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield _said(status)
+
+
+def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str]:
+    for container in pod["status"].get("containerStatuses", []):
+        ended = container.get("state", {}).get("terminated", {})
+        if code := ended.get("exitCode"):
+            log = f"; see {log_of(name, task)}" if task else ""
+            yield f"{ended.get('reason', 'Error')}: ended with exit code {code}{log}"
+
+
+def _said(item: Mapping[str, Any]) -> str:
+    return ": ".join(str(item[key]) for key in ("reason", "message") if item.get(key))
+
+
+def title_of(item: Mapping[str, Any]) -> str:
+    return f"{item['kind']} {item['metadata']['name']}"

@@ -1,0 +1,118 @@
+"""How a run ended: a small file that outlives its tasks.
+
+The chief writes it into the logdir, and where the job's engine looks for it. A job that goes on
+has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from zmqtrain.errors import RETRYABLE, ZmqTrainError
+from zmqtrain.files import open_file, replace_file
+from zmqtrain.metrics import numbers
+from zmqtrain.observe.summary import Summary, as_json
+
+FILE = "ended.json"
+STOPPED_BY = "stopped by "
+"""How the reason of a job begins that was stopped; under an engine its exit code is 0."""
+
+MOST_LETTERS = 1000  # of a reason: Kubernetes keeps 4096 bytes of such a file
+MOST_MEASURES = 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    ``ended``: why. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last one;
+    ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
+    ``checkpoint``: the newest one, "" if there is none.
+    """
+
+    job: str
+    ended: str
+    exit_code: int
+    at: Annotated[float, Field(ge=0, le=1e11)]  # a date of the calendar
+    step: int | None = None
+    train_loss: float | None = None
+    measures: dict[str, float | None] = field(default_factory=dict)
+    checkpoint: str = ""
+
+    @classmethod
+    def of(cls, summary: Summary) -> Outcome:
+        return cls(
+            summary.job,
+            summary.ended,
+            int(summary.exit_code),
+            time.time(),
+            summary.global_step,
+            summary.train_loss,
+            dict(list(numbers(summary.measures).items())[:MOST_MEASURES]),
+            summary.checkpoint or "",
+        )
+
+    def text(self) -> str:
+        """Return one line of JSON."""
+        most = MOST_LETTERS if self.ended.isascii() else MOST_LETTERS // 5  # others are escaped
+        return as_json(asdict(self) | {"ended": self.ended[:most]})
+
+
+def outcome_in(text: str | bytes) -> Outcome | None:
+    """Return the outcome that a file's text holds, None if it holds none."""
+    try:
+        return TypeAdapter(Outcome).validate_json(text)
+    except ValidationError:
+        return None
+
+
+@contextlib.contextmanager
+def recorded(
+    job: str, logdir: str | None, file: str | None, summary: Callable[[], Summary | None]
+) -> Iterator[None]:
+    """Write how the run of the block ends, unless a restart of the chief may go on with it.
+
+    ``file``: another one beside that of the ``logdir``. ``summary`` returns that of the run, None
+    if there is none.
+    """
+    own = Path(logdir, FILE) if logdir else None
+    for known in (own, file):  # of the run before
+        if known is not None:
+            with contextlib.suppress(OSError):
+                os.truncate(known, 0)
+    outcome = None
+    try:
+        yield
+    except ZmqTrainError as error:
+        if error.exit_code < RETRYABLE:
+            outcome = Outcome(job, str(error), int(error.exit_code), time.time())
+        raise
+    finally:
+        if (found := summary()) is not None:
+            outcome = Outcome.of(found)
+        if outcome is not None:
+            _write(outcome, own, Path(file) if file else None)
+
+
+def _write(outcome: Outcome, own: Path | None, other: Path | None) -> None:
+    content = outcome.text().encode()
+    try:
+        if own is not None:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(own, content)
+        if other is not None:  # in place: it may be mounted, as /dev/termination-log is
+            with open(open_file(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as opened:
+                opened.write(content)
+    except OSError as error:
+        log.warning("zmqtrain status cannot show how the job ended: %s", error)

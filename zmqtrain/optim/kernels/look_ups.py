@@ -1,0 +1,311 @@
+"""Look-ups of ids in tables, compiled by LLVM: all those of a step in one pass each.
+
+Ids are sorted by radix, eight bits at a time, so that equal ids stay in their order. Hence sums of
+equal ids are added up in the order of the batch, as those of a dense weight are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.optim.kernels.cpu import address_of
+from zmqtrain.optim.kernels.loop import counted, engine_of, repeated
+
+_INT, _FLOAT = ir.IntType(64), ir.FloatType()
+_INTS, _FLOATS = _INT.as_pointer(), _FLOAT.as_pointer()
+_DIGIT = 11  # bits by which ids are sorted at once
+
+Column = tuple[int, int, int]
+"""Ids in memory: the address of the first int64, how many there are, and elements between two."""
+
+
+class LookUps:
+    """Look-ups of several columns of ids. ``unique``: the sorted unique ids of each column."""
+
+    def __init__(self, columns: Sequence[Column] | NDArray[np.int64]) -> None:
+        """The memory of the columns is read here only."""
+        given = np.ascontiguousarray(columns, np.int64).reshape(-1, 3)
+        n, sizes = len(given), given[:, 1]
+        begins, total = sizes.cumsum() - sizes, int(sizes.sum())
+        unique, self._places, self._order = np.empty((3, total), np.int64)
+        self._starts, counts = np.empty(total + n, np.int64), np.empty(n, np.int64)
+        scratch = np.empty((2, int(sizes.max(initial=0))), np.int64)
+        arrays = unique, self._places, self._order, self._starts, counts, scratch
+        addresses = [address_of(array) for array in arrays]
+        self._unique_at, self._places_at, self._order_at, self._starts_at = addresses[:4]
+        calls = np.empty((n, 9), np.int64)
+        calls[:, :3], calls[:, 3:] = given, addresses
+        calls[:, 3:7] += 8 * begins[:, None]
+        calls[:, 6:8] += 8 * np.arange(n)[:, None]
+        _code().sort(n, address_of(calls))
+        self._known = list(zip(begins.tolist(), sizes.tolist(), counts.tolist(), strict=True))
+        self.unique: list[Ids] = [unique[at : at + count] for at, _, count in self._known]
+
+    def size(self, number: int) -> int:
+        """Return the number of a column's ids."""
+        size: int = self._known[number][1]
+        return size
+
+    def places(self, number: int) -> NDArray[np.int64]:
+        """Return for each id of a column its place among the unique ones."""
+        begin, size, _ = self._known[number]
+        return self._places[begin : begin + size]
+
+    def is_of(self, number: int, column: Column) -> bool:
+        """Return whether a column has the same ids as the one with this number."""
+        begin, size, _ = self._known[number]
+        if size != column[1]:
+            return False
+        at = 8 * begin
+        address, _, stride = column
+        known = self._unique_at + at, self._places_at + at
+        return bool(_code().same(size, address, stride, *known))
+
+    def expand(self, numbers: Sequence[int], rows: Sequence[Rows], out: Sequence[int]) -> None:
+        """Write the row of each id of these columns.
+
+        ``rows``: of each its unique ones, contiguous; ``out``: addresses of arrays (ids, dim).
+        """
+        calls = []
+        for number, own, target in zip(numbers, rows, out, strict=True):
+            begin, size, _ = self._known[number]
+            places = self._places_at + 8 * begin
+            calls.append((size, own.shape[1], places, address_of(own), target))
+        _run(_code().expand, calls)
+
+    def add_up(self, gradients: Sequence[tuple[int, int, int, int]]) -> list[Rows]:
+        """Return the gradients of columns' unique rows, each of shape (unique ids, dim).
+
+        ``gradients``: (number, dim, address, elements from one row to the next) of the gradient of
+        each id's row. Rows of equal ids are added to 0 in their order.
+        """
+        total = np.empty(sum(self._known[n][2] * dim for n, dim, *_ in gradients), np.float32)
+        at, calls, found = 0, [], []
+        for number, dim, address, stride in gradients:
+            begin, _, count = self._known[number]
+            starts, order = self._starts_at + 8 * (begin + number), self._order_at + 8 * begin
+            out = address_of(total) + 4 * at
+            calls.append((count, dim, starts, order, address, stride, out))
+            found.append(total[at : at + count * dim].reshape(count, dim))
+            at += count * dim
+        _run(_code().add_up, calls)
+        return found
+
+
+def _run(function: Any, calls: Sequence[tuple[int, ...]]) -> None:
+    given = np.array(calls, np.int64)  # which outlives the call
+    function(len(calls), address_of(given))
+
+
+class _Code(NamedTuple):
+    """Addresses stand for arrays. All but ``same`` take a number of calls, and the address of their
+    arguments: int64, one call behind the other."""
+
+    same: Any
+    sort: Any
+    expand: Any
+    add_up: Any
+    engine: Any  # the owner of their code
+
+
+@cache
+def _code() -> _Code:
+    module = ir.Module()
+    _build_same(module)
+    for name, one in (("sort", _column), ("expand", _expanded), ("add_up", _added_up)):
+        repeated(name, one(module))
+    _, engine = engine_of(module)
+    number, place = ctypes.c_int64, ctypes.c_void_p
+
+    def function(name: str, *types: Any, result: Any = None) -> Any:
+        return ctypes.CFUNCTYPE(result, *types)(engine.get_function_address(name))
+
+    same = function("same", number, place, number, place, place, result=number)
+    sort, expand, add_up = (function(name, number, place) for name in ("sort", "expand", "add_up"))
+    return _Code(same, sort, expand, add_up, engine)
+
+
+def _number(value: int) -> ir.Constant:
+    return ir.Constant(_INT, value)
+
+
+_ZERO, _ONE = _number(0), _number(1)
+
+
+def _function(module: ir.Module, name: str, types: Sequence[ir.Type], result: ir.Type) -> Any:
+    return ir.Function(module, ir.FunctionType(result, types), name)
+
+
+def _load(build: ir.IRBuilder, array: ir.Value, at: ir.Value) -> ir.Value:
+    return build.load(build.gep(array, [at]))
+
+
+def _store(build: ir.IRBuilder, array: ir.Value, at: ir.Value, value: ir.Value) -> None:
+    build.store(value, build.gep(array, [at]))
+
+
+def _one(module: ir.Module, name: str, types: Sequence[ir.Type]) -> tuple[Any, ir.IRBuilder]:
+    """Begin the function for one call, whose arrays do not overlap."""
+    function = _function(module, name, types, ir.VoidType())
+    function.linkage = "internal"
+    for argument in function.args:
+        if argument.type.is_pointer:
+            argument.add_attribute("noalias")
+    return function, ir.IRBuilder(function.append_basic_block())
+
+
+def _column(module: ir.Module) -> Any:
+    """Build the sorting of one column.
+
+    ``order`` becomes the positions of the ids, sorted by id; ``starts`` where in it each unique id
+    begins, and the number of ids.
+    """
+    function, build = _one(module, "column", [_INTS, _INT, _INT, *[_INTS] * 6])
+    ids, n, stride, unique, places, order, starts, counted_ids, scratch = function.args
+    keys, other = scratch, build.gep(scratch, [n])
+    counts = build.alloca(_INT, _number(1 << _DIGIT))
+    least, most = build.alloca(_INT), build.alloca(_INT)
+    source, target, shift = build.alloca(_INTS), build.alloca(_INTS), build.alloca(_INT)
+    build.store(_number((1 << 63) - 1), least)
+    build.store(_number(-(1 << 63)), most)
+    with counted(build, _ZERO, n, 1) as i:
+        id_ = _load(build, ids, build.mul(i, stride))
+        _store(build, keys, i, id_)
+        for bound, order_of in ((least, "<"), (most, ">")):
+            before = build.load(bound)
+            build.store(build.select(build.icmp_signed(order_of, id_, before), id_, before), bound)
+    first = build.load(least)
+    spread = build.sub(build.load(most), first)  # without a sign
+    with counted(build, _ZERO, n, 1) as i:
+        _store(build, keys, i, build.sub(_load(build, keys, i), first))
+        _store(build, order, i, i)
+    build.store(order, source)
+    build.store(other, target)
+    build.store(_ZERO, shift)
+    head, body, after = map(function.append_basic_block, ("digit", "sort", "sorted"))
+    build.branch(head)
+    build.position_at_end(head)
+    by = build.load(shift)
+    is_left = build.icmp_unsigned(">", build.lshr(spread, by), _ZERO)
+    build.cbranch(build.and_(build.icmp_signed("<", by, _number(64)), is_left), body, after)
+    build.position_at_end(body)
+    _sort_by_digit(build, n, keys, by, counts, build.load(source), build.load(target))
+    given, made = build.load(source), build.load(target)
+    build.store(made, source)
+    build.store(given, target)
+    build.store(build.add(by, _number(_DIGIT)), shift)
+    build.branch(head)
+    build.position_at_end(after)
+    sorted_ = build.load(source)
+    count, before = build.alloca(_INT), build.alloca(_INT)
+    build.store(_ZERO, count)
+    _store(build, starts, _ZERO, _ZERO)
+    with counted(build, _ZERO, n, 1) as i:
+        position = _load(build, sorted_, i)
+        key = _load(build, keys, position)
+        is_first = build.icmp_signed("==", i, _ZERO)
+        is_new = build.or_(is_first, build.icmp_signed("!=", key, build.load(before)))
+        build.store(key, before)
+        known = build.add(build.load(count), build.zext(is_new, _INT))
+        build.store(known, count)
+        place = build.sub(known, _ONE)
+        _store(build, unique, place, build.add(key, first))
+        _store(build, starts, known, build.add(i, _ONE))  # so far; a branch would take longer
+        _store(build, places, position, place)
+        _store(build, order, i, position)
+    build.store(build.load(count), counted_ids)
+    build.ret_void()
+    return function
+
+
+def _sort_by_digit(
+    build: ir.IRBuilder,
+    n: ir.Value,
+    keys: ir.Value,
+    shift: ir.Value,
+    counts: ir.Value,
+    source: ir.Value,
+    target: ir.Value,
+) -> None:
+    """Build the sorting of positions by one digit of their keys."""
+
+    def digit(position: ir.Value) -> ir.Value:
+        key = build.lshr(_load(build, keys, position), shift)
+        return build.and_(key, _number((1 << _DIGIT) - 1))
+
+    size, total = _number(1 << _DIGIT), build.alloca(_INT)
+    with counted(build, _ZERO, size, 1) as i:
+        _store(build, counts, i, _ZERO)
+    with counted(build, _ZERO, n, 1) as i:
+        at = digit(i)
+        _store(build, counts, at, build.add(_load(build, counts, at), _ONE))
+    build.store(_ZERO, total)
+    with counted(build, _ZERO, size, 1) as i:
+        before, own = build.load(total), _load(build, counts, i)
+        _store(build, counts, i, before)
+        build.store(build.add(before, own), total)
+    with counted(build, _ZERO, n, 1) as i:
+        position = _load(build, source, i)
+        at = digit(position)
+        place = _load(build, counts, at)
+        _store(build, counts, at, build.add(place, _ONE))
+        _store(build, target, place, position)
+
+
+def _build_same(module: ir.Module) -> None:
+    """Build ``same(n, ids, stride, unique, places)``: whether the ids are those of the places."""
+    function = _function(module, "same", [_INT, _INTS, _INT, _INTS, _INTS], _INT)
+    n, ids, stride, unique, places = function.args
+    build = ir.IRBuilder(function.append_basic_block())
+    different = build.alloca(_INT)
+    build.store(_ZERO, different)
+    with counted(build, _ZERO, n, 1) as i:
+        id_ = _load(build, ids, build.mul(i, stride))
+        known = _load(build, unique, _load(build, places, i))
+        build.store(build.or_(build.load(different), build.xor(id_, known)), different)
+    build.ret(build.zext(build.icmp_signed("==", build.load(different), _ZERO), _INT))
+
+
+def _expanded(module: ir.Module) -> Any:
+    """Build the copying of the row of each id of a column."""
+    function, build = _one(module, "expanded", [_INT, _INT, _INTS, _FLOATS, _FLOATS])
+    n, dim, places, rows, out = function.args
+    with counted(build, _ZERO, n, 1) as i:
+        row = build.gep(rows, [build.mul(_load(build, places, i), dim)])
+        target = build.gep(out, [build.mul(i, dim)])
+        with counted(build, _ZERO, dim, 1) as j:
+            _store(build, target, j, _load(build, row, j))
+    build.ret_void()
+    return function
+
+
+def _added_up(module: ir.Module) -> Any:
+    """Build the sum of the rows of equal ids of a column."""
+    types = [_INT, _INT, _INTS, _INTS, _FLOATS, _INT, _FLOATS]
+    function, build = _one(module, "added_up", types)
+    count, dim, starts, order, gradient, stride, total = function.args
+    with counted(build, _ZERO, count, 1) as i:
+        target = build.gep(total, [build.mul(i, dim)])
+        begin, end = _load(build, starts, i), _load(build, starts, build.add(i, _ONE))
+
+        def row(at: ir.Value) -> ir.Value:
+            return build.gep(gradient, [build.mul(_load(build, order, at), stride)])
+
+        first = row(begin)
+        with counted(build, _ZERO, dim, 1) as j:  # 0 + -0 is 0
+            _store(build, target, j, build.fadd(ir.Constant(_FLOAT, 0), _load(build, first, j)))
+        with counted(build, build.add(begin, _ONE), end, 1) as at:
+            other = row(at)
+            with counted(build, _ZERO, dim, 1) as j:
+                both = build.fadd(_load(build, target, j), _load(build, other, j))
+                _store(build, target, j, both)
+    build.ret_void()
+    return function

@@ -1,0 +1,116 @@
+"""The rows of a store as they are at one moment, read by another thread while the store changes.
+
+Whatever is about to change a record copies it first, once, into a log beside the store. A reader
+takes blocks of records, and from the log those that have changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store.arena import private_arena
+from zmqtrain.store.row_code import HEADER
+
+_BLOCK = 1 << 12  # records that are copied at once: a change waits for it, about a millisecond
+
+
+class RowSnapshot:
+    """Rows at the moment at which this is made."""
+
+    def __init__(
+        self,
+        heads: NDArray[np.int64],
+        rows: int,
+        widths: Sequence[int],
+        own: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+    ) -> None:
+        """``heads``: all records ever used, of which ``rows`` are no longer free, and chosen.
+
+        ``own``: chooses among ids; None: all.
+        """
+        self._heads, self._widths, self._own = heads, widths, own
+        self._lock, self._kept = Lock(), 0
+        self._is_over = False
+        count, stride = heads.shape
+        self._log = private_arena(8 * max(heads.size, 1)).ints(0, heads.size).reshape(count, stride)
+        self._kept_as = np.zeros(count, np.int32 if count < 1 << 31 else np.int64)  # 0: not kept
+        self.rows = rows
+
+    @contextmanager
+    def before_a_change(self, places: NDArray[np.int64]) -> Iterator[None]:
+        """Keep what these records are, and let nobody read them until they have changed."""
+        with self._lock:
+            if not self._is_over:
+                own = places[places < len(self._heads)]
+                own = own[self._kept_as[own] == 0]
+                begin, self._kept = self._kept, self._kept + len(own)
+                np.take(self._heads, own, 0, self._log[begin : self._kept], "clip")
+                self._kept_as[own] = np.arange(begin + 1, self._kept + 1)
+            yield
+
+    def keep_all(self) -> None:
+        """Keep all records: whoever changes them from now on cannot do it."""
+        for begin in range(0, len(self._heads), _BLOCK):
+            with self.before_a_change(np.arange(begin, min(begin + _BLOCK, len(self._heads)))):
+                pass
+
+    def close(self) -> None:
+        """Give up: the store is about to lose its rows, or they have been read."""
+        with self._lock:
+            self._is_over = True
+            self._log, self._kept_as = self._log[:0], self._kept_as[:0]
+
+    def blocks(self) -> Iterator[list[NDArray[Any]]]:
+        """Yield ids, sorted over all blocks, second words, and (n, width) of each width.
+
+        Raises:
+            CheckpointError: the store has lost its rows meanwhile.
+        """
+        places = self._live_in_order()
+        for begin in range(0, len(places), _BLOCK):
+            own = places[begin : begin + _BLOCK]
+            with self._reading():
+                records = np.take(self._heads, own, 0)
+                kept = self._kept_as[own]
+                if (changed := np.flatnonzero(kept)).size:
+                    records[changed] = self._log[kept[changed] - 1]
+            floats = records.view(np.float32)
+            bounds = pairwise(accumulate(self._widths, initial=2 * HEADER))
+            yield [records[:, 0], records[:, 1], *(floats[:, a:b] for a, b in bounds)]
+        self.close()
+
+    def _live_in_order(self) -> NDArray[np.int64]:
+        """Return the places of the rows, by their ids."""
+        ids, places = np.empty(self.rows, np.int64), np.empty(self.rows, np.int64)
+        end = 0
+        for begin in range(0, len(self._heads), _BLOCK):
+            with self._reading():
+                heads = self._heads[begin : begin + _BLOCK, :HEADER].copy()
+                kept = self._kept_as[begin : begin + _BLOCK]
+                changed = np.flatnonzero(kept)
+                heads[changed] = self._log[kept[changed] - 1, :HEADER]
+            live = np.flatnonzero(heads[:, 1] >= 0)
+            if self._own is not None:
+                live = live[self._own(heads[live, 0])]
+            own = slice(end, end + len(live))
+            ids[own], places[own] = heads[live, 0], begin + live
+            end = own.stop
+        return places[np.argsort(ids)]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_over:
+                raise CheckpointError(
+                    "the rows of a table are no longer those of this checkpoint, for the shard "
+                    "ends, begins anew or writes a later one"
+                )
+            yield
