@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from random import Random
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import Any, TypeVar, TypeVarTuple
 
 LONGEST_S = 2.0  # that any work takes: the tasks' timeouts are made for that
@@ -351,9 +351,19 @@ def _close_unbegun(frame: FrameType | None) -> None:
     while frame is not None:
         for value in frame.f_locals.values() if _is_counted(frame) else ():
             if inspect.iscoroutine(value) and value not in of_tasks:
-                if inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
-                    value.close()
+                _close_if_unbegun(value)
         frame = frame.f_back
+
+
+def _close_if_unbegun(coroutine: CoroutineType[Any, Any, Any]) -> None:
+    """Close it, and those that it was given, unless it has begun."""
+    if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
+        return
+    frame = coroutine.cr_frame
+    for given in list(frame.f_locals.values()) if frame is not None else ():
+        if inspect.iscoroutine(given):
+            _close_if_unbegun(given)
+    coroutine.close()
 
 
 def _is_counted(frame: FrameType) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow.parquet
 import pytest
 from safetensors.numpy import load_file
 
@@ -22,7 +23,7 @@ from zmqtrain.models.tables import Given, Normal, Table
 from zmqtrain.optim import SGD
 from zmqtrain.store import saved_rows, saved_tables
 
-FORMATS = ["npz", "safetensors", "parquet"]
+FORMATS = ["npz", "safetensors", *(["parquet"] if find_spec("pyarrow") else [])]
 EVERY = np.arange(USERS + ITEMS)
 
 
@@ -55,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
             return dict(arrays)
     if path.suffix == ".safetensors":
         return dict(load_file(path))
-    table = pyarrow.parquet.read_table(path)
+    table = import_module("pyarrow.parquet").read_table(path)
     is_null = table["row"].is_null().to_numpy(zero_copy_only=False)
     ids, rows = table["id"].to_numpy(), table.filter(table["row"].is_valid())["row"]
     dtype = table.schema.field("row").type.value_type.to_pandas_dtype()
