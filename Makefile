@@ -128,4 +128,4 @@ soak: $(STAMP)  ## simulated and real jobs under faults for MINUTES=10; SEED=N r
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean:  ## remove what the commands above made
-	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
