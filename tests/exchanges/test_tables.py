@@ -228,6 +228,18 @@ async def test_id_beyond_the_rows_of_a_table_is_an_error(open_exchange: OpenExch
             await train(job, exchange)
 
 
+def test_what_a_model_says_of_its_tables_counts_where_the_job_says_nothing() -> None:
+    class Bounded(Recommender):
+        def tables(self, seed: int) -> dict[str, Table]:
+            table = Table(SGD(0.5), dim=DIM, admit_after=2, forget_after=5, max_rows=9)
+            return {"user": table, "item": table}
+
+    job = make_job(Bounded(), tables={"user": Table(max_rows=7, optimizer=Adagrad(0.1))})
+    limits = [(t.max_rows, t.forget_after, t.admit_after) for t in job.table_variables()]
+    assert limits == [(7, 5, 2), (9, 5, 2)]
+    assert [update.rule for update in job.table_updates()] == [Adagrad(0.1), SGD(0.5)]
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

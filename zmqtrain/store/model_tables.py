@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from zmqtrain.errors import ConfigError
@@ -24,8 +25,8 @@ def tables_of(
 ) -> list[tuple[TableVariable, Table]]:
     """Return each table of a model, in the model's order, and what the job says of it.
 
-    ``said``: by patterns of names; the first that fits counts. Model and job may both say how many
-    rows a table has, how many elements a row, and what rows begin with; the job's word counts.
+    ``said``: by patterns of names; the first that fits counts. What the job leaves open, the model
+    may say.
 
     Raises:
         ConfigError: a pattern fits no table, a table is not described in full, or the model raises.
@@ -52,28 +53,34 @@ def tables_of(
     pairs = []
     for number, (name, of_model) in enumerate(found.items()):
         fitting = (table for pattern, table in said.items() if fits(name, pattern))
-        of_job = next(fitting, Table())
-        pairs.append((_resolved(name, number, of_model, of_job, key_of(seed, name)), of_job))
+        table = _merged(of_model, next(fitting, Table()))
+        pairs.append((_variable(name, number, of_model, table, key_of(seed, name)), table))
     return pairs
 
 
-def _resolved(name: str, number: int, of_model: Any, of_job: Table, key: int) -> TableVariable:
-    given = {}
-    for field in ("dim", "rows", "initial"):
-        value = getattr(of_job, field)
-        given[field] = getattr(of_model, field, None) if value is None else value
-    dim, theirs = given["dim"], getattr(of_model, "dim", None)
+def _merged(of_model: Any, of_job: Table) -> Table:
+    """Return what the job says of a table; where it says nothing, what its model says."""
+    of_either: dict[str, Any] = {
+        field.name: getattr(of_model, field.name, field.default)
+        for field in fields(Table)
+        if getattr(of_job, field.name) == field.default
+    }
+    return replace(of_job, **of_either)
+
+
+def _variable(name: str, number: int, of_model: Any, table: Table, key: int) -> TableVariable:
+    dim, theirs = table.dim, getattr(of_model, "dim", None)
     if type(dim) is not int or not 1 <= dim <= MAX_DIM or theirs not in (None, dim):
         raise ConfigError(
             f"rows of the table {name!r} have {dim!r} elements; expected "
             f"{f'1 to {MAX_DIM}' if theirs is None else f'{theirs}, as in the model'}: correct "
             "dim in its Table"
         )
-    rows = given["rows"]
+    rows = table.rows
     if rows is not None and (type(rows) is not int or not 1 <= rows < 1 << 63):
         raise ConfigError(
             f"the table {name!r} has {rows!r} rows; expected a whole number from 1 on, or None for "
             "any int64 as an id: correct rows in its Table"
         )
-    initial, later = given["initial"] or Uniform(), (of_job.forget_after, of_job.max_rows)
-    return TableVariable(name, number, dim, rows, initial, key, of_job.admit_after, *later)
+    later = table.admit_after, table.forget_after, table.max_rows
+    return TableVariable(name, number, dim, rows, table.initial or Uniform(), key, *later)
