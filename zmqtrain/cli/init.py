@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import sys
 from dataclasses import dataclass
@@ -112,8 +113,10 @@ def source_of(text: str) -> Source:
         raise ConfigError(
             f"--data is {text!r}; expected {DIGITS} or a file .csv; other data are in docs/data.md"
         )
-    head = Path(text).read_text().partition("\n")[0] if Path(text).is_file() else ""
-    target = head.split(",")[-1].strip().strip('"') or None  # without a file CSV says so
+    target = None
+    if Path(text).is_file():  # else CSV says that it is not there
+        with open(text, newline="") as file:
+            target = next(csv.reader(file), [""])[-1]
     training, _ = Holdout(CSV(text, target=target)).load(None)
     inputs, *_, targets = training.take(np.arange(min(SAMPLE, len(training))))
     classes = _classes(targets)
