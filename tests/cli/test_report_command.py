@@ -20,6 +20,7 @@ from zmqtrain.models import MLP
 from zmqtrain.optim import Adam
 from zmqtrain.protocol.status import Status
 
+BAD_EVENTS = '{"columns": [], "samples": [], "events": ["worker 0 left"], "evaluations": []}'
 HOSTILE = "</script><script>document.title = 'taken'</script>"
 
 
@@ -103,7 +104,9 @@ def test_run_leaves_a_record_in_its_logdir_and_report_makes_a_page(
     assert [sample[1] for sample in again["samples"]][-1] == 60
 
 
-@pytest.mark.parametrize("content", [None, "no json", "{}", '{"samples": 3}', "x" * (5 << 20)])
+@pytest.mark.parametrize(
+    "content", [None, "no json", "{}", '{"samples": 3}', BAD_EVENTS, "x" * (5 << 20)]
+)
 def test_logdir_without_a_record_is_refused(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +32,7 @@ class Task:
     metrics: Metrics = field(default_factory=lambda: Metrics("ps"))
     waits: Waits = field(default_factory=lambda: Waits("worker 0"))
     known: list[Any] | None = None
-    record: dict[str, Any] | None = None
-
-    def run_record(self) -> dict[str, Any] | None:
-        return self.record
+    run_record: Callable[[], dict[str, Any]] | None = None
 
     def targets(self) -> list[Any] | None:
         return self.known
@@ -132,7 +129,7 @@ def test_page_of_the_run_is_served_by_the_task_that_has_its_record(
     server: Server, task: Task
 ) -> None:
     assert get(server, "/run.json").status == get(server, "/").status == 404
-    task.record = {"name": "net.py", "loss": float("nan")}
+    task.run_record = lambda: {"name": "net.py", "loss": float("nan")}
     assert json.loads(get(server, "/run.json").text) == {"name": "net.py", "loss": None}
     page = get(server, "/")
     assert page.content_type == "text/html; charset=utf-8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from zmqtrain.actors.actor import Actor, Request
@@ -53,6 +53,7 @@ class JobActor(Actor):
         self._lives = 0
         self._metrics_scheme = "http" if config.metrics_tls is None else "https"
         self.metrics_address = ""  # set once the metrics are served
+        self.run_record: Callable[[], dict[str, Any]] | None = None  # for the page of the run
         self.traces: Traces | None = None  # of pushes, if it writes some
 
     async def load_data(self) -> tuple[Dataset, Dataset | None]:
@@ -129,10 +130,6 @@ class JobActor(Actor):
             for role, index, address in tasks
             if address
         ]
-
-    def run_record(self) -> dict[str, Any] | None:
-        """Return what happened in the run, for the page that shows it; None if it is elsewhere."""
-        return None
 
     @property
     def has_met(self) -> bool:

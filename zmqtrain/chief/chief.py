@@ -21,7 +21,6 @@ from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluation_parts import EvaluationWorkers
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.linked_job import LinkedJob
-from zmqtrain.chief.run_record import RunRecord
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import RETRYABLE, ExitCode, FencedError, NotAdmittedError, ZmqTrainError
 from zmqtrain.models.base import Dataset
@@ -59,7 +58,6 @@ class Chief(JobActor):
         )
         self._evaluations: BackgroundEvaluations
         self._conductor: Conductor
-        self._record: RunRecord | None = None
         self._ps_left = asyncio.Event()  # with the last checkpoint, until it is back
         self.handlers = {
             Gather: self.on_gather,
@@ -103,7 +101,7 @@ class Chief(JobActor):
             name=self.job_name,
         )
         await cluster.saver.check()
-        self._record = self._conductor.record
+        self.run_record = self._conductor.record.as_dict
         if self.metrics_address:
             log.info("watch this run at %s://%s/", self._metrics_scheme, self.metrics_address)
         self.metrics.role_state.set("joining")
@@ -284,9 +282,6 @@ class Chief(JobActor):
 
     def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]]:
         return [(t.role, t.index, t.metrics) for t in self._cluster.tasks if t.state != "left"]
-
-    def run_record(self) -> dict[str, Any] | None:
-        return None if self._record is None else self._record.as_dict()
 
     def heartbeat(self) -> Heartbeat:
         return replace(super().heartbeat(), saved_step=self._cluster.saver.last_step)

@@ -16,9 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from zmqtrain.chief.job_view import JobView, Watched, spent_s
 from zmqtrain.config.cluster import Role
 from zmqtrain.files import read_file, replace_file
+from zmqtrain.metrics import numbers
 from zmqtrain.observe.metrics import Phases
 from zmqtrain.observe.summary import as_json
 from zmqtrain.protocol.status import Status
@@ -37,6 +40,15 @@ FIGURES = ("at", "step", "speed", "loss", "staleness", "workers")
 log = logging.getLogger(__name__)
 
 Evaluations = Callable[[], Sequence[Mapping[str, Any]]]
+
+
+class Earlier(BaseModel):
+    """What the next life takes over of a record."""
+
+    columns: list[str]
+    samples: list[list[float | None]]
+    events: list[tuple[float, str]]
+    evaluations: list[dict[str, float | None]]
 
 
 class RunRecord:
@@ -61,7 +73,7 @@ class RunRecord:
         now = self._clock()
         self._events += ((now, text) for text in self._watched.take(status, now))
         evaluations = self._evaluations()
-        self._evaluated += ({"at": now} | dict(each) for each in evaluations[self._seen :])
+        self._evaluated += ({"at": now} | numbers(each) for each in evaluations[self._seen :])
         self._seen = len(evaluations)
         if len(self._evaluated) > MOST_SAMPLES:
             self._evaluated = self._evaluated[::2]
@@ -97,17 +109,17 @@ class RunRecord:
             if record is not None:
                 self.resume(record)
         try:
-            content = as_json(self.as_dict()).encode()
-            await asyncio.to_thread(replace_file, Path(logdir) / RECORD_FILE, content)
+            await asyncio.to_thread(_write, self.as_dict(), Path(logdir) / RECORD_FILE)
         except OSError as error:
             log.warning("the record of the run cannot be written: %s", error)
 
     def resume(self, record: Mapping[str, Any]) -> None:
         """Go on with the record of an earlier life."""
-        if record["columns"] == [*FIGURES, *Phases.names()]:
+        columns = [*FIGURES, *Phases.names()]
+        if record["columns"] == columns and {*map(len, record["samples"])} <= {len(columns)}:
             self._samples = [*record["samples"], *self._samples]
-        earlier = [(at, text) for at, text in record["events"]]
-        self._events.extendleft(reversed([*earlier, (self._clock(), "the job is resumed")]))
+        earlier = [*record["events"], (self._clock(), "the job is resumed")]
+        self._events.extendleft(reversed(earlier))
         self._evaluated = [*record["evaluations"], *self._evaluated]
 
     def _sample(self, status: Status, now: float) -> None:
@@ -134,13 +146,15 @@ def read_record(logdir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(read_file(path, MOST_BYTES))
-        for key in ("samples", "events", "evaluations", "columns"):
-            record[key][:0]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        content = read_file(path, MOST_BYTES)
+        return {**json.loads(content), **Earlier.model_validate_json(content).model_dump()}
+    except (OSError, ValueError) as error:  # one of pydantic's is a ValueError
         log.warning("%s cannot be read: %s", path, error)
         return None
-    return dict(record)
+
+
+def _write(record: dict[str, Any], path: Path) -> None:
+    replace_file(path, as_json(record).encode())
 
 
 def described(view: JobView) -> dict[str, Any]:

@@ -218,10 +218,10 @@ class _Handler(MetricsHandler):
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
             case "/sd" if (targets := self.server.actor.targets()) is not None:
                 self._send(HTTPStatus.OK, json.dumps(targets), "application/json")
-            case "/" if self.server.actor.run_record() is not None:
+            case "/" if self.server.actor.run_record is not None:
                 self._send(HTTPStatus.OK, page(), "text/html; charset=utf-8")
-            case "/run.json" if (record := self.server.actor.run_record()) is not None:
-                self._send(HTTPStatus.OK, as_json(record), "application/json")
+            case "/run.json" if (record := self.server.actor.run_record) is not None:
+                self._send(HTTPStatus.OK, as_json(record()), "application/json")
             case "/waits":
                 waits = [asdict(wait) for wait in self.server.actor.waits.snapshot()]
                 self._send(HTTPStatus.OK, json.dumps(waits), "application/json")
