@@ -39,7 +39,7 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	@touch $@
 
 test-frameworks: $(VENV)/.frameworks  ## test the adapters of all frameworks (PyTorch, JAX, Keras) and all readers of data
-	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters tests/data \
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters tests/data tests/docs \
 	  tests/integration/test_tfrecord.py
 	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters -k keras
 

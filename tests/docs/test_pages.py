@@ -27,8 +27,11 @@ PAGES = {
 BLOCK = re.compile(
     r"(<!-- (?P<note>[^>]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL
 )
-FEW = {"ZMQTRAIN_EPOCHS": "1"}
-"""Programs of the pages train for one pass here."""
+TESTED_ELSEWHERE = {
+    *("README.md", "docs/tutorial.md"),  # below
+    "docs/ecosystem.md",  # tests/adapters/test_ecosystem.py
+    *(page for page in PAGES if "```python" not in PAGES[page]),
+}
 
 
 def script(name: str) -> ModuleType:
@@ -90,23 +93,45 @@ def test_navigation_of_the_site_has_every_page() -> None:
     assert pages <= listed
 
 
+def run_shortly(text: str, names: dict[str, Any]) -> None:
+    """Run a program, whose own training is one pass over the data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZMQTRAIN_EPOCHS", "1")
+        exec(text, names)
+
+
+def programs(page: str) -> Iterator[str]:
+    """Yield the blocks of Python of a page that can run here."""
+    for note, text in blocks(page, "python"):
+        verb, _, name = note.partition(" ")
+        if verb != "not" and (verb != "needs" or importlib.util.find_spec(name)):
+            yield text
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-@pytest.mark.parametrize("page", [page for page in PAGES if "coming_from" in page])
-def test_programs_for_those_who_come_from_elsewhere_train(
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in TESTED_ELSEWHERE])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_programs_of_a_page_train(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A block may go on from those before it. A few steps of each job show that it trains."""
     monkeypatch.chdir(tmp_path)
-    for name, value in FEW.items():
-        monkeypatch.setenv(name, value)
-    for note, text in blocks(page, "python"):
-        if note.startswith("not run"):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    names: dict[str, Any] = {"__name__": "net"}
+    texts = [*programs(page)]
+    if not texts:
+        pytest.skip("its framework is not installed")
+    for text in texts:
+        job = names.get("job")
+        run_shortly(text, names)
+        new = names.get("job")
+        if not isinstance(new, zmqtrain.Job) or new is job:
             continue
-        if note.startswith("needs"):
-            pytest.importorskip(note.split()[1])
-        names: dict[str, Any] = {"__name__": "__main__"}
-        exec(compile(text, page, "exec"), names)
-        if isinstance(job := names.get("job"), zmqtrain.Job) and not job.own_loop:
-            assert zmqtrain.run(job.with_overrides(epochs=1)).global_step > 0
+        if new.own_loop:
+            run_shortly(text, names | {"__name__": "__main__"})
+        else:
+            few = {"epochs": 1} if new.epochs else {"steps": 3}
+            assert zmqtrain.run(new.with_overrides(**few)).global_step > 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
