@@ -135,7 +135,7 @@ def metrics_page() -> str:
                     found.setdefault(metric.name, (metric, set()))[1].add(who)
     rows = [
         (
-            code(name + ("_total" if metric.type == "counter" else "")),
+            code(name + {"counter": "_total", "info": "_info"}.get(metric.type, "")),
             metric.type,
             ", ".join(sorted(who - ({"ps 0"} if "ps" in who else set()))),
             metric.documentation,
