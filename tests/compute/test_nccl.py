@@ -101,12 +101,3 @@ def test_error_that_nccl_notes_beside_a_sum_ends_the_wait_for_it() -> None:
         cupy.host.missing_ranks, cupy.host.nccl_error = {0}, "NCCL_ERROR_REMOTE_ERROR"
         with pytest.raises(ConfigError, match="NCCL_ERROR_REMOTE_ERROR"):
             nccl.reduce(arrays)
-
-
-def test_close_frees_all_communicators() -> None:
-    before = Communicator.open
-    with installed(2):
-        nccl = Nccl([0, 1])
-        assert Communicator.open == before + 2
-        nccl.close()
-    assert Communicator.open == before
