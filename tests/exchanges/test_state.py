@@ -19,7 +19,6 @@ from zmqtrain.optim import LAMB, SGD, AdamW
 from zmqtrain.training.exchange import Exchange, Membership
 from zmqtrain.training.model_runner import ModelRunner
 
-POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas"]
 COMPRESSIONS = ["none", "bf16", "int8", "topk:ratio=0.5"]
 ROWS = np.random.default_rng(0).standard_normal((64, 3), np.float32) * 2 + 5
 SCALE = np.array([1, 2, 3], np.float64)
@@ -106,8 +105,15 @@ async def test_gradient_sent_while_it_is_computed_arrives_as_the_whole_does(
         }
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "compression"),
+    [
+        ("hogwild", "bf16"),
+        ("bounded-staleness:1", "int8"),
+        ("sync-replicas", "none"),
+        ("sync-replicas", "topk:ratio=0.5"),
+    ],
+)
 async def test_every_step_assigns_the_state_once_and_exactly(
     open_exchange: OpenExchange, policy: str, compression: str
 ) -> None:
