@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.chunk_sizes import chunks_of
 from tests.exchanges.conftest import KINDS, OpenExchange
 from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
@@ -92,13 +93,14 @@ async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 async def test_gradient_sent_while_it_is_computed_arrives_as_the_whole_does(
-    open_exchange: OpenExchange, compression: str, monkeypatch: pytest.MonkeyPatch
+    open_exchange: OpenExchange, compression: str
 ) -> None:
-    monkeypatch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", 2)
     found = []
     for overlap in (False, True):
-        async with open_exchange(make_job(compression=compression, overlap=overlap)) as exchange:
-            found.append(await train(make_job(overlap=overlap), exchange))
+        job = make_job(compression=compression, overlap=overlap)
+        with chunks_of(2):
+            async with open_exchange(job) as exchange:
+                found.append(await train(job, exchange))
     for now, then in zip(*found, strict=True):
         assert {name: value.tobytes() for name, value in now.items()} == {
             name: value.tobytes() for name, value in then.items()
