@@ -15,19 +15,26 @@ REPLACED = {
 """What :mod:`simulation.fakes` replaces."""
 
 
+def evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node without those that a lambda evaluates later."""
+    if not isinstance(node, ast.Lambda):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from evaluated(child)
+
+
 def kept_references(path: Path) -> Iterator[str]:
     """Yield what a file keeps of it: by an import, in a default or in the body of a class."""
     yield from read(path).imports & REPLACED
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.arguments(defaults=defaults, kw_defaults=others):
-                kept = [each for each in (*defaults, *others) if not isinstance(each, ast.Lambda)]
+                kept = [*defaults, *filter(None, others)]
             case ast.ClassDef(body=body) | ast.Module(body=body):
                 kept = [part for part in body if isinstance(part, ast.Assign | ast.AnnAssign)]
             case _:
                 continue
-        parts = (part for each in filter(None, kept) for part in ast.walk(each))
-        yield from {ast.unparse(part) for part in parts} & REPLACED
+        yield from {ast.unparse(part) for each in kept for part in evaluated(each)} & REPLACED
 
 
 def test_package_looks_up_the_clock_whenever_it_needs_it() -> None:
