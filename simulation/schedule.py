@@ -53,6 +53,7 @@ class Schedule:
     ``tables``: whether the model has rows, too.
     ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
     ``compression``: of results of local steps, and of the answers to them.
+    ``clock_set``: when somebody sets the wall clock of all hosts, and by how many seconds.
     """
 
     seed: int
@@ -87,6 +88,7 @@ class Schedule:
     tables: bool = False
     forgets: bool = False
     compression: str = "none"
+    clock_set: tuple[float, float] = (0.0, 0.0)
 
     @property
     def examples(self) -> int:

@@ -264,10 +264,12 @@ def job(**fields: Any) -> Job:
 
 @pytest.mark.parametrize("ps", [1, 2])
 def test_run_with_its_shards_on_the_gpu_gives_the_parameters_of_one_on_the_cpu(
-    ps: int, gpu: Gpu
+    ps: int, gpu: Gpu, cupy: Any
 ) -> None:
     on_cpu = zmqtrain.run(job(), workers=2, ps=ps)
+    assert not hasattr(cupy, "host") or not cupy.host.allocations
     on_gpu = zmqtrain.run(job(ps_device="gpu"), workers=2, ps=ps)
+    assert not hasattr(cupy, "host") or cupy.host.model.defaults[0].number > 30 * ps
     assert on_gpu.parameters_sha256 == on_cpu.parameters_sha256
     assert on_gpu.accuracy == on_cpu.accuracy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from tests import plays
@@ -52,7 +53,8 @@ def playing(run: Coordinator) -> Callable[[str], None]:
     Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (at shard 0;
     ``at SHARD`` names another one, ``bad`` makes the gradient non-finite, ``of N`` is the result of
     a round), ``switch SPEC``, ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer
-    is ``W waits for BY...``. Orders for rounds end with ``alone``, or ``of N steps``.
+    is ``W waits for BY...``. Orders for rounds end with ``alone``, or ``of N steps``. ``open`` asks
+    for the batches that are open, and ``.version`` and the like for an attribute.
     """
     return partial(plays.play, partial(_answer, run))
 
@@ -60,6 +62,10 @@ def playing(run: Coordinator) -> Callable[[str], None]:
 def _answer(run: Coordinator, text: str) -> str:
     if text == "held":
         return plays.waits(run.held())
+    if text == "open":
+        return plays.listed(map(str, run.ledger.open_batches()))
+    if text.startswith("."):
+        return str(attrgetter(text[1:])(run))
     return plays.listed(map(_told, run.handle(_event(run, text))))
 
 

@@ -24,11 +24,6 @@ POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:ag
 SIZES = {"user": USERS, "item": ITEMS}
 
 
-@pytest.fixture(params=KINDS)
-def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
-    return KINDS[request.param]
-
-
 async def read(membership: Membership, *wanted: tuple[int, Any]) -> list[Rows]:
     """Read rows as a model does, in a thread."""
     rows = membership.rows

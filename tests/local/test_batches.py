@@ -295,7 +295,7 @@ def test_pytree_of_jax_trains_alike_on_any_number_of_workers() -> None:
     fields = {"data": Arrays(data, data), "steps": STEPS, "policy": "sync-replicas"}
     runs = [
         zmqtrain.run(Job(model=model, optimizer=SGD(0.5), batch_size=12 // n, **fields), workers=n)
-        for n in (1, 6)
+        for n in (1, 3)
     ]
     alone, together = (summary.parameters["table"] for summary in runs)
     np.testing.assert_allclose(together, alone, 0, 1e-6)

@@ -115,30 +115,18 @@ class Bench:
         self.reported.append((sorted(names), self.is_complete))
 
 
-def test_complete_gradients_are_reported_once_they_are_in_the_memory() -> None:
-    bench = Bench(Reporting())
+@pytest.mark.parametrize("device", [None, Apart()], ids=["in the memory", "on a device"])
+@pytest.mark.parametrize(
+    ("replaces", "reported"), [(False, (["a", "b"], True)), (True, (["b"], False))]
+)
+def test_gradients_are_reported_once_they_are_in_the_memory(
+    replaces: bool, reported: tuple[list[str], bool], device: Device | None
+) -> None:
+    """One that lies elsewhere is not reported, but is there in the end."""
+    bench = Bench(Reporting(replaces=replaces), device)
     report = bench.runner.compute(BATCH, 0, 2)
     assert (report.loss, report.finite) == (0.5, True)
-    assert bench.reported == [(["a", "b"], True)]
-
-
-def test_gradients_on_a_device_are_reported_once_they_are_in_the_memory() -> None:
-    bench = Bench(Reporting(), Apart())
-    bench.runner.compute(BATCH, 0, 2)
-    assert bench.reported == [(["a", "b"], True)]
-
-
-def test_gradient_on_a_device_that_is_not_reported_is_in_the_memory_in_the_end() -> None:
-    bench = Bench(Reporting(replaces=True), Apart())
-    bench.runner.compute(BATCH, 0, 2)
-    assert bench.reported == [(["b"], False)]
-    assert bench.is_complete
-
-
-def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
-    bench = Bench(Reporting(replaces=True))
-    bench.runner.compute(BATCH, 0, 2)
-    assert bench.reported == [(["b"], False)]
+    assert bench.reported == [reported]
     assert bench.is_complete
 
 

@@ -25,9 +25,6 @@ from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.protocol.status import Status, TaskStatus
 
 POLL_S = 0.1
-BACK_S = 60.0
-"""Longest time for a task to be back, and for the job to answer."""
-
 MAX_ACTS = 1_000_000  # all are planned before the first is carried out
 
 JITTER = 0.2  # of an interval, longer or shorter
@@ -118,13 +115,17 @@ class Report:
 class Chaos:
     """Carries out a schedule on one job."""
 
-    def __init__(self, ask: Callable[[], Status], show: Callable[[str], None]) -> None:
+    def __init__(
+        self, ask: Callable[[], Status], show: Callable[[str], None], back_s: float = 60.0
+    ) -> None:
         """``ask`` returns the job's status, or raises a ZmqTrainError if it does not answer.
 
-        ``show`` is called with a line for each act.
+        ``show`` is called with a line for each act. ``back_s``: longest time for a task to be
+        back, and for the job to answer.
         """
         self._ask = ask
         self._show = show
+        self._back_s = back_s
         self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
 
     def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
@@ -156,8 +157,8 @@ class Chaos:
         return report
 
     def _is_settled(self, report: Report, now: float) -> bool:
-        is_over = all(done.back_s is not None or now - done.at >= BACK_S for done in report.done)
-        return is_over and not self._paused
+        is_over = [d.back_s is not None or now - d.at >= self._back_s for d in report.done]
+        return all(is_over) and not self._paused
 
     def _status(self, report: Report) -> Status:
         began = time.monotonic()
@@ -167,7 +168,7 @@ class Chaos:
             except ZmqTrainError as error:
                 self._resume(time.monotonic())
                 silent_s = time.monotonic() - began
-                if silent_s > BACK_S:
+                if silent_s > self._back_s:
                     text = f"the job has not answered for {silent_s:.0f} s: {error}"
                     raise PeerLostError(text) from error
             else:

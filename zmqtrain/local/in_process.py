@@ -108,9 +108,10 @@ def train_here(
     ps: int | None = None,
     timing: Timing | None = None,
     on_progress: OnProgress | None = None,
+    transport: Callable[[], MemoryTransport] = MemoryTransport,
 ) -> Summary:
     """Train ``job`` as :func:`run` does, in this process alone, and return the summary, also of a
-    run that failed."""
+    run that failed. ``transport`` is made on the event loop."""
     workers = 1 if workers is None else workers
     refuse_while_loading()
     for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):
@@ -123,7 +124,7 @@ def train_here(
             training = run_alone(job, show, stop)
         else:
             cluster = local_cluster(job.strategy, ps, workers, lambda i: f"{IPC}memory/{i}")
-            training = _run_cluster(job, cluster, timing or Timing(), show, stop)
+            training = _run_cluster(job, cluster, timing or Timing(), show, stop, transport)
         try:
             return _with_a_loop(lambda: asyncio.run(training), stop)
         except DebuggerLeftError as error:  # as Ctrl-C ends a script, without a traceback
@@ -191,12 +192,17 @@ async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
 
 
 async def _run_cluster(
-    job: Job, cluster: Cluster, timing: Timing, on_progress: OnProgress, stop: Stop
+    job: Job,
+    cluster: Cluster,
+    timing: Timing,
+    on_progress: OnProgress,
+    stop: Stop,
+    make_transport: Callable[[], MemoryTransport],
 ) -> Summary:
     """Train by all tasks of a cluster, in this process."""
     plan = plan_for(job, cluster)
     data = await asyncio.to_thread(job.load_data)
-    transport = MemoryTransport()
+    transport = make_transport()
     options = timing.model_dump()
     config = TaskConfig(role=Role.CHIEF, job=job.name, lane="memory", **options)
     actors: list[JobActor] = []
