@@ -22,6 +22,7 @@ from zmqtrain.errors import CheckpointError, FencedError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest, verify
@@ -56,7 +57,7 @@ async def test_save_that_comes_to_nothing_leaves_no_directory(
     job = zmqtrain.Job(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
-    saver = Saver(job, planned(job).layouts, job.fingerprint(), Metrics("chief"), fail)
+    saver = Saver(job, planned(job).layouts, job_fingerprint(job), Metrics("chief"), fail)
     with pytest.raises(type(error)):
         await saver.save(step=10, generation=1)
     (directory,) = directories
@@ -75,7 +76,7 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
         save_secs=3,
     )
     saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job_fingerprint(job), Metrics("chief"), partial(write_shard, job)
     )
     assert not saver.is_due(0)
     clock.now = 3.0
@@ -95,7 +96,7 @@ async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_pa
 
     def saver_of(job: zmqtrain.Job) -> Saver:
         layouts, write = planned(job).layouts, partial(write_shard, job)
-        return Saver(job, layouts, job.fingerprint(), Metrics("chief"), write)
+        return Saver(job, layouts, job_fingerprint(job), Metrics("chief"), write)
 
     saver = saver_of(job)
     assert [step for step in (0, 9, 10, 12) if saver.is_due(step)] == [10, 12]
@@ -112,7 +113,7 @@ async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_pa
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:
     job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
     saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job_fingerprint(job), Metrics("chief"), partial(write_shard, job)
     )
     async with saver.with_weights(job.initial_values(), generation=2) as path:
         assert path.exists()
@@ -127,7 +128,7 @@ async def test_damaged_checkpoint_of_a_later_generation_does_not_begin(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
     saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job_fingerprint(job), Metrics("chief"), partial(write_shard, job)
     )
     await saver.save(step=10, generation=1)
     async with saver.with_weights(job.initial_values(), generation=2) as path:
@@ -144,7 +145,7 @@ async def test_damaged_file_of_frozen_variables_is_written_anew(tmp_path: Path) 
 
     job = zmqtrain.Job(model=Half(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path))
     saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
+        job, planned(job).layouts, job_fingerprint(job), Metrics("chief"), partial(write_shard, job)
     )
     first = await saver.save(step=10, generation=1)
     assert first is not None

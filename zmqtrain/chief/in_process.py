@@ -28,6 +28,7 @@ from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
+from zmqtrain.planning.job_fingerprint import restored_rate
 from zmqtrain.planning.plan import Plan
 from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
@@ -133,7 +134,7 @@ class LocalRun:
         else:
             manifest = read_manifest(path)
             shard.restore(path, manifest)
-            shard.learning_rate = self._job.restored_rate(manifest)
+            shard.learning_rate = restored_rate(self._job, manifest)
             ledger = restored_ledger(manifest, self._fingerprint)
         self.generation = generation + 1
         await self.saver.note_generation(self.generation)

@@ -17,12 +17,13 @@ from typing import Any, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
+from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.job_checks import NOT_LOCAL, conflict_with_local, without_own_optimizer
+from zmqtrain.job_conflicts import NOT_LOCAL, conflict_with_local, without_own_optimizer
 from zmqtrain.policies import try_policy
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
@@ -56,7 +57,9 @@ class AdminApi:
         self._host, self._leader, self._host_status = host, leader, host_status
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # at the last review
-        self._intervals = leader.job.intervals
+        job = leader.job  # the chief has to act at multiples of these steps
+        every = job.evaluate_every, job.save_steps, *(n for _, n in called_by_steps(job.callbacks))
+        self._intervals = [steps for steps in every if steps]
         self._multiples = [0 for _ in self._intervals]  # passed at the last review
         self._save_failure = ""  # why the last checkpoint failed
         self._save_requests: dict[Asking, Request] = {}
