@@ -74,7 +74,6 @@ class Worker(JobActor):
         self._data = data
         self.exchange: ClusterExchange | None = None
         self._training: TrainingLoop | None = None
-        self.end: Shutdown | None = None
         self._failure = "it ended with an error"
         self._evaluations: Evaluations | None = None
         self.handlers = {

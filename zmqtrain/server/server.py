@@ -60,7 +60,6 @@ class ParameterServer(JobActor):
         super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._config = config
-        self._shutdown: messages.Shutdown | None = None
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
         self.orphan: OrphanedShard | None = None  # once its group is over
@@ -89,7 +88,7 @@ class ParameterServer(JobActor):
             self.metrics.role_state.set("training")
         self.spawn(self._watch())
         await self.stopping.wait()
-        self._decider.ended(self._shutdown.reason if self._shutdown else f"{self.task} ends")
+        self._decider.ended(self.end.reason if self.end else f"{self.task} ends")
         return await self._farewell()
 
     async def _watch(self) -> None:
@@ -110,11 +109,6 @@ class ParameterServer(JobActor):
             self._decider.watch()
             if self.leader is not None:
                 self._check_group()
-
-    @property
-    def end(self) -> messages.Shutdown | None:
-        """The chief's shutdown of the run, once it has come."""
-        return self._shutdown
 
     @property
     def heard_at(self) -> dict[int, float]:
@@ -156,7 +150,7 @@ class ParameterServer(JobActor):
         known = self.peers.get(Role.CHIEF, 0)
         if known is not None and not self.peers.may_replace(known, request):
             self.peers.member(request)  # otherwise the chief was stopped before it joined here
-        self._shutdown = message
+        self.end = message
         self._decider.end()
         self.metrics.role_state.set("finished")
         self.metrics.ended_timestamp_seconds.set_to_current_time()
@@ -167,16 +161,16 @@ class ParameterServer(JobActor):
 
     async def _farewell(self) -> int:
         """Leave on the chief's Shutdown or, after SIGTERM, without one in time."""
-        if self._config.on_term == "leave" and self._shutdown is None:
+        if self._config.on_term == "leave" and self.end is None:
             self.spawn(self._have_saved())
         in_time = await within(self.timing.grace_s, self._may_leave)
-        if self._shutdown is None:
+        if self.end is None:
             if not in_time:
                 log.warning("leaving without the chief's shutdown")
             return self.stop_code
         await self._peer_handlers.drain(self.timing)
-        log.info("the run is over: %s", self._shutdown.reason)
-        return self._shutdown.exit_code
+        log.info("the run is over: %s", self.end.reason)
+        return self.end.exit_code
 
     async def _have_saved(self) -> None:
         """Leave as soon as a checkpoint holds all that this ps has answered."""
@@ -208,7 +202,7 @@ class ParameterServer(JobActor):
         if is_group_over and state.initialised:
             self.orphan = self._parameters.remains or self._decider.orphan()
         if self.orphan is None:
-            goes_on = may_go_on(error, is_over=self._shutdown is not None) and not is_group_over
+            goes_on = may_go_on(error, is_over=self.end is not None) and not is_group_over
             keep = goes_on and state.initialised and state.shard.safe
             tables = state.shard.tables
             memory = None if tables is None else tables.memory
