@@ -406,7 +406,7 @@ class Job(BaseModel):
         return ModelVariables(self.model, self.seed, self.initial, self.initial_strict, has_tables)
 
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
-        """Return the initial values of the trained variables: see :meth:`ModelVariables.trained`."""
+        """Return initial values of the trained variables: see :meth:`ModelVariables.trained`."""
         return self._begins_with.trained(empty=empty)
 
     def initial_state(self, *, empty: bool = False) -> dict[str, Any]:

@@ -42,7 +42,6 @@ class JobActor(Actor):
         }
         self.lingers = not plan.group  # the next group begins anew
         self.lane = config.lane
-        self.security = plan.security(config)
         self.ps_endpoints = [connect_endpoint(address) for address in plan.ps]
         self.fingerprint = plan.fingerprint()
         self.process = process_name()

@@ -231,12 +231,9 @@ class LocalRun:
             state="done" if coordinator.finished else "computing",
             incarnation=0,
             step=exchange.steps,
-            silent_s=0.0,
             leases=tuple(coordinator.ledger.leases.get(WORKER, ())),
             loss=exchange.loss,
             process=process_name(),
-            metrics="",
-            lanes="",
         )
         return Status(
             event=0,

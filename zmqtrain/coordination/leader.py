@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -347,10 +347,6 @@ class Leader:
             calls, self._later = self._later, []
             for call in calls:
                 self.at_rest(call)
-
-    def applied(self, version: int, staleness: Mapping[int, int], at: float) -> None:
-        """Note an update of the host's shard, from gradients that are stale by these versions."""
-        self.figures.applied(self.coordinator, version, staleness, at)
 
     # Events and orders
 

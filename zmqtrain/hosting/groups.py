@@ -19,6 +19,7 @@ from typing import get_args
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.config.cluster import Role, Task, bind_endpoint, connect_endpoint
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
@@ -35,7 +36,6 @@ from zmqtrain.errors import (
 from zmqtrain.hosting.succession import Succession
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.planning.plan import Plan
-from zmqtrain.server.peer_handlers import within
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
@@ -338,8 +338,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
         except OccupiedError:
             if time.monotonic() >= until:
                 raise
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(chief.stopping.wait(), CLAIM_S)
+            await within(CLAIM_S, chief.stopping)
         else:
             if chief.plan.group:
                 chief.add_background_task(partial(_until_later_group, chief))

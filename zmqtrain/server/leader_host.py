@@ -67,8 +67,9 @@ class LeaderHost(Decider):
     def note(self, outcome: Outcome) -> None:
         match outcome:
             case Applied(version, _, staleness, _, at, is_round):
-                self.leader.applied(version, staleness, at)
-                self.leader.figures.count_round(self._state.shard.moves if is_round else None)
+                figures = self.leader.figures
+                figures.applied(self.leader.coordinator, version, staleness, at)
+                figures.count_round(self._state.shard.moves if is_round else None)
             case Refused(error):
                 self.leader.fail(error.exit_code, str(error))
             case Measured():

@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.peers import Peer, PeerTable
@@ -167,13 +168,3 @@ class PeerHandlers:
         for role in Role:
             here = sum(peer.role == role and not peer.gone for peer in self._peers)
             self._metrics.connected_peers[role.value].set(here)
-
-
-async def within(limit_s: float, event: asyncio.Event) -> bool:
-    """Wait for an event; return whether it came in time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.config.cluster import Role, Task, bind_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
@@ -36,7 +37,7 @@ from zmqtrain.server.follower import Follower
 from zmqtrain.server.leader_host import LeaderHost
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.parameters import ParameterAccess
-from zmqtrain.server.peer_handlers import PeerHandlers, within
+from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.rows import RowAccess
@@ -302,12 +303,8 @@ class ParameterServer(JobActor):
             state="serving" if state.initialised else "waiting for the chief",
             incarnation=self.incarnation,
             step=state.version,
-            silent_s=0.0,
-            leases=(),
-            loss=float("nan"),
             process=self.process,
             metrics=self.metrics_address,
-            lanes="",
             nbytes=state.shard.layout.nbytes,
         )
         waits, began_at = self.waits.snapshot(), self._chief.began_at
