@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests import plays
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
     Event,
@@ -59,7 +60,7 @@ def playing(run: Coordinator) -> Callable[[str], None]:
 
 def _answer(run: Coordinator, text: str) -> str:
     if text == "held":
-        return plays.waits(run.held())
+        return plays.waits(waiting.held(run))
     return plays.listed(map(_told, run.handle(_event(run, text))))
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Event, PushArrived, PushesReported
 from zmqtrain.coordination.peers import PeerTable
@@ -127,7 +128,7 @@ class JobFigures:
     def show_policy_state(self, coordinator: Coordinator) -> None:
         """Show the steps that workers are behind, and the tokens of a policy that has some."""
         metrics, policy = self._metrics, coordinator.policy
-        behind = coordinator.behind()
+        behind = waiting.behind(coordinator)
         for worker in metrics.worker_behind_steps.keys() - behind.keys():
             metrics.worker_behind_steps.forget(worker)
         for worker, steps in behind.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.leader import Leader
@@ -41,7 +42,7 @@ def status_of(
 ) -> Status:
     coordinator = leader.coordinator
     stop, stop_code = ending(coordinator, leader.job.steps)
-    following, behind = coordinator.next_policy, coordinator.behind()
+    following, behind = coordinator.next_policy, waiting.behind(coordinator)
     return Status(
         event=event,
         initialised=leader.has_begun,
@@ -107,7 +108,7 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
     else:
         waits += _held(leader)
         if not leader.coordinator.members and not leader.coordinator.finished:
-            since_s = leader.unpeopled_s
+            since_s = time.monotonic() - leader.peopled_at
             until_s = max(0.0, leader.timing.join_timeout_s - since_s)
             waits.append(Wait(host.task.task, A_WORKER, "no worker is alive", since_s, until_s))
     given_up_in_s = {
@@ -127,10 +128,10 @@ def _held(leader: Leader) -> Iterator[Wait]:
         for worker in coordinator.workers_by_state["starved"]:
             since_s = now - leader.waiting_since.get(worker, now)
             yield Wait(f"worker {worker}", "chief 0", "the epoch is over", since_s, None)
-    for held in coordinator.held():
+    for held in waiting.held(coordinator):
         since_s = now - leader.waiting_since.get(held.worker, now)
         # Workers that are alive may take their time; leases bound the others.
-        is_alive = coordinator.is_alive(held.by)
+        is_alive = waiting.is_alive(coordinator, held.by)
         left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
         on, reason = _awaited(coordinator, held, first)
         yield Wait(f"worker {held.worker}", on, reason, since_s, left_s)
@@ -138,7 +139,7 @@ def _held(leader: Leader) -> Iterator[Wait]:
 
 def _awaited(coordinator: Coordinator, held: Held, first: Sequence[int]) -> tuple[str, str]:
     """Return the awaited workers, or ps that lack a push, and the reason."""
-    lacking = coordinator.lacking(held.by)
+    lacking = waiting.lacking(coordinator, held.by)
     if not lacking:
         return names_of(held.by, first) or A_WORKER, held.reason
     computing = [worker for worker in held.by if worker not in lacking]

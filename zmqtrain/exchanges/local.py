@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from zmqtrain.compute.device import Device
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import Event, GivenUp, Joined, PullArrived, PushArrived
@@ -162,7 +163,7 @@ class LocalExchange:
         """
         release, self._release = self._release, None
         if release is None and not self.failure:
-            reasons = "; ".join(held.reason for held in self.coordinator.held())
+            reasons = "; ".join(each.reason for each in waiting.held(self.coordinator))
             text = f"the only worker waits for others, and none can join: {reasons}"
             self._fail(ExitCode.PEER_LOST, text)
         if release is None or self.failure or self.coordinator.finished:

@@ -12,6 +12,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
+from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import FencedError
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
@@ -49,6 +50,7 @@ class LeaderHost(Decider):
             on_change=lambda: self._admin.review(),
             board=self._board if actor.plan.exchange.is_board else None,
         )
+        self._worker_watch = WorkerWatch(self.leader)
         self._admin = AdminApi(actor, self.leader, self._status)
         if actor.plan.shards > 1:
             actor.spawn(self.leader.delivery.keep_others())
@@ -118,7 +120,7 @@ class LeaderHost(Decider):
         return OrphanedShard(self._state.shard, last, last.end, delivery.undone)
 
     def watch(self) -> None:
-        self.leader.watch()
+        self._worker_watch.check()
         self.leader.stepped(self._board.report())
 
     def end(self) -> None:
