@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from zmqtrain.actors.process_identity import process_name
-from zmqtrain.chief.conducted import Progress
 from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.endings import ending
+from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.status import COUNTED
 from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.rows import TableReader, kept, readers_of
@@ -40,8 +41,6 @@ from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, LoopEndedError, Place
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
-
-COUNTED = "applied", "dropped", "refused"  # pushes
 
 log = logging.getLogger(__name__)
 
@@ -140,19 +139,11 @@ class LocalRun:
         await self.saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
-    async def progress(self) -> Progress:
-        coordinator, shard = self._running.coordinator, self._running.shard
-        ledger = coordinator.ledger
-        return Progress(
-            coordinator.version,
-            ledger.uncounted,
-            None if coordinator.finished else ledger.limit,
-            ledger.mean_loss,
-            ledger.pass_examples,
-            ledger.pass_sums,
-            ledger.pass_weight,
-            shard.learning_rate,
-        )
+    async def progress(self) -> PassFigures:
+        found = PassFigures.of(self._running.coordinator)
+        found.learning_rate = self._running.shard.learning_rate
+        found.limit = None if self._running.coordinator.finished else found.limit
+        return found
 
     async def _between_steps(self) -> None:
         """Call back, evaluate, show progress and save when due, while no step is under way."""

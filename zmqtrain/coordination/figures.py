@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
@@ -18,6 +19,34 @@ from zmqtrain.policies import make_policy
 from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.orders import Answer, Order
 from zmqtrain.protocol.status import Moves, agreement_of
+
+
+@dataclass(slots=True)
+class PassFigures:
+    """The fields of a :class:`Status` that epochs need; they are of this pass over the data."""
+
+    step: int
+    uncounted: int
+    limit: int | None
+    pass_loss: float
+    pass_examples: int
+    pass_sums: dict[str, float]
+    pass_weight: float
+    learning_rate: float | None
+
+    @classmethod
+    def of(cls, coordinator: Coordinator) -> PassFigures:
+        ledger = coordinator.ledger
+        return cls(
+            coordinator.version,
+            ledger.uncounted,
+            ledger.limit,
+            ledger.mean_loss,
+            ledger.pass_examples,
+            ledger.pass_sums,
+            ledger.pass_weight,
+            coordinator.learning_rate,
+        )
 
 
 class JobFigures:

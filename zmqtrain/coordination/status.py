@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import ending
+from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import A_WORKER, Peer, names_of
 from zmqtrain.job_checks import ENDLESS
@@ -17,6 +18,7 @@ from zmqtrain.policies import Held
 from zmqtrain.protocol.status import State, Status, Tables, TaskStatus, Wait, of_all_shards
 
 SILENT_BEATS = 2.5  # missed heartbeats after which a task is silent
+COUNTED = "applied", "dropped", "refused"  # pushes
 PASSING_S = 0.5  # a shorter wait is that for a push under way: the worker computes
 
 
@@ -42,13 +44,13 @@ def status_of(
 ) -> Status:
     coordinator = leader.coordinator
     stop, stop_code = ending(coordinator, leader.job.steps)
+    reported = (peer.report.tables for peer in leader.peers if peer.report is not None)
     following, behind = coordinator.next_policy, waiting.behind(coordinator)
     return Status(
         event=event,
         initialised=leader.has_begun,
         policy=leader.policy,
         switching=following.spec if following is not None else "",
-        step=leader.step,
         steps=leader.job.steps if leader.job.steps < ENDLESS else 0,
         stop=stop,
         stop_code=stop_code,
@@ -61,34 +63,23 @@ def status_of(
         steps_per_second=leader.figures.throughput.steps_per_second,
         loss=leader.figures.loss,
         examples=coordinator.ledger.examples,
-        pushes=_pushes(leader) | {"duplicate": host.duplicates},
+        pushes={name: getattr(coordinator, name) for name in COUNTED}
+        | {"duplicate": host.duplicates},
         staleness=leader.figures.staleness.summary(),
         tasks=(host.task, *(_task(leader, peer, behind) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
-        uncounted=coordinator.ledger.uncounted,
         rosters=coordinator.rosters,
-        limit=coordinator.ledger.limit,
-        pass_loss=coordinator.ledger.mean_loss,
-        pass_examples=coordinator.ledger.pass_examples,
-        pass_sums=coordinator.ledger.pass_sums,
-        pass_weight=coordinator.ledger.pass_weight,
-        learning_rate=coordinator.learning_rate,
         group=leader.plan.group,
         group_members=leader.plan.members if leader.plan.group else (),
         strategy=leader.plan.strategy,
         exchange=leader.plan.exchange.name,
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
-        tables=of_all_shards((host.tables, *_reported_tables(leader)), leader.plan.copies),
+        tables=of_all_shards((host.tables, *reported), leader.plan.copies),
         rounds=leader.figures.rounds,
         agreement=leader.figures.agreement,
+        **asdict(PassFigures.of(coordinator)),
     )
-
-
-def _reported_tables(leader: Leader) -> Iterator[Tables]:
-    for peer in leader.peers:
-        if peer.report is not None:
-            yield peer.report.tables
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
@@ -163,10 +154,6 @@ def _patience_s(leader: Leader, peer: Peer) -> float:
 
 def _is_silent(leader: Leader, peer: Peer) -> bool:
     return peer.silent_s > SILENT_BEATS * leader.timing.heartbeat_s
-
-
-def _pushes(leader: Leader) -> dict[str, int]:
-    return {name: getattr(leader.coordinator, name) for name in ("applied", "dropped", "refused")}
 
 
 def _in_order(leader: Leader) -> list[Peer]:
