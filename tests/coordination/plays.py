@@ -31,7 +31,8 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.wire.messages import Arrived, Close, Extend, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 
 def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coordinator:

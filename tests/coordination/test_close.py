@@ -7,7 +7,7 @@ import pytest
 from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination.events import Event, GivenUp
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.wire.messages import Close
+from zmqtrain.wire.control import Close
 
 
 def test_gradients_under_way_are_counted_before_everyone_stops() -> None:

@@ -16,7 +16,8 @@ from zmqtrain.coordination.events import Event as CoordinatorEvent
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, PushesReported
 from zmqtrain.policies import Decision, Release, make_policy
 from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Drop, Order, Reduce, Switch
-from zmqtrain.wire.messages import Arrived, SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 SPECS = [
     "hogwild",

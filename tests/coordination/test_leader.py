@@ -25,7 +25,8 @@ from zmqtrain.protocol.orders import Answer, Apply, Measure, Numbered, Reduce, S
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Arrived, Extend, Save, ShardReport, SwitchPolicy
+from zmqtrain.wire.control import Extend, Save, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, ShardReport
 
 REPORT = ShardReport(0, 0, 16)
 

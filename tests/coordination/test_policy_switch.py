@@ -8,7 +8,7 @@ from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination import waiting
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
 
 
 def test_everyone_is_held_until_no_worker_computes() -> None:

@@ -15,7 +15,8 @@ from simulation.run import simulate
 from tests.faults.test_clock_jump import HOUR_S, WallClock
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
-from zmqtrain.wire.messages import Initialize, Pull, Push, Read
+from zmqtrain.wire.control import Initialize
+from zmqtrain.wire.messages import Pull, Push, Read
 
 SET_BACK_AT_S = 1.1
 USUAL = calm(

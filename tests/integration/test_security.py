@@ -18,7 +18,8 @@ from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Message, SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
+from zmqtrain.wire.messages import Message
 
 CLIENT = Owner("client")
 STEPS = 300

@@ -19,7 +19,8 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.planning.exchanges import EXCHANGES
 from zmqtrain.roles.launch import run_task
-from zmqtrain.wire.messages import GetStatus, Message, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.control import GetStatus, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.messages import Message
 
 pytestmark = [pytest.mark.integration, needs_another_user]
 

@@ -22,7 +22,7 @@ from zmqtrain.transport.base import Transport
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Gather, Shutdown
+from zmqtrain.wire.control import Gather, Shutdown
 
 if TYPE_CHECKING:
     from zmqtrain.observe.traces import Traces

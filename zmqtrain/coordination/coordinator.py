@@ -37,7 +37,8 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 Stage: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker, in order: its pull has not arrived; the policy holds it; it was released

@@ -41,7 +41,8 @@ from zmqtrain.protocol.checkpoint import Saved, WorkerMark
 from zmqtrain.protocol.orders import Numbered, Order, Switch
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
-from zmqtrain.wire.messages import Arrived, Extend, ShardReport
+from zmqtrain.wire.control import Extend
+from zmqtrain.wire.messages import Arrived, ShardReport
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
-from zmqtrain.wire.messages import Close, Extend
+from zmqtrain.wire.control import Close, Extend
 
 log = logging.getLogger(__name__)
 

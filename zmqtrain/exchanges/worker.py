@@ -29,7 +29,8 @@ from zmqtrain.protocol.status import Progress
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, Place
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Done, Evaluate, Gather, Heartbeat, RequestSave, Shutdown
+from zmqtrain.wire.control import Evaluate, Gather, RequestSave, Shutdown
+from zmqtrain.wire.messages import Done, Heartbeat
 
 log = logging.getLogger(__name__)
 

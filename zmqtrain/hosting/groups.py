@@ -41,7 +41,8 @@ from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Gather, HandedOver, HandOver, Message
+from zmqtrain.wire.control import Gather, HandedOver, HandOver
+from zmqtrain.wire.messages import Message
 
 CLAIM_S = 1.0  # between two attempts to claim the logdir
 

@@ -23,7 +23,7 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.server.orphaned_shard import OrphanedShard, Reply
 from zmqtrain.server.work_queue import WorkQueue
-from zmqtrain.wire.messages import HandedOver, HandOver
+from zmqtrain.wire.control import HandedOver, HandOver
 
 log = logging.getLogger(__name__)
 

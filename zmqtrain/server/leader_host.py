@@ -22,7 +22,7 @@ from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import ShardWritten
+from zmqtrain.wire.control import ShardWritten
 
 
 class LeaderHost(Decider):

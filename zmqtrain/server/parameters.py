@@ -22,7 +22,8 @@ from zmqtrain.store import checkpoint
 from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_layout import GENERATION
-from zmqtrain.wire.messages import EndGeneration, HandOver, Initialize, Keep, Parameters, Read
+from zmqtrain.wire.control import EndGeneration, HandOver, Initialize, Keep
+from zmqtrain.wire.messages import Parameters, Read
 
 log = logging.getLogger(__name__)
 

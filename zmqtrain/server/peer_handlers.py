@@ -20,7 +20,8 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import COUNT_LIMIT, INCARNATION
 from zmqtrain.units import shortened
 from zmqtrain.wire import chunks
-from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Shutdown, Welcome
+from zmqtrain.wire.control import Shutdown
+from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Welcome
 
 MAX_WAITS = 16  # of one task, shown in the status
 PHASES = len(fields(Phases))

@@ -45,7 +45,7 @@ from zmqtrain.server.shard_memory import close_or_remove, may_go_on, note_alive,
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.marks import Marks
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
-from zmqtrain.wire import chunks, messages
+from zmqtrain.wire import chunks, control, messages
 from zmqtrain.wire.codec import Sender
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class ParameterServer(JobActor):
 
     def _on_join(self, request: Request, message: messages.Join) -> None:
         if message.group != self.plan.group:
-            self.on_gather(request, messages.Gather(message.group, ()))
+            self.on_gather(request, control.Gather(message.group, ()))
             return
         ended, begun = self._peer_handlers.on_join(request, message)
         if ended is not None:
@@ -147,7 +147,7 @@ class ParameterServer(JobActor):
             names = ", ".join(f"worker {worker}" for worker in silent)
             raise GroupOverError(f"{names}: silent, and enough to go on without {self.task}")
 
-    def _on_shutdown(self, request: Request, message: messages.Shutdown) -> None:
+    def _on_shutdown(self, request: Request, message: control.Shutdown) -> None:
         known = self.peers.get(Role.CHIEF, 0)
         if known is not None and not self.peers.may_replace(known, request):
             self.peers.member(request)  # otherwise the chief was stopped before it joined here
@@ -229,7 +229,7 @@ class ParameterServer(JobActor):
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,
-            messages.Gather: self.on_gather,
+            control.Gather: self.on_gather,
             messages.Leave: self._on_leave,
             messages.Heartbeat: self._peer_handlers.on_heartbeat,
             messages.MapSegment: buffers.on_map_segment,
@@ -238,12 +238,12 @@ class ParameterServer(JobActor):
             messages.RowChunk: receiver.on_chunk,
             messages.Lookup: rows.on_lookup,
             messages.Push: self._on_request,
-            messages.EndGeneration: parameters.on_end_generation,
-            messages.HandOver: parameters.on_hand_over,
-            messages.Initialize: parameters.on_initialize,
+            control.EndGeneration: parameters.on_end_generation,
+            control.HandOver: parameters.on_hand_over,
+            control.Initialize: parameters.on_initialize,
             messages.Read: parameters.on_read,
-            messages.Keep: parameters.on_keep,
-            messages.Shutdown: self._on_shutdown,
+            control.Keep: parameters.on_keep,
+            control.Shutdown: self._on_shutdown,
             **decider.handlers,
         }
 
