@@ -102,10 +102,7 @@ Devices = Annotated[
 
 
 def _checked_methods(kind: Any, value: Any, hint: str = "") -> Any:
-    """
-    Raises:
-        ValueError: a value is a class, or lacks methods of an interface.
-    """
+    """Return a value that has the methods of an interface; refuse others."""
     if isinstance(value, type):
         raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
     if not isinstance(value, kind):

@@ -127,8 +127,6 @@ class Leader:
     def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
         return {Arrived: self.on_arrived, ShardReport: self.on_shard_report}
 
-    # Its life
-
     def begin(
         self, generation: int, version: int, ledger: Ledger, learning_rate: float | None = None
     ) -> bool:

@@ -136,11 +136,7 @@ class Worker(JobActor):
     async def _read_variables(
         self, exchange: ParameterServerExchange, average: bool
     ) -> tuple[Parameters, list[int]]:
-        """
-        Raises:
-            FencedError: this worker is about to join.
-        """
-        if not exchange.lanes:
+        if not exchange.lanes:  # it is about to join
             raise FencedError(f"{self.task} has not joined yet")
         segments = [lane.reached for lane in exchange.lanes]
         reading = read_variables(self.plan, self.links, segments, average=average)

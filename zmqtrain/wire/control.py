@@ -195,3 +195,10 @@ class GetStatus:
 
     seen: int = 0
     wait_s: float = 0.0
+
+
+Control = (
+    Initialize | Keep | Evaluate | Evaluated | SwitchPolicy | RequestSave | RequestStop | SaveEnded
+    | Save | ShardWritten | Gather | EndGeneration | HandOver | HandedOver | Close | Extend
+    | SetRate | Shutdown | GetStatus
+)  # fmt: skip

@@ -14,27 +14,7 @@ from typing import Literal
 from zmqtrain.protocol.checkpoint import LastOrders, Saved
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
-from zmqtrain.wire.control import (
-    Close,
-    EndGeneration,
-    Evaluate,
-    Evaluated,
-    Extend,
-    Gather,
-    GetStatus,
-    HandedOver,
-    HandOver,
-    Initialize,
-    Keep,
-    RequestSave,
-    RequestStop,
-    Save,
-    SaveEnded,
-    SetRate,
-    ShardWritten,
-    Shutdown,
-    SwitchPolicy,
-)
+from zmqtrain.wire.control import Control
 
 PROTOCOL_VERSION = 29
 """Rises with every change to these files; peers of another version are refused."""
@@ -354,10 +334,7 @@ class Orders:
 
 
 Message = (
-    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
-    | EndGeneration | LastOrders | Initialize | Pull | Push | PullReply | PushReply | Chunk | Read
-    | RowChunk | ChunksReceived | Keep | Parameters | Lookup | RowValues | Evaluate | Evaluated
-    | Heartbeat | HeartbeatReply | Save | Arrived | ShardReport | Orders | SwitchPolicy
-    | RequestSave | RequestStop | SaveEnded | Close | ShardWritten | Saved | Extend | SetRate
-    | Shutdown | GetStatus | Status
+    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | LastOrders | Pull | PullReply
+    | Push | PushReply | Chunk | RowChunk | ChunksReceived | Read | Parameters | Lookup | RowValues
+    | Heartbeat | HeartbeatReply | Arrived | ShardReport | Orders | Saved | Status | Control
 )  # fmt: skip
