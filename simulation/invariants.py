@@ -13,6 +13,7 @@ from simulation.cluster import SimulatedCluster
 from simulation.model import EXAMPLES
 from simulation.monitor import MessageMonitor
 from simulation.schedule import Schedule
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.data.batches import BatchPlan
@@ -61,8 +62,9 @@ def broken_bound(coordinator: Coordinator) -> str:
         return ""
     limit = min(policy.clocks.values()) + policy.staleness_bound
     ahead = [w for w, clock in policy.clocks.items() if clock > limit and w not in policy.waiting]
-    if not ahead and max(coordinator.behind().values()) > policy.staleness_bound:
-        return f"some worker is shown as {coordinator.behind()} steps behind under {policy.spec}"
+    behind = waiting.behind(coordinator)
+    if not ahead and max(behind.values()) > policy.staleness_bound:
+        return f"some worker is shown as {behind} steps behind under {policy.spec}"
     return f"workers {ahead} compute with clocks {policy.clocks} under {policy.spec}" * bool(ahead)
 
 

@@ -185,7 +185,8 @@ def test_one_job_has_one_fingerprint_whatever_the_order_of_its_sets(tmp_path: Pa
     path.write_text(JOB)
     code = (
         "import sys; from zmqtrain.config.job_file import load_job; "
-        "print(load_job(sys.argv[1]).fingerprint())"
+        "from zmqtrain.planning.job_fingerprint import job_fingerprint; "
+        "print(job_fingerprint(load_job(sys.argv[1])))"
     )
     told = {
         subprocess.check_output([sys.executable, "-c", code, path], env={"PYTHONHASHSEED": seed})

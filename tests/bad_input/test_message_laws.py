@@ -23,10 +23,10 @@ from tests.fuzz import inputs
 from tests.wire.values import values_of
 from zmqtrain.wire.buffers import DTYPES, Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, encode
+from zmqtrain.wire.control import Initialize, Shutdown
 from zmqtrain.wire.messages import (
     Chunk,
     Heartbeat,
-    Initialize,
     Join,
     Leave,
     Message,
@@ -35,7 +35,6 @@ from zmqtrain.wire.messages import (
     Push,
     PushReply,
     Read,
-    Shutdown,
 )
 
 # Small numbers hit what exists.

@@ -20,7 +20,8 @@ from zmqtrain.cli.top_view import top_view
 from zmqtrain.cli.why import why_view
 from zmqtrain.errors import RefusedError
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import Done, GetStatus, RequestStop
+from zmqtrain.wire.control import GetStatus, RequestStop
+from zmqtrain.wire.messages import Done
 
 HOSTILE = (
     "x\n2026-11-25T12:00:00.000+00:00 ERROR ps 0: forged\r\x1b]0;title\x07\x1b[2J\x9b31m"

@@ -14,7 +14,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.control import GetStatus
 
 AWAY = PeerLostError("silence")
 

@@ -31,7 +31,8 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import PeerLostError
 from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.transport.curve import make_keys
-from zmqtrain.wire.messages import Done, GetStatus, RequestStop
+from zmqtrain.wire.control import GetStatus, RequestStop
+from zmqtrain.wire.messages import Done
 
 LOGDIR = "--logdir pvc:training/digits"
 OUTCOME = Outcome("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy": 0.9}, "step-9")

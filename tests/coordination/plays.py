@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from tests import plays
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
     Event,
@@ -31,7 +32,8 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.wire.messages import Arrived, Close, Extend, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 
 def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coordinator:
@@ -61,7 +63,7 @@ def playing(run: Coordinator) -> Callable[[str], None]:
 
 def _answer(run: Coordinator, text: str) -> str:
     if text == "held":
-        return plays.waits(run.held())
+        return plays.waits(waiting.held(run))
     if text == "open":
         return plays.listed(map(str, run.ledger.open_batches()))
     if text.startswith("."):

@@ -9,7 +9,7 @@ import pytest
 from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination.events import Event, GivenUp
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.wire.messages import Close
+from zmqtrain.wire.control import Close
 
 PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gradients under way are counted before everyone stops": ("hogwild", {"joined": 2}, """

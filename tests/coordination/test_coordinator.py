@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.coordination.plays import coordinator, playing
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held
@@ -267,9 +268,9 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(spec: str) ->
 def test_workers_are_waited_for_if_any_of_them_is_there(
     workers: tuple[int, ...], is_alive: bool
 ) -> None:
-    waiting = coordinator("sync-replicas")
-    waiting.handle(Joined(0, 1))
-    assert waiting.is_alive(workers) is is_alive
+    run = coordinator("sync-replicas")
+    run.handle(Joined(0, 1))
+    assert waiting.is_alive(run, workers) is is_alive
 
 
 def test_worker_without_a_batch_is_held_with_the_reason() -> None:
@@ -277,6 +278,6 @@ def test_worker_without_a_batch_is_held_with_the_reason() -> None:
     for worker in (0, 1):
         run.handle(Joined(worker, 1))
         run.handle(PullArrived(worker))
-    assert list(run.held()) == [
+    assert list(waiting.held(run)) == [
         Held(1, "every step up to the last is being computed already", (0,))
     ]

@@ -13,7 +13,7 @@ from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.protocol.orders import Answer, Order
-from zmqtrain.wire.messages import Extend
+from zmqtrain.wire.control import Extend
 
 ENDLESS = 1 << 40
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.coordination.plays import coordinator, playing
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
 
 PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "everyone is held until no worker computes": ("hogwild", {"joined": 2}, """
@@ -132,7 +133,9 @@ def test_held_worker_waits_for_the_policy_to_change() -> None:
         run.handle(PullArrived(worker))
     run.handle(SwitchPolicy("sync-replicas:aggregate=1"))
     run.handle(PushArrived(1, 1, 1))
-    assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
+    assert list(waiting.held(run)) == [
+        Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))
+    ]
 
 
 def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
@@ -147,7 +150,7 @@ def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
         push 1 1 2           -> apply 1, switch sync-replicas, answer 0 with 4, answer 1 with 5
         push 0 4 4           -> -
     """)
-    assert list(run.held()) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
+    assert list(waiting.held(run)) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "sync-replicas"])
@@ -169,12 +172,12 @@ def test_no_worker_is_behind_when_a_policy_begins(after: str) -> None:
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 24):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
-    assert run.behind() == {0: 0, 1: 23}
+    assert waiting.behind(run) == {0: 0, 1: 23}
     run.handle(SwitchPolicy(after))
     run.handle(PushArrived(0, 24, run.ledger.leases[0][0]))
     run.handle(PushArrived(1, 1, 1))
     assert run.policy.spec == after
-    assert run.behind() == {0: 0, 1: 0}
+    assert waiting.behind(run) == {0: 0, 1: 0}
 
 
 def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
@@ -184,11 +187,11 @@ def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
         if sequence < 3:
             run.handle(PushArrived(1, sequence, run.ledger.leases[1][0]))
-    assert run.behind() == {0: 0, 1: 3}
+    assert waiting.behind(run) == {0: 0, 1: 3}
     run.handle(Joined(1, 2))
-    assert run.behind() == {0: 0}, "it takes no part yet"
+    assert waiting.behind(run) == {0: 0}, "it takes no part yet"
     run.handle(PullArrived(1))
-    assert run.behind() == {0: 0, 1: 0}
+    assert waiting.behind(run) == {0: 0, 1: 0}
 
 
 def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
@@ -196,8 +199,8 @@ def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 4):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
-    assert [held.worker for held in run.held()] == [0]
-    assert run.behind() == {0: 0, 1: 2}
+    assert [held.worker for held in waiting.held(run)] == [0]
+    assert waiting.behind(run) == {0: 0, 1: 2}
 
 
 def test_worker_with_an_old_token_is_behind_by_steps_of_the_job() -> None:
@@ -206,4 +209,4 @@ def test_worker_with_an_old_token_is_behind_by_steps_of_the_job() -> None:
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 5):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
-    assert run.behind() == {0: 0, 1: 1}
+    assert waiting.behind(run) == {0: 0, 1: 1}

@@ -35,8 +35,8 @@ def status() -> Status:
     leader = begun_leader(shards=2, peers=peers)
     for worker in (0, 1):
         leader.arrived(PullArrived(worker))
-    leader.applied(4, {0: 0, 1: 2}, 1.0)
-    leader.applied(5, {0: 1}, 2.0)
+    leader.figures.applied(leader.coordinator, 4, {0: 0, 1: 2}, 1.0)
+    leader.figures.applied(leader.coordinator, 5, {0: 1}, 2.0)
     shard.report = ShardReport(0, 7, 24)
     shard.heard_at = time.monotonic() - SILENT_S
     return status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False)

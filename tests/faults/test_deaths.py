@@ -16,7 +16,8 @@ from simulation.schedule import WIDE
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.models.base import Batch, Gradients
-from zmqtrain.wire.messages import Close, Parameters
+from zmqtrain.wire.control import Close
+from zmqtrain.wire.messages import Parameters
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 DIRECT: dict[str, Any] = {"ps": 0, "workers": 3, "lane": "tcp", "in_chunks": True}

@@ -13,7 +13,8 @@ from simulation.rules import before, delay, drop, refuse
 from simulation.run import simulate
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
-from zmqtrain.wire.messages import Initialize, Pull, Push, Read
+from zmqtrain.wire.control import Initialize
+from zmqtrain.wire.messages import Pull, Push, Read
 
 USUAL = calm(
     steps=40,

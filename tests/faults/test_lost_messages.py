@@ -15,7 +15,8 @@ from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.orders import Answer
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Orders, Pull, Push, ShardWritten, Shutdown
+from zmqtrain.wire.control import ShardWritten, Shutdown
+from zmqtrain.wire.messages import Orders, Pull, Push
 
 
 @pytest.mark.parametrize("fate", [drop, refuse], ids=["lost", "refused"])

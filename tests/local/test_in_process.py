@@ -43,7 +43,8 @@ from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Done, GetStatus, Message, SwitchPolicy
+from zmqtrain.wire.control import GetStatus, SwitchPolicy
+from zmqtrain.wire.messages import Done, Message
 
 
 def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:

@@ -16,7 +16,7 @@ from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import Evaluate, Evaluated, Keep
+from zmqtrain.wire.control import Evaluate, Evaluated, Keep
 
 STEPS = {"steps": 40, "evaluates": 10}
 PLACES: dict[str, dict[str, Any]] = {

@@ -15,7 +15,8 @@ from tests.simulation.test_successions import NEVER_S
 from tests.traces import Trace, calm, trace_of
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Reduce
-from zmqtrain.wire.messages import EndGeneration, HandedOver, HandOver, Initialize, Orders, Push
+from zmqtrain.wire.control import EndGeneration, HandedOver, HandOver, Initialize
+from zmqtrain.wire.messages import Orders, Push
 
 HOSTED: dict[str, Any] = {
     **{"ps": 0, "workers": 3, "lane": "memory", "copies": 2},

@@ -28,7 +28,8 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Evaluated, Gather, Heartbeat, Leave
+from zmqtrain.wire.control import Evaluated, Gather
+from zmqtrain.wire.messages import Heartbeat, Leave
 
 log = logging.getLogger(__name__)
 

@@ -106,7 +106,8 @@ def _steps(status: Status) -> str:
 
 
 def _speed(status: Status) -> str:
-    return f"{status.steps_per_second:.0f} steps/s  loss {shown_loss(status)}"
+    loss = f"{status.loss:.4f}" if any(status.pushes.values()) else "-"  # before the first push
+    return f"{status.steps_per_second:.0f} steps/s  loss {loss}"
 
 
 def _without_workers(status: Status) -> str:
@@ -115,8 +116,3 @@ def _without_workers(status: Status) -> str:
     if not ends or ends[0] is None:
         return "none"
     return f"none; the job ends in {ends[0]:.0f} s unless one joins"
-
-
-def shown_loss(status: Status) -> str:
-    """Return the loss of the last push, "-" before the first one."""
-    return f"{status.loss:.4f}" if any(status.pushes.values()) else "-"

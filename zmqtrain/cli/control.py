@@ -22,7 +22,8 @@ from zmqtrain.observe.outcome import Outcome
 from zmqtrain.policies import load_policy
 from zmqtrain.protocol.status import Status
 from zmqtrain.units import duration
-from zmqtrain.wire.messages import Done, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.control import RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.messages import Done
 
 WAIT_S = 60.0
 NOT_BEGUN = "the job has not begun: there is nothing to save"

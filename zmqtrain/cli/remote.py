@@ -38,7 +38,8 @@ from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Message
+from zmqtrain.wire.control import GetStatus
+from zmqtrain.wire.messages import Message
 
 TIMEOUT_S = 5.0
 MOST_ASKED = 32  # at once

@@ -22,8 +22,8 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
-from zmqtrain.policies import Decision, Held, Policy, Release, make_policy
-from zmqtrain.policies.base import Clocked, Lockstep
+from zmqtrain.policies import Decision, Policy, Release, make_policy
+from zmqtrain.policies.base import Lockstep
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.orders import (
     Accumulate,
@@ -37,7 +37,8 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 Stage: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker, in order: its pull has not arrived; the policy holds it; it was released
@@ -145,47 +146,6 @@ class Coordinator:
         """Note the job's end, unless it has one already."""
         if not self.finished and not self.reason:
             self.exit_code, self.reason = exit_code, reason
-
-    def held(self) -> Iterable[Held]:
-        """Yield the workers that wait for other workers.
-
-        There are none once the job is complete, or between two passes, when all wait for the chief.
-        """
-        if self.finished or self.is_pass_over:
-            return
-        by = tuple(sorted(self.workers_by_state["computing"]))
-        if self.closing or self.next_policy is not None:
-            following = self.next_policy.spec if self.next_policy is not None else ""
-            reason = "the run is ending" if self.closing else f"the policy changes to {following}"
-            for worker in self._workers("waiting", "starved", "spare"):
-                yield Held(worker, reason, by)
-            return
-        yield from self.policy.held()
-        for worker in self._workers("starved", "spare"):
-            until = "step up to the last" if self.ledger.may_lease else "batch of the pass"
-            yield Held(worker, f"every {until} is being computed already", by)
-
-    def behind(self) -> dict[int, int]:
-        """Return each active worker's steps behind the first one, by the policy's count.
-
-        It is empty if the policy counts none.
-        """
-        steps = self.policy.steps if isinstance(self.policy, Clocked) else {}
-        first = max(steps.values(), default=0)
-        return {worker: first - step for worker, step in steps.items()}
-
-    def lacking(self, workers: Iterable[int]) -> dict[int, set[int]]:
-        """Return, for workers whose push is at some shards, the shards that lack it."""
-        found = {worker: self.members[worker] for worker in workers if worker in self.members}
-        return {
-            worker: {shard for shard in range(self.shards) if not member.parts >> shard & 1}
-            for worker, member in found.items()
-            if member.arriving > member.sequence
-        }
-
-    def is_alive(self, workers: Iterable[int]) -> bool:
-        """Return whether any of them is alive; a policy may wait for workers that never joined."""
-        return any(worker in self.members for worker in workers)
 
     def _life_changed(self, event: Joined | Left) -> list[Order]:
         orders = self._left(event.worker)
@@ -374,7 +334,7 @@ class Coordinator:
         self.policy, following = self.next_policy, self.next_policy
         self.next_policy = None
         orders.append(Switch(following.spec))
-        joined = self._workers("waiting", "starved", "spare")
+        joined = self.workers_in("waiting", "starved", "spare")
         following.start(self.version, len(joined))
         released: list[int] = []
         for worker in joined:
@@ -404,7 +364,7 @@ class Coordinator:
         idle = self.workers_by_state
         if not (idle["spare"] or idle["starved"]) or not self._is_needed():
             return []
-        fed = self._workers("spare", "starved") if self._may_lease() else self._workers("spare")
+        fed = self.workers_in("spare", "starved") if self._may_lease() else self.workers_in("spare")
         decisions: list[Decision] = []
         for worker in fed:
             self._change(worker, "waiting")
@@ -466,7 +426,7 @@ class Coordinator:
         """Send a stop to all workers that do not compute."""
         abandoned = sorted(self.undecided)  # the run was given up
         self._add_orders([Drop(worker, "the job was given up") for worker in abandoned], orders)
-        for worker in self._workers("waiting", "starved", "spare"):
+        for worker in self.workers_in("waiting", "starved", "spare"):
             self._change(worker, "stopped")
             orders.append(self._answer(worker, stop=True))
 
@@ -476,6 +436,6 @@ class Coordinator:
         self.workers_by_state[state].add(worker)
         member.state = state
 
-    def _workers(self, *states: Stage) -> list[int]:
+    def workers_in(self, *states: Stage) -> list[int]:
         """Return the workers in any of these states, in order."""
         return sorted(worker for state in states for worker in self.workers_by_state[state])

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from zmqtrain.metrics import gained
 from zmqtrain.models.weights import weight_of
-from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 
 @dataclass(slots=True)

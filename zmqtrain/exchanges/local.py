@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from zmqtrain.compute.device import Device
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import Event, GivenUp, Joined, PullArrived, PushArrived
@@ -28,7 +29,7 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
-from zmqtrain.wire.messages import Close, Extend
+from zmqtrain.wire.control import Close, Extend
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class LocalExchange:
         """
         release, self._release = self._release, None
         if release is None and not self.failure:
-            reasons = "; ".join(held.reason for held in self.coordinator.held())
+            reasons = "; ".join(each.reason for each in waiting.held(self.coordinator))
             text = f"the only worker waits for others, and none can join: {reasons}"
             self._fail(ExitCode.PEER_LOST, text)
         if release is None or self.failure or self.coordinator.finished:

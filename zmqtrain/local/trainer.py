@@ -185,10 +185,7 @@ class Trainer:
         return self.history
 
     def _check_tables(self) -> None:
-        """
-        Raises:
-            ConfigError: a second fit would begin with new rows of tables.
-        """
+        """Refuse a second fit that would begin with new rows of tables."""
         readers = (each for each in (self._weights or {}).values() if isinstance(each, TableReader))
         if self.logdir is None and (one := next(readers, None)) is not None:
             raise ConfigError(
@@ -308,10 +305,7 @@ def _initial(model: Model, seed: int, tables: Mapping[Any, Table]) -> dict[str, 
 def _check_call(
     method: Callable[..., Any], examples: Any, unknown: Mapping[str, Any], **sizes: int
 ) -> None:
-    """
-    Raises:
-        ConfigError: there are no examples, arguments that the method does not have, or wrong sizes.
-    """
+    """Refuse a call without examples, with arguments that the method lacks, or wrong sizes."""
     called = method.__name__
     for name, value in unknown.items():
         if name in _NOT_TAKEN:

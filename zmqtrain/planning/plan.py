@@ -14,11 +14,12 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
-from zmqtrain.job_checks import without_own_optimizer
+from zmqtrain.job_conflicts import without_own_optimizer
 from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import RowPlace
 from zmqtrain.planning import strategy, tables
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import place, with_copies
@@ -126,7 +127,7 @@ class Plan:
         placement = f"{job.placement}, {job.partition_nbytes} B parts, {self.shards} ps"
         placement += f", {self.copies} copies" * (self.copies > 1)
         workers = {WORKERS: str(self.workers)} if self.is_on_workers else {}
-        return job.fingerprint() | {"placement": placement} | workers
+        return job_fingerprint(job) | {"placement": placement} | workers
 
     def shard_of(self, task: Task) -> int | None:
         """Return which shard a task holds, None if it holds none."""

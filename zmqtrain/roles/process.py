@@ -31,7 +31,6 @@ from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import launch, script
-from zmqtrain.wire.messages import Shutdown
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +168,8 @@ def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
     for actor in actors:
         if isinstance(actor, Chief):
             return actor.summary
-        end = getattr(actor, "end", None)
-        if isinstance(end, Shutdown) and end.summary:
-            fields = json.loads(end.summary)
+        if actor.end is not None and actor.end.summary:
+            fields = json.loads(actor.end.summary)
             history = History.of(fields["history"])
             return Summary(**fields | {"history": history, "parameters": NotHere()})
     return None

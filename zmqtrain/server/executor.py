@@ -37,7 +37,8 @@ from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.compression import make_compression
-from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
+from zmqtrain.wire.control import Keep, ShardWritten
+from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 log = logging.getLogger(__name__)
 
