@@ -145,7 +145,8 @@ def test_engine_keeps_how_a_job_ended(
     def with_scripts() -> None:
         (submitted_jobs()[0].directory / "a.sh").write_text("")
 
-    play(saved(engine, context=context), with_scripts, over[engine], "status digits", "why digits")
+    asked = "jobs", "status digits", "why digits"
+    play(saved(engine, context=context), with_scripts, over[engine], *asked)
 
 
 def test_actor_of_ray_reads_how_the_job_ended(tempdir: Path) -> None:

@@ -49,7 +49,8 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
     """Remove what killed tasks left on this host.
 
     A killed ps leaves its segment: a file that takes up main memory until it is removed. A killed
-    zmqtrain run leaves a directory with sockets, a lost task on Ray one with its keys and its log.
+    zmqtrain run leaves a directory with sockets; a lost task on Ray leaves one with its keys and
+    its log.
     The command lists but keeps what belongs to a live ps, or to workers that wait for a dead one.
 
     A restarted ps goes on from its segment. This host cannot see workers of other hosts, so clean

@@ -152,10 +152,10 @@ def _tell_what_is_left(directory: Path, but: str = "") -> None:
 @keys_command.command("rotate")
 @click.argument("name")
 def rotate_command(*, name: str) -> None:
-    """Give the workers, the chief and the people of a submitted job new keys while it runs.
+    """Give workers, chief and clients of a submitted job new keys while it runs.
 
-    Also brings the registry to its tasks, after a revoke or an add in its directory of keys (see
-    zmqtrain jobs --json). Tasks with new keys are started again by their supervisors within
+    The command also sends the tasks the registry, with what was revoked or added in the job's
+    directory of keys (see zmqtrain jobs --json). Supervisors restart the tasks with new keys within
     seconds; nothing is lost.
 
     The former keys stay valid until all tasks have the new ones, on Kubernetes for two minutes. An
@@ -185,12 +185,12 @@ def rotate_command(*, name: str) -> None:
             )
         time.sleep(engine.keys_arrive_s)
     engine.send_keys(job)
-    click.echo(f"{len(owners)} tasks and people of {name} have new keys")
+    click.echo(f"{len(owners)} tasks and clients of {name} have new keys")
     _tell_what_is_left(directory, but=name)
 
 
 def _new_pairs(directory: Path) -> dict[Owner, Pair]:
-    """Return new keys for all tasks and people with a secret here, except for the ps."""
+    """Return new keys for all tasks and clients with a secret here, except for the ps."""
     return {owner: make_pair() for owner in secrets_in(directory) if owner.role != Role.PS}
 
 

@@ -46,7 +46,7 @@ from zmqtrain.units import NOTHING, data_size
 def placement_command(job: str, ps: int, workers: int, *, as_json: bool, **flags: Any) -> None:
     """Show which variable of JOB is on which ps.
 
-    If a variable is cut, it shows the rows of each part. JOB is file.py, file.py:name or
+    For a variable that is cut, the rows of each part are shown. JOB is file.py, file.py:name or
     package.module:name. Nothing is started; every task of the cluster computes this placement.
 
     \b

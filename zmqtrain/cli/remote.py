@@ -49,7 +49,7 @@ OPTIONS = {
     "host:port (default: from TF_CONFIG, else the one job that runs on this host)",
     "base_port": None,
     "keys": "directory with a client's key and the job's registry",
-    "insecure": "connect without keys, to a job that runs with --insecure: any process that "
+    "insecure": "connect without keys to a job that runs with --insecure; any process that "
     "listens at its address is trusted",
 }
 """The options that find a job, with their help where it differs from that of a task."""
@@ -263,7 +263,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     run = seconds_option("--timeout-s", TIMEOUT_S, "seconds to wait for an answer from ps 0")(run)
     for name, help in reversed(OPTIONS.items()):
         run = option_of(TaskConfig, name, help=help, optional=True)(run)
-    which = "the job of this logdir, also if it is over"
+    which = "the job with this logdir, even if it has ended"
     run = click.option("--logdir", metavar="DIR", help=which)(run)
     return click.argument("names", metavar="[NAME]", nargs=-1)(run)
 

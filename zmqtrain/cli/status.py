@@ -43,7 +43,7 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
     the time since the task's last message; "lane" is how its tensors reach the ps. A narrow
     terminal hides the last columns. Staleness counts updates by all workers between a gradient's
     pull and its push; the S of bounded-staleness counts a worker's own steps. zmqtrain top watches
-    a job. For a job that is over, by its name or its logdir, both print how it ended.
+    a job. Given the name or the logdir of a job that has ended, both print how it ended.
     """
     if job.ended is not None:
         show_ended(job.ended, as_json=as_json)

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from zmqtrain.cli.ended import ended_job
+from zmqtrain.cli.ended import ended_job, state_of
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
@@ -61,9 +61,9 @@ _name = click.argument("name")
     "--record",
     "is_recorded",
     is_flag=True,
-    help="with --print: know the job here, since you apply it yourself",
+    help="with --print: remember the job, which you apply yourself",
 )
-@click.option("--dry-run", is_flag=True, help="let the engine check the job, but submit nothing")
+@click.option("--dry-run", is_flag=True, help="have the engine check the job, but submit nothing")
 @options_of(Job, optional=True)
 @click.pass_context
 def submit_command(
@@ -72,17 +72,16 @@ def submit_command(
     """Submit JOB to Kubernetes, Slurm, Ray, or hosts by ssh.
 
     JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
-    working directory of the image, else at the same path as here. It is loaded here, too, to learn
-    the memory of the ps; with --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, else
-    a directory that chief and ps share.
+    working directory of the image, elsewhere at the same path as here. This command loads it, too,
+    to compute the memory of the ps, unless --ps-memory is given. --logdir is pvc:CLAIM/PATH on
+    Kubernetes, elsewhere a directory that chief and ps share.
 
-    The commands status, why, logs, scale, policy, save, stop, resubmit and upgrade then take the
-    job's name.
+    Afterwards status, why, logs, scale, policy, save, stop, resubmit and upgrade take its name.
 
-    With --print the manifests or scripts go to stdout, and nothing else happens. Those for
-    Kubernetes and ssh hold the job's secret keys, new ones each time unless --keys is given: keep
-    them like a password. Without --print keys are not shown. With --record, too, the commands above
-    take the name of a job that kubectl, kustomize or Helm applies: names and labels have to stay.
+    --print writes manifests or scripts to stdout and does nothing else. For Kubernetes and ssh they
+    contain secret keys, new ones each time unless --keys is given: keep them like a password. With
+    --record, too, the commands above know the job once kubectl, kustomize or Helm has applied it;
+    its names and labels must not change.
 
     \b
     Examples:
@@ -173,7 +172,7 @@ def jobs_command(*, as_json: bool) -> None:
       zmqtrain jobs --json | jq -r '.jobs[] | select(.state != "completed") | .name'
     """
     jobs = submitted_jobs()
-    states = states_of(jobs, lambda job: engine_of(job).state(job))
+    states = states_of(jobs, state_of)
     rows = [asdict(job) | {"state": states[job.name]} for job in jobs]
     if as_json:
         show_json({"jobs": rows})
@@ -189,11 +188,11 @@ def jobs_command(*, as_json: bool) -> None:
 
 @command("scale")
 @_name
-@click.option("--workers", type=click.IntRange(min=1), required=True, help="how many workers")
+@click.option("--workers", type=click.IntRange(min=1), required=True, help="new number")
 def scale_command(name: str, *, workers: int) -> None:
     """Change the number of workers of a submitted job.
 
-    Surplus workers finish their steps and leave; nothing is lost.
+    Surplus workers finish their steps and leave, so nothing is lost.
 
     \b
     Examples:

@@ -34,9 +34,9 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     """Show which task of a running job waits for which.
 
     First come the tasks that are silent or have left, and how many tasks wait for them. Then comes
-    a line for each wait: since when, until when, and why. Of a submitted job the engine's reasons
-    come before them: why a task is not started. If ps 0 does not answer, the chief and the workers
-    of this host are asked for their own waits.
+    a line for each wait: since when, until when, and why. For a submitted job the engine's reasons
+    come before them: why a task has not started. If ps 0 does not answer, the command asks the
+    chief and the workers of this host for their own waits.
 
     \b
     Examples:

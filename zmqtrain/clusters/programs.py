@@ -145,5 +145,5 @@ def silent(words: Sequence[str], timeout_s: float) -> PeerLostError:
 def missing(program: str) -> ConfigError:
     return ConfigError(
         f"{program} is not on PATH; expected the engine's own program, with which you are logged "
-        "in; install it, or call this where it is"
+        "in; install it, or run this command where it is installed"
     )
