@@ -12,7 +12,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import say, shape_of, show, show_json, table
+from zmqtrain.cli.output import say, shape_of, show_result, table
 from zmqtrain.config.help import command
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import read_parameters
@@ -40,10 +40,7 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
     found = [_described(path) for path in checkpoints(logdir)]
     if not found:
         raise no_checkpoint(logdir)
-    if as_json:
-        show_json({"logdir": str(logdir), "checkpoints": found})
-    else:
-        show(_view(found))
+    show_result({"logdir": str(logdir), "checkpoints": found}, _view(found), as_json=as_json)
 
 
 @command("export")

@@ -64,7 +64,7 @@ class Source:
     help=f"{DIGITS}, which come with zmqtrain, or a CSV file whose last column is the target",
 )
 def init_command(*, file: Path, framework: str | None, data: str | None) -> None:
-    """Write an example of a job into FILE (default: job.py), for you to change.
+    """Write an example of a job into FILE, for you to change.
 
     It runs as it is. On a terminal the command asks for options that are not given; otherwise it
     takes the first framework that is installed, and digits.

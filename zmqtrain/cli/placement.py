@@ -9,7 +9,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import cell, shape_of, show, show_json, table
+from zmqtrain.cli.output import cell, shape_of, show_result, table
 from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
@@ -59,10 +59,7 @@ def placement_command(job: str, ps: int, workers: int, *, as_json: bool, **flags
     plan = plan_for(loaded, spread_cluster(ps, workers))
     how = {"placement": plan.job.placement, "partition_nbytes": plan.job.partition_nbytes}
     placed = described(loaded.variables(), plan.layouts, loaded.ps_device)
-    if as_json:
-        show_json({"job": job, **how, **placed})
-    else:
-        show(placement_view(placed))
+    show_result({"job": job, **how, **placed}, placement_view(placed), as_json=as_json)
 
 
 def described(

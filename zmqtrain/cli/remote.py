@@ -195,11 +195,9 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
     with contextlib.ExitStack() as stack:
         try:
             address = stack.enter_context(engine_of(submitted).located(submitted))
-        except NotRunningError as error:
-            yield replace(lost, unreachable=error, ended=ended_job(submitted))
-            return
         except (PeerLostError, RefusedError) as error:
-            yield replace(lost, unreachable=error)
+            ended = ended_job(submitted) if isinstance(error, NotRunningError) else None
+            yield replace(lost, unreachable=error, ended=ended)
             return
         found = find_job({"ps": (address,), "keys": submitted.keys}, timeout_s)
         yield replace(found, name=name, submitted=submitted)
@@ -249,15 +247,17 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         ways = {"NAME": names, "--ps": flags["ps"], "--logdir": logdir}
         if len(given := [way for way, value in ways.items() if value]) > 1:
             raise ConfigError(f"the job is given twice, by {' and '.join(given)}; keep one")
-        if not names:
-            if logdir is not None:
-                return command(of_logdir(logdir, flags, timeout_s), **options)
-            return command(find_job(flags, timeout_s), **options)
         if len(names) > 1:
             raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
-        if options.get("force"):  # which asks nobody
-            return command(RemoteJob("", names[0], submitted=submitted_job(names[0])), **options)
-        with reached(names[0], timeout_s) as job:
+        with contextlib.ExitStack() as stack:
+            if names and options.get("force"):  # which asks nobody
+                job = RemoteJob("", names[0], submitted=submitted_job(names[0]))
+            elif names:
+                job = stack.enter_context(reached(names[0], timeout_s))
+            elif logdir is not None:
+                job = of_logdir(logdir, flags, timeout_s)
+            else:
+                job = find_job(flags, timeout_s)
             return command(job, **options)
 
     run = seconds_option("--timeout-s", TIMEOUT_S, "seconds to wait for an answer from ps 0")(run)
