@@ -151,7 +151,7 @@ def _jobset_spec(plan: SubmitPlan) -> Manifest:
         }
         for role in plan.counts
     ]
-    return _filled("jobset.yaml", name=plan.name, concluding=plan.concluding, jobs=jobs)
+    return _filled("jobset.yaml", name=plan.name, concluding=plan.concluding.role, jobs=jobs)
 
 
 def _jobs(plan: SubmitPlan) -> list[Manifest]:
@@ -297,7 +297,7 @@ def _pull_policy(plan: SubmitPlan) -> str | None:
 
 
 def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:
-    """Return the keys of a job: those of each role and of people, if any, then the registry."""
+    """Return the keys of a job: those of each role and of clients, if any, then the registry."""
     files = {
         role: {name: text for name, text in keys.items() if name.startswith(f"{role}-")}
         for role in ROLES
