@@ -168,5 +168,5 @@ def test_record_of_a_stopped_job_is_kept_for_a_while(
         clock.sleep(submitted.KEPT_S / 2 + 1)
     assert submitted_job("one").stopped_at
     Submitted("three", "ray", "job.py", 1, 1, 1, "keys").retire("")
-    assert "one is no job" in performed(capsys, "status one")
+    assert "one is not a job" in performed(capsys, "status one")
     assert submitted_job("two").stopped_at and not submitted_jobs()

@@ -59,7 +59,7 @@ class EndedJob:
     @property
     def reason(self) -> str:
         """Why the job ended."""
-        return "no record of its end is left" if self.outcome is None else self.outcome.ended
+        return "its end was not recorded" if self.outcome is None else self.outcome.ended
 
     @property
     def checkpoint(self) -> str:

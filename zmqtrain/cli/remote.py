@@ -246,7 +246,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         flags = {name: options.pop(name) for name in OPTIONS}
         ways = {"NAME": names, "--ps": flags["ps"], "--logdir": logdir}
         if len(given := [way for way, value in ways.items() if value]) > 1:
-            raise ConfigError(f"the job is given twice, by {' and '.join(given)}; keep one")
+            raise ConfigError(f"the job is named by {' and '.join(given)}; expected one of them")
         if len(names) > 1:
             raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
         with contextlib.ExitStack() as stack:

@@ -203,10 +203,10 @@ def scale_command(name: str, *, workers: int) -> None:
     if workers > job.max_workers:
         raise ConfigError(
             f"--workers is {workers}; {name} has keys and memory for {job.max_workers}; expected "
-            f"at most that; submit it anew with a larger {names_of('max_workers')}"
+            f"at most that; submit it again with a larger {names_of('max_workers')}"
         )
     if (ended := ended_job(job)) is not None:
-        raise ConfigError(f"{ended.fact}; expected a job that runs; {ended.remedy}")
+        raise ConfigError(f"{ended.fact}; expected a running job; {ended.remedy}")
     engine_of(job).scale(job, workers)
     words = (*job.words, "--workers", str(workers)) if job.words else ()
     replace(job, workers=workers, words=words).save()
