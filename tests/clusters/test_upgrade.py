@@ -149,6 +149,21 @@ def test_engine_keeps_how_a_job_ended(
     play(saved(engine, context=context), with_scripts, over[engine], *asked)
 
 
+@pytest.mark.parametrize(("submitted_at", "state"), [(1e9, "completed"), (2e9, "ended")])
+def test_outcome_of_an_earlier_job_with_the_logdir_is_not_that_of_the_next(
+    submitted_at: float,
+    state: str,
+    kubectl: Kubectl,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / FILE).write_text(OUTCOME.text())
+    kept = Submitted("digits", "slurm", "job.py", 1, 1, 1, "keys", logdir=str(tmp_path))
+    replace(kept, submitted_at=submitted_at).save()
+    kubectl.answers(said("", "--noheader"))
+    assert performed(capsys, "jobs").splitlines()[2].split()[-1] == state
+
+
 def test_actor_of_ray_reads_how_the_job_ended(tempdir: Path) -> None:
     task = RayTask(replace(example_plan(), keys={}), Task(Role.CHIEF, 0))
     assert task.outcome() == ""

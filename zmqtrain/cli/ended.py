@@ -145,7 +145,10 @@ def state_of(job: Submitted) -> str:
 def _outcome_of(job: Submitted) -> Outcome | None:
     if job.stopped_at:
         return outcome_in(job.outcome)
-    return outcome_in(engine_of(job).outcome(job)) or _outcome_in(job.logdir)
+    if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
+        return outcome
+    outcome = _outcome_in(job.logdir)  # perhaps of an earlier job that had this logdir
+    return outcome if outcome is not None and outcome.at >= job.submitted_at else None
 
 
 def ended_in(logdir: str) -> EndedJob:

@@ -235,6 +235,7 @@ def _recorded(
     where = plan.asked.kind, engine.context, engine.namespace
     how = plan.words, plan.working, plan.logdir or ""
     job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
+    job = replace(job, submitted_at=time.time())
     job.claim()
     try:
         job.save()

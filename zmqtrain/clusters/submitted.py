@@ -84,7 +84,8 @@ class Submitted(WithTasks):
     ``keys``: the directory of its keys. ``context``, ``namespace``: where on the engine, in its own
     words. ``kind``: what it is on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
     values of variables, which may be secret, are left out. ``working``: where it was called.
-    ``logdir``: "" if there is none. ``stopped_at``: Unix time at which the job was removed from its
+    ``logdir``: "" if there is none. ``submitted_at``: Unix time, 0.0 if an older version wrote the
+    record. ``stopped_at``: Unix time at which the job was removed from its
     engine, 0.0 while it is there; ``outcome``: then, how it ended, see
     :mod:`zmqtrain.observe.outcome`.
     """
@@ -104,6 +105,7 @@ class Submitted(WithTasks):
     logdir: str = ""
     stopped_at: float = 0.0
     outcome: str = ""
+    submitted_at: float = 0.0
 
     @property
     def directory(self) -> Path:
