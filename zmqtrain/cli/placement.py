@@ -97,26 +97,13 @@ def described(
 
 def placement_view(placed: Mapping[str, Any]) -> RenderableType:
     """Return slices, totals of each ps and the balance for a person."""
-    slices = [
-        (
-            cut["variable"],
-            shape_of(cut["shape"]),
-            _rows(cut),
-            cut["ps"],
-            cut["device"],
-            data_size(cut["nbytes"]),
-        )
-        for cut in placed["slices"]
-    ]
-    totals = [
-        (
-            each["ps"],
-            each["slices"],
-            data_size(each["nbytes"]),
-            f"{100 * each['nbytes'] / placed['nbytes']:.1f} %",
-        )
-        for each in placed["ps"]
-    ]
+    slices, totals = [], []
+    for cut in placed["slices"]:
+        where = cut["ps"], cut["device"], data_size(cut["nbytes"])
+        slices.append((cut["variable"], shape_of(cut["shape"]), _rows(cut), *where))
+    for each in placed["ps"]:
+        share = f"{100 * each['nbytes'] / placed['nbytes']:.1f} %"
+        totals.append((each["ps"], each["slices"], data_size(each["nbytes"]), share))
     names = ("variable", "shape", "rows", "ps", "device", "size")
     of_ps = ("ps", "slices", "size", "share")
     return Group(

@@ -97,19 +97,18 @@ def submit_command(
             raise ConfigError(
                 "--record is given; expected it with --print and --on kubernetes; leave it out"
             )
-        recorded = _recorded(plan, kind.chosen(plan.asked), kind.rendered)
-        sys.stdout.write(kind.rendered(recorded[1]))
-        return
-    if not (is_printed or dry_run):
+        plan = _recorded(plan, kind.chosen(plan.asked), kind.rendered)[1]
+    elif is_printed or dry_run:
+        with tempfile.TemporaryDirectory() as temporary:
+            plan = _with_keys(plan, Path(temporary) / "keys")
+    else:
         submit_plan(plan)
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        plan = _with_keys(plan, Path(temporary) / "keys")
     if is_printed:
         sys.stdout.write(kind.rendered(plan))
-        return
-    kind.chosen(plan.asked).check(plan, dry_run=True)
-    click.echo(f"{plan.name} could be submitted; nothing was")
+    else:
+        kind.chosen(plan.asked).check(plan, dry_run=True)
+        click.echo(f"{plan.name} could be submitted; nothing was")
 
 
 def planned(context: click.Context) -> SubmitPlan:
