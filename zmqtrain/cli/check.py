@@ -178,7 +178,7 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
         texts = ", ".join(f"{source} gives {index}" for source, index in known.items())
-        problems.warnings.append(f"the index is given twice: {texts}; {first} counts")
+        problems.warnings.append(f"the index is given twice: {texts}; {first} has precedence")
     return next(iter(known), "")
 
 

@@ -32,6 +32,14 @@ def show(view: RenderableType) -> None:
         click.echo(text_of(view), nl=False)
 
 
+def show_result(value: Any, view: RenderableType, *, as_json: bool) -> None:
+    """Write a result to stdout: its value as a line of JSON, else its view."""
+    if as_json:
+        show_json(value)
+    else:
+        show(view)
+
+
 def say(text: str) -> None:
     """Write a text to stdout; control characters, which a peer may have put in, are escaped."""
     click.echo(printable_lines(text))

@@ -27,8 +27,8 @@ from zmqtrain.observe.page import report
 def report_command(*, logdir: Path, path: Path) -> None:
     """Write a page of the run in LOGDIR: its curves, and what happened.
 
-    It is one file that needs no network, also of a run that has failed or was killed. While a job
-    runs, its chief serves the same page at its metrics address.
+    The page is one file that needs no network. It can also be made of a run that failed or was
+    killed. While a job runs, its chief serves the same page at its metrics address.
 
     \b
     Examples:
