@@ -60,6 +60,7 @@ class ParameterServer(JobActor):
         super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._config = config
+        self._began_ms = int(time.time() * 1000)
         self._shutdown: messages.Shutdown | None = None
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
@@ -306,7 +307,7 @@ class ParameterServer(JobActor):
             role=self.task.role.value,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
-            incarnation=self.incarnation,
+            incarnation=self._began_ms,
             step=state.version,
             silent_s=0.0,
             leases=(),
