@@ -15,6 +15,7 @@ from rich.table import Column
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import A_WORKER
 from zmqtrain.protocol.status import Status
+from zmqtrain.units import measure_text
 
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0
@@ -119,4 +120,4 @@ def _without_workers(status: Status) -> str:
 
 def shown_loss(status: Status) -> str:
     """Return the loss of the last push, "-" before the first one."""
-    return f"{status.loss:.4f}" if any(status.pushes.values()) else "-"
+    return measure_text(status.loss) if any(status.pushes.values()) else "-"
