@@ -145,6 +145,19 @@ def test_logdir_without_a_record_is_refused(
     assert "expected the logdir of a job that has trained" in capsys.readouterr().err
 
 
+def test_page_in_a_directory_that_is_not_there_is_refused(
+    record: RunRecord,
+    clock: Clock,
+    training: Status,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / RECORD_FILE).write_text(as_json(seen(record, clock, training)))
+    page = tmp_path / "no" / "run.html"
+    assert main(["report", str(tmp_path), "--html", str(page)]) == ExitCode.USAGE
+    assert f"{page} cannot be written: No such file" in capsys.readouterr().err
+
+
 needs_browser = pytest.mark.skipif(
     shutil.which("chromium") is None, reason="needs chromium on PATH"
 )
