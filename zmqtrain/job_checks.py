@@ -311,8 +311,11 @@ def _sentence(mistake: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
         return f"a job has no field {name!r}{did_you_mean(name, fields)}"
     if mistake["type"] == "missing":
         return f"{name} is missing; expected {fields[name].description}"
+    text = expectation(mistake)
+    if f"{name} {mistake['input']!r}" in text:
+        return text
     value = " ".join(repr(mistake["input"]).split())
     if not isinstance(mistake["input"], str) and (len(value) > 80 or ADDRESS.search(value)):
         # which is clearer for arrays and modules
         value = f"of type {type(mistake['input']).__name__}"
-    return f"{name} is {value:.80}; {expectation(mistake)}"
+    return f"{name} is {value:.80}; {text}"

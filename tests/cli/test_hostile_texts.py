@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from zmqtrain.chief.job_view import JobView, Watched
+from zmqtrain.chief.job_view import JobView
 from zmqtrain.chief.progress import line
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view

@@ -249,5 +249,6 @@ class LocalRun:
             strategy=MIRRORED if job.devices else "local",
             tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
+            idle_s=exchange.throughput.idle_s(time.monotonic()),
             **asdict(await self.progress()),
         )

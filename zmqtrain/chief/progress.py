@@ -15,6 +15,7 @@ from rich.table import Column
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import A_WORKER
 from zmqtrain.protocol.status import Status
+from zmqtrain.units import measure_text
 
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0
@@ -106,7 +107,9 @@ def _steps(status: Status) -> str:
 
 
 def _speed(status: Status) -> str:
-    loss = f"{status.loss:.4f}" if any(status.pushes.values()) else "-"  # before the first push
+    loss = (
+        measure_text(status.loss) if any(status.pushes.values()) else "-"
+    )  # before the first push
     return f"{status.steps_per_second:.0f} steps/s  loss {loss}"
 
 

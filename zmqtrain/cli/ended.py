@@ -23,6 +23,7 @@ from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainErro
 from zmqtrain.files import read_file
 from zmqtrain.observe.outcome import FILE, STOPPED_BY, Outcome, outcome_in
 from zmqtrain.store.logdir import checkpoints
+from zmqtrain.units import measure_text, measures_text
 
 OUTCOME_S, POLL_S = 10.0, 0.5
 """How long, and how often, the outcome of a job that has just been stopped is asked for."""
@@ -78,11 +79,12 @@ class EndedJob:
         if outcome is not None:
             at = datetime.fromtimestamp(outcome.at).astimezone().isoformat(" ", "seconds")
             known = {name: value for name, value in outcome.measures.items() if value is not None}
+            loss = outcome.train_loss
             figures |= {
                 "ended": f"{at}, exit code {outcome.exit_code}",
                 "step": "" if outcome.step is None else str(outcome.step),
-                "evaluated": ", ".join(f"{name} {value:.4f}" for name, value in known.items()),
-                "train loss": "" if outcome.train_loss is None else f"{outcome.train_loss:.4f}",
+                "evaluated": measures_text(known),
+                "train loss": "" if loss is None else measure_text(loss),
             }
         figures |= {"checkpoint": self.checkpoint or "none is known", "next": self.remedy}
         return {name: text for name, text in figures.items() if text}

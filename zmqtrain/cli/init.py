@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from zmqtrain.cli.output import say
+from zmqtrain.cli.output import say, write_named
 from zmqtrain.config.help import command
 from zmqtrain.data import CSV, Digits, Holdout
 from zmqtrain.errors import ConfigError
@@ -87,7 +87,7 @@ def init_command(*, file: Path, framework: str | None, data: str | None) -> None
     text = (files("zmqtrain.cli") / f"templates/{framework}.py.txt").read_text()
     for name, value in {"file": str(file), "backend": backend, **source.names}.items():
         text = text.replace(f"@{name}@", value)
-    file.write_text(text)
+    write_named(file, text)
     say(f"{file} is written; train it with: zmqtrain run {file} --workers 2")
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from zmqtrain.chief.run_record import RECORD_FILE, read_record
-from zmqtrain.cli.output import say
+from zmqtrain.cli.output import say, write_named
 from zmqtrain.config.help import command
 from zmqtrain.errors import ConfigError
-from zmqtrain.files import replace_file
 from zmqtrain.observe.page import report
 
 
@@ -41,5 +40,5 @@ def report_command(*, logdir: Path, path: Path) -> None:
             f"{logdir} has no {RECORD_FILE}; expected the logdir of a job that has trained for "
             "some seconds"
         )
-    replace_file(path, report(record).encode())
+    write_named(path, report(record))
     say(f"{path} is written; open it in a browser")

@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from zmqtrain.chief.job_view import Watched
 from zmqtrain.chief.progress import line
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import show_ended, status_json

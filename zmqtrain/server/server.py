@@ -61,6 +61,7 @@ class ParameterServer(JobActor):
         super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._config = config
+        self._began_ms = int(time.time() * 1000)
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
         self.orphan: OrphanedShard | None = None  # once its group is over
@@ -301,7 +302,7 @@ class ParameterServer(JobActor):
             role=self.task.role.value,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
-            incarnation=self.incarnation,
+            incarnation=self._began_ms,
             step=state.version,
             process=self.process,
             metrics=self.metrics_address,
