@@ -25,7 +25,8 @@ from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
-from zmqtrain.policies.local_steps import LocalSteps
+from zmqtrain.optim.rules import Momentum
+from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
 from zmqtrain.user_code import is_of
@@ -131,12 +132,23 @@ NOT_LOCAL = {
     "moving_average": "an average is of each step's parameters, and the ps has none between two "
     "rounds; leave moving_average out",
     "overlap": "a worker sends nothing before its round is over; use --no-overlap",
+    "outer": "a momentum that is delayed until each worker's result has come is Nesterov's; "
+    "expected SGD, Momentum(..., nesterov=True) or None",
+    "inner_state": "workers begin their rounds at different steps, so a checkpoint is of the begin "
+    "of only one; use inner_state fresh, or leave out async",
 }
 
 
 def conflict_with_local(policy: Any, option: str, value: Any) -> str:
     """Return why local steps forbid the value of an option; "" if they do not."""
-    forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
+    is_async = isinstance(policy, AsyncLocalSteps)
+    match option:
+        case "outer":
+            forbids = is_async and isinstance(value, Momentum) and not value.nesterov
+        case "inner_state":
+            forbids = is_async and value == "keep"
+        case _:
+            forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
     return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
 
 

@@ -189,8 +189,8 @@ class ParameterServerExchange:
         )
 
     def _round(self, reply: PullReply | PushReply) -> Round | None:
-        steps = reply.local_steps
-        return Round(reply.version, steps, reply.learning_rate) if steps else None
+        steps, given = reply.local_steps, (reply.learning_rate, reply.sends_difference)
+        return Round(reply.version, steps, *given) if steps else None
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
         """Wait until every shard has let this worker go on; take in their parameters.

@@ -15,7 +15,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 
-PROTOCOL_VERSION = 29
+PROTOCOL_VERSION = 30
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -130,6 +130,7 @@ class PullReply:
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
     needs no gradients. ``local_steps``: the worker updates parameters of its own with so many of
     its batches, and pushes these; with this ``learning_rate``, None: the optimizer's own.
+    ``sends_difference``: it pushes what was added to the parameters instead.
     """
 
     version: int
@@ -137,6 +138,7 @@ class PullReply:
     stop: bool = False
     local_steps: int = 0
     learning_rate: float | None = None
+    sends_difference: bool = False
 
 
 @dataclass(slots=True)
@@ -222,6 +224,7 @@ class PushReply:
     held_s: float = 0.0
     local_steps: int = 0
     learning_rate: float | None = None
+    sends_difference: bool = False
     is_difference: bool = False
 
 
