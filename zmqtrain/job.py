@@ -25,7 +25,7 @@ from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
 from zmqtrain.optim.outer import Outer
-from zmqtrain.policies.local_steps import LocalSteps
+from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.model_tables import tables_of
 from zmqtrain.store.segment_layout import MAX_WORKERS
@@ -359,7 +359,8 @@ class Job(BaseModel):
     @property
     def encodes_answers(self) -> bool:
         """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
-        is_local = isinstance(policies.make_policy(self.policy), LocalSteps)
+        policy = policies.make_policy(self.policy)
+        is_local = isinstance(policy, LocalSteps) and not isinstance(policy, AsyncLocalSteps)
         return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from zmqtrain import policies
 from zmqtrain.optim.inner import InnerOnly
-from zmqtrain.policies.local_steps import LocalSteps
+from zmqtrain.optim.rules import Momentum
+from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 
 Options: TypeAlias = Mapping[str, Any]
 """The options that were declared before, by name; those that are wrong are left out."""
@@ -111,12 +112,23 @@ NOT_LOCAL = {
     "moving_average": "an average is of each step's parameters, and the ps has none between two "
     "rounds; leave moving_average out",
     "overlap": "a worker sends nothing before its round is over; use --no-overlap",
+    "outer": "a momentum that is delayed until each worker's result has come is Nesterov's; "
+    "expected SGD, Momentum(..., nesterov=True) or None",
+    "inner_state": "workers begin their rounds at different steps, so a checkpoint is of the begin "
+    "of only one; use inner_state fresh, or leave out async",
 }
 
 
 def conflict_with_local(policy: Any, option: str, value: Any) -> str:
     """Return why local steps forbid the value of an option; "" if they do not."""
-    forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
+    is_async = isinstance(policy, AsyncLocalSteps)
+    match option:
+        case "outer":
+            forbids = is_async and isinstance(value, Momentum) and not value.nesterov
+        case "inner_state":
+            forbids = is_async and value == "keep"
+        case _:
+            forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
     return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
 
 

@@ -16,7 +16,7 @@ from tests.kills import dying_at
 from tests.store.conftest import CutParts
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import LAMB, SGD, Adam, Flat, Momentum, Update, redo
-from zmqtrain.optim.outer import RESIDUAL, Outer
+from zmqtrain.optim.outer import CLOSES, RESIDUAL, Outer
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
 from zmqtrain.store import shard as shards
@@ -125,6 +125,7 @@ CHANGES: dict[str, Callable[[Shard], object]] = {
     "accumulate": lambda shard: shard.carry_out(Accumulate(1), 7),
     "reduce": lambda shard: shard.carry_out(Reduce((2, 0, 1)), 7),
     "round": lambda shard: shard.carry_out(Reduce((2, 0, 1), local_steps=5), 7),
+    "arrival": lambda shard: shard.carry_out(Apply(1, None, 5, among=3, cycle=CLOSES), 7),
 }
 
 
@@ -154,10 +155,11 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
         ("reduce", ABSENT, SIZE // 3),
         ("round", OUTER, SIZE // 3),
         ("round", ABSENT, SIZE // 3),
+        ("arrival", OUTER, SIZE // 3),
     ],
     ids=[
         *("apply", "accumulate", "reduce by LAMB", "reduce in groups", "without a gradient"),
-        *("round by momentum", "round of means"),
+        *("round by momentum", "round of means", "arrival by momentum"),
     ],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(

@@ -119,6 +119,33 @@ def test_workers_make_the_steps_of_local_sgd(momentum: float, compression: str, 
         np.testing.assert_allclose(found.parameters[name], value, rtol=2e-5, atol=2e-6)
 
 
+OUTERS = [None, SGD(0.8), Momentum(0.7, 0.9, nesterov=True)]
+
+
+@pytest.mark.parametrize("outer", OUTERS, ids=str)
+@pytest.mark.parametrize("fields", [{"epochs": 2}, {"evaluate_every": 3}, {"compression": "bf16"}])
+def test_one_worker_without_rounds_is_one_with_them_up_to_rounding(
+    outer: Any, fields: dict[str, Any]
+) -> None:
+    given = {"outer": outer, "optimizer": SGD(0.1)} | fields
+    found = zmqtrain.run(job(policy="local-steps:5,async", **given), workers=1, ps=2)
+    expected = zmqtrain.run(job(policy="local-steps:5", **given))
+    for name, value in expected.parameters.items():
+        tolerance = 2e-2 if "compression" in fields else 2e-6
+        np.testing.assert_allclose(found.parameters[name], value, rtol=1e-5, atol=tolerance)
+    assert (found.global_step, found.examples) == (expected.global_step, expected.examples)
+
+
+@pytest.mark.parametrize("ps", [0, 1, 2])
+def test_without_rounds_a_step_is_a_batch_of_one_worker(ps: int) -> None:
+    given: dict[str, Any] = {"steps": 60, "evaluate_every": 20}
+    found = zmqtrain.run(job(policy="local-steps:4,after=2,async", **given), workers=3, ps=ps)
+    assert (found.global_step, found.examples) == (60, (2 * 3 + 58) * 4)
+    assert {each["step"] for each in found.evaluations} <= {20, 40, 60}
+    epochs = zmqtrain.run(job(policy="local-steps:4,async", epochs=3), workers=2, ps=ps)
+    assert (epochs.global_step, epochs.examples) == (3 * 10, 3 * 38)
+
+
 @pytest.mark.parametrize("ps", [0, 2])
 def test_rounds_of_one_step_are_sync_replicas_up_to_rounding(ps: int) -> None:
     given: dict[str, Any] = {"optimizer": SGD(0.1), "epochs": 2}
@@ -177,6 +204,15 @@ def test_round_begins_from_the_common_parameters() -> None:
     assert (report.batch, report.batches, report.examples) == (7, 1, 4)
 
 
+def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:
+    local, common, result = member(optimizer=SGD(0.5))
+    local.go_on(Round(0, 2, sends_difference=True))
+    local.load()
+    common[:] = 7
+    made(local)
+    np.testing.assert_allclose(elements(result), -0.5, rtol=1e-5)
+
+
 def test_result_that_is_not_finite_is_reported() -> None:
     local, common, _ = member(optimizer=SGD(0.5))
     common[0] = np.inf
@@ -204,6 +240,14 @@ def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_p
         ({"outer": Adam(0.1)}, "expected SGD or Momentum"),
         ({"outer": Momentum(0.1, dampening=0.5)}, "expected no dampening"),
         ({"exchange": "board"}, "the policy is local-steps:5 instead of sync-replicas"),
+        (
+            {"outer": Momentum(0.7), "policy": "local-steps:5,async"},
+            r"Nesterov's; expected SGD, Momentum\(..., nesterov=True\) or None",
+        ),
+        (
+            {"inner_state": "keep", "policy": "local-steps:5,async", "logdir": "logs"},
+            "use inner_state fresh, or leave out async",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(fields: dict[str, Any], text: str) -> None:

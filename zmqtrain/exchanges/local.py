@@ -169,7 +169,8 @@ class LocalExchange:
         if release is None or self.failure or self.coordinator.finished:
             return (), True, None
         steps, shard = release.local_steps, self.shard
-        begun = Round(shard.version, steps, shard.learning_rate) if steps else None
+        given = shard.learning_rate, release.sends_difference
+        begun = Round(shard.version, steps, *given) if steps else None
         return release.batches, release.stop, begun
 
     def _fail(self, code: int, text: str) -> None:

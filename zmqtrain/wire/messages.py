@@ -16,7 +16,7 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 29
+PROTOCOL_VERSION = 30
 """Rises with every change to these files; peers of another version are refused."""
 
 
@@ -119,6 +119,7 @@ class PullReply:
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
     needs no gradients. ``local_steps``: the worker updates parameters of its own with so many of
     its batches, and pushes these; with this ``learning_rate``, None: the optimizer's own.
+    ``sends_difference``: it pushes what was added to the parameters instead.
     """
 
     version: int
@@ -126,6 +127,7 @@ class PullReply:
     stop: bool = False
     local_steps: int = 0
     learning_rate: float | None = None
+    sends_difference: bool = False
 
 
 @dataclass(slots=True)
@@ -211,6 +213,7 @@ class PushReply:
     held_s: float = 0.0
     local_steps: int = 0
     learning_rate: float | None = None
+    sends_difference: bool = False
     is_difference: bool = False
 
 

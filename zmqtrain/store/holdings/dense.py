@@ -10,7 +10,8 @@ into the segment before the first element is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -300,17 +301,20 @@ class _Part:
         own = list(_within(where, runs))
         self.bound = update.bind(parameters, slots, self._redo, own)
         alone = [run._replace(group=0) for run in own]
-        self._bind_outer = partial(
-            Update(update.outer, fused=update.fused).bind, parameters, slots, self._redo, alone
-        )
 
-    @cached_property
-    def _outer(self) -> BoundUpdate:
-        return self._bind_outer()
+        @lru_cache(16)  # four for each number of workers
+        def outer(among: int, cycle: int) -> BoundUpdate:
+            rule = replace(update.outer, among=among, cycle=cycle)
+            given = parameters, slots, self._redo, alone
+            return Update(rule, fused=update.fused).bind(*given)
+
+        self._outer = outer
 
     def bound_for(self, change: Change) -> BoundUpdate:
         """Return the update that makes this change."""
-        return self._outer if change.local_steps and self.is_trained else self.bound
+        if change.local_steps and self.is_trained:
+            return self._outer(change.among, change.cycle)
+        return self.bound
 
     def own(self, mean: Mean, clip: float = 1.0) -> Mean:
         """Return what a mean of gradients of the whole block is for this part.
