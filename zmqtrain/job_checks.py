@@ -25,6 +25,7 @@ from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
+from zmqtrain.optim.pipeline import is_pattern
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
@@ -273,7 +274,8 @@ def _groups(value: Any, job: Options) -> Any:
 
 
 def _tables(value: Any, job: Options) -> Any:
-    if not isinstance(value, Mapping) or not all(isinstance(t, Table) for t in value.values()):
+    is_said = isinstance(value, Mapping) and all(isinstance(t, Table) for t in value.values())
+    if not is_said or not all(map(is_pattern, value)):
         raise ValueError('expected tables by patterns of names, such as {"user*": Table(dim=16)}')
     for table in value.values():
         if table.optimizer is not None:

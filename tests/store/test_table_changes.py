@@ -22,7 +22,6 @@ from tests.store.with_tables import DENSE, Job, close, push, remove, rows, table
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given
 from zmqtrain.optim import (
-    LAMB,
     SGD,
     Adagrad,
     Adam,
@@ -183,18 +182,6 @@ def test_compiled_training_has_the_bits_of_numpy(rule: Rule, options: dict[str, 
             shard.carry_out(Reduce((0, 1)) if step % 2 else Apply(0))
     ours, theirs = map(Job(of_tables, []).contents, shards)
     assert ours == theirs
-
-
-@pytest.mark.parametrize(
-    ("update", "text"),
-    [
-        (Update(LAMB(0.1)), "the table 't' has LAMB.* needs norms of whole variables"),
-        (Update(SGD(0.1), moving_average=0.9), "the table 't' has moving_average 0.9"),
-    ],
-)
-def test_update_that_needs_more_than_rows_is_refused(update: Update, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Job([table("t")], [update]).begin()
 
 
 def test_rule_for_rows_is_refused_for_dense_variables() -> None:

@@ -35,7 +35,8 @@ def initial_rows(initial: Initial, key: int, ids: Ids, dim: int) -> Rows:
         case Normal(std):
             kind, scale = "normal", std / 2**16
         case _:
-            return np.ascontiguousarray(initial.rows(key, ids, dim), np.float32)
+            rows = np.ascontiguousarray(initial.rows(key, ids, dim), np.float32)
+            return rows.reshape(len(ids), dim)  # or refuse what compiled code cannot read
     ids = np.ascontiguousarray(ids)
     rows = np.empty((len(ids), dim), np.float32)
     function, _ = _compiled(kind)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.errors import ConfigError, SegmentError
+from zmqtrain.errors import SegmentError
 from zmqtrain.models.tables import (
     MOST_COUNTED,
     WHOLE,
@@ -96,7 +96,6 @@ class Tables:
     ) -> None:
         """
         Raises:
-            ConfigError: a table cannot have such an update.
             SegmentError: there is no room for the lane.
         """
         self.memory, self.place = memory, place
@@ -369,7 +368,6 @@ class _Table:
         self, layout: TableLayout, update: Update, memory: TableMemory, scratch: Flat
     ) -> None:
         variable = layout.variable
-        check_update(variable.name, update)
         self.layout, self.variable = layout, variable
         self.store: RowStore = memory.stores[variable.number]
         self.candidates = memory.candidates.get(variable.number)
@@ -526,22 +524,3 @@ class _Table:
     def put(self, places: Places, version: int) -> None:
         """Copy rows and slots from the scratch."""
         self.store.scatter(places, version, self._parts)
-
-
-def check_update(name: str, update: Update) -> None:
-    """Check that a table can be trained by an update.
-
-    Raises:
-        ConfigError: it needs whole variables, or keeps a moving average.
-    """
-    if update.is_layered:
-        raise ConfigError(
-            f"the table {name!r} has {update.rule!r}, which needs norms of whole variables; "
-            "expected a rule by row or by element, such as RowwiseAdagrad(0.05) or Adam(0.001): "
-            "correct optimizer of the table"
-        )
-    if update.moving_average is not None:
-        raise ConfigError(
-            f"the table {name!r} has moving_average {update.moving_average!r}; tables have none: "
-            "leave it out of the table's update"
-        )
