@@ -48,6 +48,18 @@ def test_row_is_trained_once_enough_updates_had_a_gradient_of_it(
         assert trained(shard) == [id_ for id_, count in often.items() if count > admit_after]
 
 
+def test_forgotten_row_is_admitted_anew() -> None:
+    shard = begin(admit_after=1, max_rows=16)
+    for id_ in range(17):
+        train(shard, id_)
+        train(shard, id_)
+    assert 0 not in trained(shard)
+    train(shard, 0)
+    assert 0 not in trained(shard)
+    train(shard, 0)
+    assert 0 in trained(shard)
+
+
 def test_gradient_before_admission_changes_nothing() -> None:
     shard = begin(admit_after=1)
     assert shard.tables is not None
@@ -138,12 +150,13 @@ def test_status_of_a_table_counts_what_updates_did_to_its_rows() -> None:
     for number in range(40):
         train(shard, 7, number, workers=2)
         train(shard, number)
+    train(shard, 98, 99)
     status = shard.tables.status()["t"]
     assert status.max_rows == 16
-    assert status.updated == 2 * 40 + 40 - 1  # once 7 is both ids
+    assert status.updated == 2 * 40 + 40 - 1 + 2  # once 7 is both ids
     assert status.trained + status.forgotten > 39
     assert status.trained <= 16
-    assert status.waiting > 0
+    assert status.waiting == 2
     assert status.is_full
 
 

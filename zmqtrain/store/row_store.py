@@ -304,15 +304,15 @@ class RowStore:
         with self.changing(places):
             self._heads[places, 1] = -1
         self.words[FORGOTTEN] += len(places)
-        self._note_free()
+        self._note_free(self.words[FREE], places)
 
-    def _note_free(self) -> None:
-        """List the records that are free."""
-        free = np.flatnonzero(self._heads[: self.words[COUNT], 1] < 0)
-        self._arena.reserve(self.layout.free_at, 8 * len(free))
-        self._free[: len(free)] = free
+    def _note_free(self, before: int, places: Places) -> None:
+        """List records that are free, behind so many others."""
+        free = before + len(places)
+        self._arena.reserve(self.layout.free_at + 8 * before, 8 * len(places))
+        self._free[before:free] = places
         self.words[SWEEPS] += 1
-        self.words[FREE] = len(free)
+        self.words[FREE] = free
 
     def repair(self) -> None:
         """Finish what a killed process left."""
@@ -320,7 +320,7 @@ class RowStore:
         if self.words[PENDING]:
             self._enter()
         self._heads[self._free[: self.words[FREE]], 1] = -1
-        self._note_free()
+        self._note_free(0, np.flatnonzero(self._heads[: self.words[COUNT], 1] < 0))
         for index in product(range(_FIRST_BITS, state.now[0] + 2), (0, 1)):
             if index not in (state.now, state.old):
                 self._arena.release(self._begin(index), 8 << index[0])

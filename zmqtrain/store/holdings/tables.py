@@ -416,14 +416,13 @@ class _Table:
         if not share.missing:
             return places, rows
         missing = np.flatnonzero(places < 0)
-        if self.candidates is not None:
-            missing = missing[self._count(self.candidates, ids[missing], version)]
-        if len(missing):
-            new, of = ids[missing], self.variable
-            slots = zip(self.layout.widths[1:], self._initial, strict=True)
-            parts = [np.full((len(new), width), value, np.float32) for width, value in slots]
-            initial = initial_rows(of.initial, of.key, new, of.dim)
-            places[missing] = self.store.insert(new, [initial, *parts])
+        if self.candidates is None:
+            places[missing] = self._inserted(ids[missing])
+        else:
+            counted, is_admitted = self._count(self.candidates, ids[missing], version)
+            missing = missing[is_admitted]
+            places[missing] = self._inserted(ids[missing])
+            self.candidates.erase(counted[is_admitted])
         if len(missing) == share.missing:
             return places, rows
         trained = places >= 0
@@ -455,16 +454,24 @@ class _Table:
             *call[1:],
         )
 
-    def _count(self, candidates: RowStore, ids: Ids, version: int) -> NDArray[np.bool_]:
-        """Count a gradient of each of these ids, once in an update; return which are admitted."""
+    def _inserted(self, ids: Ids) -> Places:
+        """Insert rows as they are before any training; return their places."""
+        of, slots = self.variable, zip(self.layout.widths[1:], self._initial, strict=True)
+        parts = [np.full((len(ids), width), value, np.float32) for width, value in slots]
+        return self.store.insert(ids, [initial_rows(of.initial, of.key, ids, of.dim), *parts])
+
+    def _count(
+        self, candidates: RowStore, ids: Ids, version: int
+    ) -> tuple[Places, NDArray[np.bool_]]:
+        """Count a gradient of each of these ids, once in an update; return where they are counted,
+        and which are admitted."""
         places, _ = candidates.find(ids)
         missing = np.flatnonzero(places < 0)
         places[missing] = candidates.insert(ids[missing], [])
         stamps = candidates.stamps(places)
         counts = (stamps & _COUNTS) + (stamps // MOST_COUNTED != version)
         candidates.stamp(places, version * MOST_COUNTED + np.minimum(counts, _COUNTS))
-        is_admitted: NDArray[np.bool_] = counts > self.variable.admit_after
-        return is_admitted
+        return places, counts > self.variable.admit_after
 
     def forget(self, version: int, shards: int) -> None:
         """Forget rows after an update, or finish that."""
@@ -489,6 +496,10 @@ class _Table:
         """Finish what a killed process left of the memory of rows."""
         for store in self._stores:
             store.repair()
+        if self.candidates is not None:  # those that have rows are no candidates any more
+            counted = self.candidates.live()
+            places, _ = self.store.find(self.candidates.ids(counted))
+            self.candidates.erase(counted[places >= 0])
 
     def note(self, ids: Ids) -> None:
         """Count the rows of an update, for people."""
