@@ -9,9 +9,10 @@ import pytest
 
 from tests.store.with_tables import Job, push, rows, table
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.tables import Table
+from zmqtrain.models.tables import Table, shards_of
 from zmqtrain.optim import SGD, Adagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Rate, Reduce
+from zmqtrain.store.changes import UPDATE, Change, Contribution
 from zmqtrain.store.shard import Shard
 
 
@@ -106,6 +107,46 @@ def test_rows_trained_last_are_kept() -> None:
     assert len(trained(shard)) == 32
     train(shard, 50)  # one too many: it keeps 15 of 16, and of those trained at once the high ids
     assert trained(shard) == [0, 1, *range(5, 30), 40, 41, 50]
+
+
+def limited(count: int, copies: int) -> list[Shard]:
+    """Return shards with at most 8 rows of each owner, after updates of many rows."""
+    shards = Job([table("t", max_rows=8 * count)], [Update(SGD(0.1))]).shards(count, copies)
+    for shard in shards:
+        shard.initialize(np.zeros(shard.layout.size, np.float32))
+        assert shard.tables is not None
+        for step in range(60):
+            ids = np.random.default_rng(step).integers(-30, 30, step % 5)
+            owners = shards_of(ids, count)
+            train(shard, *ids[shard.tables.place.holds(owners)].tolist())
+    return shards
+
+
+def test_copies_keep_of_each_owner_what_the_owner_keeps() -> None:
+    count = 4
+    alone, copied = limited(count, 1), limited(count, 2)
+    held = [np.array(trained(shard)) for shard in copied]
+    for owner in range(count):
+        expected = trained(alone[owner])
+        assert 0 < len(expected) <= 8
+        for holder in (owner, (owner + 1) % count):
+            is_own = shards_of(held[holder], count) == owner
+            assert held[holder][is_own].tolist() == expected
+
+
+def test_rows_are_forgotten_whoever_has_inserted_those_before() -> None:
+    shard = begin(max_rows=8)
+    assert shard.tables is not None
+    train(shard, *range(6))
+    other = shard.tables.beside(0, range(1), 1)
+    other.begin_own()
+    for step in range(1, 4):  # as a member of a board does
+        push(shard, 0, [rows(table("t"), 1, [10 + step])])
+        change = Change(UPDATE, (Contribution(0, 0, 0, 4.0),), 4.0, 4.0, step)
+        other.begin(change)
+        other.update(change)
+    train(shard, 99)
+    assert trained(shard) == [2, 3, 4, 5, 11, 12, 13, 99]
 
 
 WRONG = {

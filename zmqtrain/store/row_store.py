@@ -107,6 +107,11 @@ class RowStore:
         return self.words[COUNT] - self.words[FREE]
 
     @property
+    def inserted(self) -> int:
+        """Rows that were inserted so far."""
+        return len(self) + self.words[FORGOTTEN]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its records and its index."""
         bits = self._state.now[0]

@@ -191,7 +191,7 @@ class Tables:
         self._train_all(waiting)
         self._progress[READY] = self._progress[DONE] = position(len(self._tables), 0)
         for number in self._numbers:
-            self._tables[number].forget(step + 1, self.place.shards)
+            self._tables[number].forget(step + 1, self.place)
         for share in shares if self._ahead else ():
             share.table.make_room_ahead(self._ahead * len(share.ids))
         self._of = None
@@ -221,8 +221,8 @@ class Tables:
 
     def initialize(self) -> None:
         """Begin without trained rows."""
-        for store in chain(self.memory.stores, self.memory.candidates.values()):
-            store.clear()
+        for table in self._tables:
+            table.clear()
         self._words[SUM_END] = 0
 
     def freeze(self, layout: ShardLayout | None = None) -> list[FrozenTable]:
@@ -375,6 +375,7 @@ class _Table:
         self._parts = [scratch[a:b] for a, b in pairwise(bounds)]
         self._initial = [slot.initial or 0.0 for slot in layout.slots]
         self._hot = HotIds()
+        self._full_at = -1  # at how many inserted rows an owner may have more than it keeps
         self.bind(update)
 
     def bind(self, update: Update) -> None:
@@ -391,6 +392,12 @@ class _Table:
     @property
     def _stores(self) -> list[RowStore]:
         return [self.store] if self.candidates is None else [self.store, self.candidates]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._full_at = -1
+        for store in self._stores:
+            store.clear()
 
     def has_room(self, new: int) -> bool:
         return all(store.has_room(new) for store in self._stores)
@@ -473,18 +480,28 @@ class _Table:
         candidates.stamp(places, version * MOST_COUNTED + np.minimum(counts, _COUNTS))
         return places, counts > self.variable.admit_after
 
-    def forget(self, version: int, shards: int) -> None:
-        """Forget rows after an update, or finish that."""
+    def forget(self, version: int, place: RowPlace) -> None:
+        """Forget rows after an update, or finish that; each owner of rows keeps its own share."""
         variable, store = self.variable, self.store
         if (after := variable.forget_after) is not None and version % max(after // 4, 1) == 0:
             self._erase(store, store.live(), version - after)
             if self.candidates is not None:
                 self._erase(self.candidates, self.candidates.live(), version - after)
-        most = None if variable.max_rows is None else -(-variable.max_rows // shards)
-        if most is not None and len(store) > most:
-            live = store.live()
-            oldest = np.lexsort((store.ids(live), store.stamps(live)))
-            store.erase(live[oldest[: len(live) - (most - most // 16)]])
+        if variable.max_rows is not None and store.inserted > self._full_at:
+            self._keep(-(-variable.max_rows // place.shards), place.shards)
+
+    def _keep(self, most: int, shards: int) -> None:
+        """Forget the oldest rows of each owner that has more than ``most``."""
+        store, kept, most_held = self.store, most - most // 16, 0
+        live = store.live()
+        owners = shards_of(store.ids(live), shards)
+        for owner in np.unique(owners):
+            own = live[owners == owner]
+            if len(own) > most:
+                oldest = np.lexsort((store.ids(own), store.stamps(own)))
+                store.erase(own[oldest[:-kept]])
+            most_held = max(most_held, len(own) if len(own) <= most else kept)
+        self._full_at = store.inserted + most - most_held
 
     def _erase(self, store: RowStore, live: Places, oldest: int) -> None:
         unit = 1 if store is self.store else MOST_COUNTED
