@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
-from zmqtrain.store.row_code import ERASED, ReadCode, copy_code, index_code, read_code
+from zmqtrain.store.row_code import ERASED, copy_code, index_code, read_code
 from zmqtrain.store.row_snapshot import RowSnapshot
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
@@ -137,13 +137,13 @@ class RowStore:
         given, found = (len(ids), address_of(ids)), (address_of(places), address_of(rows))
         while True:
             sweeps, (word, where) = self.words[SWEEPS], self._index_now()
-            missing = self._reading.read(*given, *where, self._records, *found)
+            missing = self._reading(*given, *where, self._records, *found)
             is_same = self.words[SWEEPS] == sweeps
             if is_same and (not missing or self.words[STATE] == word):
                 return rows, places if missing else None
 
     @cached_property
-    def _reading(self) -> ReadCode:
+    def _reading(self) -> Any:
         return read_code(self._stride, self.layout.widths[0])
 
     def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
@@ -209,7 +209,7 @@ class RowStore:
     @property
     def copying(self) -> tuple[int, int, int]:
         """Addresses of the records, and of the code of :meth:`gather` and :meth:`scatter`."""
-        return self._records, *self._copy.addresses
+        return self._records, self._copy.gather.address, self._copy.scatter.address
 
     def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy arrays into records, and set the second word of each."""
