@@ -34,7 +34,7 @@ from zmqtrain.optim import (
     Update,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, row_snapshot, row_store, table_layout
+from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum, table_layout
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
@@ -194,7 +194,8 @@ def test_rule_for_rows_is_refused_for_dense_variables() -> None:
 
 
 STRIDE = int(os.environ.get("STRIDE", "29"))
-INTERRUPTED = [m.__file__ for m in (shards, changes, tables, row_store, row_snapshot)]
+OF_CHANGES = shards, changes, tables, held_table, row_sum, row_store, row_snapshot
+INTERRUPTED = [module.__file__ for module in OF_CHANGES]
 
 LIVES = Job(
     [table("user", 0, 4), table("item", 1, 2, admit_after=1, forget_after=2, max_rows=10)],
