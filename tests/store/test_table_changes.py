@@ -31,6 +31,7 @@ from zmqtrain.optim import (
     RMSProp,
     RowwiseAdagrad,
     Rule,
+    Slot,
     Update,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
@@ -118,6 +119,29 @@ def test_lazy_rules_change_touched_rows_alone_as_their_formula_says(rule: Rule) 
         for name, flat in (flats | {"w": w}).items():
             expected[name][at] = flat.reshape(len(at), -1)
     np.testing.assert_array_equal(shard.tables.rows(0, ids), expected["w"])
+
+
+class Anchored:
+    """Pulls parameters back to where they began."""
+
+    slots = (Slot("anchor", None),)
+
+    def update(self, parameters: Any, gradient: Any, slots: Any, step: int) -> None:
+        parameters -= np.float32(0.5) * (gradient + parameters - slots["anchor"])
+
+
+def test_slot_may_begin_with_the_row_itself() -> None:
+    variable = table("t", 0, DIM)
+    shard = Job([variable], [Update(Anchored())]).begin()
+    assert shard.tables is not None
+    part = rows(variable, 1, [3, 5])
+    begin = variable.initial_rows(part.ids)
+    expected = begin.copy()
+    for _ in range(3):
+        push(shard, 0, [part])
+        shard.carry_out(Apply(0))
+        expected -= np.float32(0.5) * (part.rows + expected - begin)
+    np.testing.assert_array_equal(shard.tables.rows(0, part.ids), expected)
 
 
 @pytest.mark.parametrize("missed", [0, 1, 7, 300])

@@ -45,7 +45,6 @@ class HeldTable:
         self.candidates = memory.candidates.get(variable.number)
         bounds = np.cumsum([0, *(layout.block_rows * width for width in layout.widths)]).tolist()
         self._parts = [scratch[a:b] for a, b in pairwise(bounds)]
-        self._initial = [slot.initial or 0.0 for slot in layout.slots]
         self._hot = HotIds()
         self._full_at = -1  # at how many inserted rows an owner may have more than it keeps
         self.bind(update)
@@ -110,9 +109,13 @@ class HeldTable:
 
     def _inserted(self, ids: Ids) -> Places:
         """Insert rows as they are before any training; return their places."""
-        of, slots = self.variable, zip(self.layout.widths[1:], self._initial, strict=True)
-        parts = [np.full((len(ids), width), value, np.float32) for width, value in slots]
-        return self.store.insert(ids, [initial_rows(of.initial, of.key, ids, of.dim), *parts])
+        of, slots = self.variable, zip(self.layout.widths[1:], self.layout.slots, strict=True)
+        rows = initial_rows(of.initial, of.key, ids, of.dim)
+        parts = [
+            rows if slot.initial is None else np.full((len(ids), width), slot.initial, np.float32)
+            for width, slot in slots
+        ]
+        return self.store.insert(ids, [rows, *parts])
 
     def _count(
         self, candidates: RowStore, ids: Ids, version: int
