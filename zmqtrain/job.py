@@ -27,7 +27,7 @@ from zmqtrain.optim import Update
 from zmqtrain.optim.outer import Outer
 from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
-from zmqtrain.store.model_tables import tables_of
+from zmqtrain.store.model_tables import tables_of, update_of_rows
 from zmqtrain.store.segment_layout import MAX_WORKERS
 from zmqtrain.store.table_layout import TableLayout, table_layouts
 from zmqtrain.store.variables import ModelVariables
@@ -367,12 +367,16 @@ class Job(BaseModel):
         """Return what a ps does with one accepted gradient of each table's rows.
 
         It is that of the first of ``groups`` that fits, without a moving average, or the table's.
+
+        Raises:
+            ConfigError: see :func:`update_of_rows`.
         """
         update = replace(self.update(), moving_average=None)
         of_groups, found = update.by_group(), []
         for variable, said in self.tables_with_options():
             own = replace(of_groups[update.group_of(variable.name)], groups={})
-            found.append(own if said.optimizer is None else replace(own, rule=said.optimizer))
+            own = own if said.optimizer is None else replace(own, rule=said.optimizer)
+            found.append(update_of_rows(variable.name, variable.dim, own))
         return tuple(found)
 
     def table_variables(self) -> tuple[TableVariable, ...]:

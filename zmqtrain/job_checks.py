@@ -24,7 +24,7 @@ from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
-from zmqtrain.optim.pipeline import fits
+from zmqtrain.optim.pipeline import fits, is_pattern
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
 from zmqtrain.user_code import is_of
@@ -149,7 +149,8 @@ def _groups(value: Any, job: Options) -> Any:
 
 
 def _tables(value: Any, job: Options) -> Any:
-    if not isinstance(value, Mapping) or not all(isinstance(t, Table) for t in value.values()):
+    is_said = isinstance(value, Mapping) and all(isinstance(t, Table) for t in value.values())
+    if not is_said or not all(map(is_pattern, value)):
         raise ValueError('expected tables by patterns of names, such as {"user*": Table(dim=16)}')
     for table in value.values():
         if table.optimizer is not None:

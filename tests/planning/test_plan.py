@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recommenders import make_job
 from zmqtrain import Job
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP
-from zmqtrain.models.tables import Table
 from zmqtrain.optim import LAMB, SGD
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.planning.strategy import is_mirrored, local_cluster, task_under
@@ -253,13 +251,6 @@ def test_copies_that_would_differ_or_lack_a_worker_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         plan_for(job(partition_nbytes=4, **fields), cluster)
-
-
-def test_tables_whose_parts_forget_rows_by_their_number_have_no_copies() -> None:
-    limited = make_job(copies=2, policy="sync-replicas", tables={"item": Table(max_rows=9)})
-    with pytest.raises(ConfigError, match=r"cannot keep shares of max_rows \(item\)"):
-        plan_for(limited, LOCAL)
-    assert plan_for(make_job(copies=2, policy="sync-replicas"), LOCAL).copies == 2
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ class Looking(Reporting):
         self.replaced, self.value = replaces, value
 
     def tables(self, seed: int) -> dict[str, Any]:
-        return {"user": Table(dim=2)}
+        return {"unused": Table(dim=3), "user": Table(dim=2)}
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         if self.replaced:
@@ -205,7 +205,7 @@ def test_report_has_the_rows_of_a_step() -> None:
     bench = looking()
     for _ in range(2):  # nothing is left of a step before
         [rows] = bench.runner.compute(BATCH, 0, 2).rows
-        assert (rows.table, rows.ids.tolist()) == (0, [4, 9])
+        assert (rows.table, rows.ids.tolist()) == (1, [4, 9])
         assert rows.rows.tolist() == [[1, 1], [3, 3]]
 
 

@@ -32,7 +32,7 @@ except ImportError as missing:
     raise not_installed("JAX", "jax") from missing
 
 from zmqtrain.adapters.jax_memory import Differentiated, limit_threads, store, taken
-from zmqtrain.adapters.jax_tables import TableOf, gathered, look_up
+from zmqtrain.adapters.jax_tables import TableOf, gathered, look_up, take_gradients
 
 Tree: TypeAlias = Any
 """A pytree."""
@@ -171,7 +171,7 @@ class JaxModel(BaseModel):
         names = [*self._outline().trained, *found.rows]
         given = found.values(parameters), found.batch
         loss, measures, results = self._step(names, *given, self._seeds)
-        found.take_gradients(results, out)
+        take_gradients(found.unique, results, out)
         store(results, out)
         if is_measured(out):
             measured(out, None, numbers_of(measures, self))

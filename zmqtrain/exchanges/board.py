@@ -111,7 +111,7 @@ class BoardExchange(ParameterServerExchange):
             is_shared, tables = segment.path is not None, None
             layout, size = actor.plan.layouts[0], job.worker_batch_size
             if (memory := self.lanes[0].rows) is not None:
-                tables = Tables(job.table_variables(), job.table_updates(), memory)
+                tables = Tables(job.table_updates(), memory)
             given = layout, job.update(), segment
             shard = Shard(*given, safe=is_shared, batch_size=size, tables=tables)
             self._place = Board(segment), shard

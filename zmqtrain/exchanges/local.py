@@ -40,9 +40,9 @@ GRADIENT = 0  # number of the gradient buffer in the segment
 def own_shard(job: Job, layout: ShardLayout, device: Device | None = None) -> Shard:
     """Return a shard of all of a job, in private memory."""
     tables = None
-    if variables := job.table_variables():
+    if job.table_variables():
         memory = TableMemory.private(job.table_layouts())
-        tables = Tables(variables, job.table_updates(), memory)
+        tables = Tables(job.table_updates(), memory)
     return Shard(
         layout,
         job.update(),

@@ -183,8 +183,7 @@ class Update:
         return [alone, *(alone._with(pattern, each) for pattern, each in self.groups.items())]
 
     def _with(self, pattern: Pattern, options: Mapping[str, Any]) -> Update:
-        is_pattern = isinstance(pattern, str | tuple) and all(isinstance(p, str) for p in pattern)
-        if not is_pattern or not isinstance(options, Mapping):
+        if not is_pattern(pattern) or not isinstance(options, Mapping):
             raise ConfigError(f"groups has {pattern!r}: {options!r:.80}; {_GROUPS}")
         rule: Any = replace(self, rule=options.get("optimizer", self.rule)).rule
         names = [each.name for each in fields(rule)] if is_dataclass(rule) else []
@@ -219,6 +218,11 @@ class Update:
             return None
         limit = (1 + updates) / (10 + updates) if self.ramp else updates - 1
         return np.float32(1 - min(self.moving_average, limit))
+
+
+def is_pattern(value: object) -> bool:
+    """Return whether this is a pattern of names, or a tuple of patterns."""
+    return isinstance(value, str | tuple) and all(isinstance(each, str) for each in value)
 
 
 def fits(name: str, pattern: Pattern) -> bool:

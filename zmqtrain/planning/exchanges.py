@@ -114,7 +114,6 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
         return ["there are ps; expected workers that hold the parameters (--ps 0)"]
     shards = exchange.shards(site)
     is_cut = job.update().is_layered and exchange.copies(site, shards) < shards
-    limited = [table.name for table in job.table_variables() if table.max_rows is not None]
     found = {
         f"there {'is' if site.workers == 1 else 'are'} {counted(site.workers, 'worker')}": (
             job.copies > site.workers
@@ -122,7 +121,6 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
         f"by the policy {job.policy} each part decides alone (hogwild:whole does not)": (
             not policies.make_policy(job.policy).coordinated
         ),
-        f"parts with copies cannot keep shares of max_rows ({', '.join(limited)})": bool(limited),
         f"compression is {job.compression}": job.compression != "none",
         f"{job.optimizer!r} looks at whole variables, which are cut (not by to-one)": is_cut,
         "ps_device is gpu": job.ps_device == "gpu",

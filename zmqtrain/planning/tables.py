@@ -21,10 +21,8 @@ def check(job: Job, *, alone: bool) -> None:
     tables = job.table_variables()
     if not tables:
         return
-    layered = [u.rule for u in job.table_updates() if u.is_layered]
+    job.table_updates()
     found = {
-        f"{layered and layered[0]!r} looks at whole variables: give Table(optimizer=...) another "
-        "rule": bool(layered),
         f"devices are {', '.join(job.devices)}: use one device, and more workers": (
             len(job.devices) > 1
         ),

@@ -22,14 +22,15 @@ def bind(operands: Operands, *, compiled: bool) -> Kernel:
 
     On a GPU every formula is compiled, since CuPy's own kernels treat subnormal numbers as 0.
     """
-    if not has_formula(operands.rule):
-        is_by_row = isinstance(operands.rule, OfRows) and compiled
-        return (is_by_row and _by_row(operands)) or RuleKernel(operands)
+    rule = operands.rule
+    if not has_formula(rule):
+        kernel = _compiled(operands) if compiled and isinstance(rule, OfRows) else None
+        return kernel or RuleKernel(operands)
     if is_on_gpu(operands.parameters):
         from zmqtrain.optim.kernels.gpu import GpuKernel
 
         return GpuKernel(operands)
-    return (_compiled(operands) if compiled else None) or FormulaKernel(operands)
+    return (_compiled(operands) if compiled and rule.is_exact else None) or FormulaKernel(operands)
 
 
 def call_of(kernel: Kernel, scalars: Scalars) -> Call | None:
@@ -43,21 +44,10 @@ def has_formula(rule: Any) -> bool:
     return isinstance(rule, FormulaRule) and type(rule).update is FormulaRule.update
 
 
-def _by_row(operands: Operands) -> Kernel | None:
-    try:
-        from zmqtrain.optim.kernels.by_row import RowKernel
-    except Exception as error:  # a broken LLVM may raise anything
-        warn(repr(error))
-        return None
-    return RowKernel(operands)
-
-
 def _compiled(operands: Operands) -> Kernel | None:
-    if not operands.rule.is_exact:
-        return None
     try:
-        from zmqtrain.optim.kernels import cpu
+        from zmqtrain.optim.kernels import by_row, cpu
     except Exception as error:  # a broken LLVM may raise anything
         warn(repr(error))
         return None
-    return cpu.bind(operands)
+    return by_row.RowKernel(operands) if isinstance(operands.rule, OfRows) else cpu.bind(operands)
