@@ -46,8 +46,8 @@ from zmqtrain.job_checks import (
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
+from zmqtrain.optim.groups import fits
 from zmqtrain.optim.outer import Outer
-from zmqtrain.optim.pipeline import fits
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.manifest import Manifest

@@ -91,7 +91,7 @@ class LayerRule(FormulaRule):
     """A rule whose step length depends on norms of the whole variable.
 
     Its formula returns a direction; the new parameter is w - factor * direction. ``update`` is for
-    one whole variable; a ps treats its part of a variable as a whole one.
+    one whole variable, which stays on one ps.
     """
 
     __slots__ = ()
@@ -107,6 +107,52 @@ class LayerRule(FormulaRule):
     def _factor(self, arrays: tuple[Flat | None, ...], gradient: Flat, step: int) -> np.float32:
         squares = squares_of(self, arrays, gradient, step, _ONE, None)
         return self.factor(squares, len(gradient), step)
+
+
+class MatrixRule(LayerRule):
+    """A LayerRule that computes the direction of a whole variable in its shape, such as Muon.
+
+    The last of its ``hyperparameters`` is a decay. With d the direction, a variable that the rule
+    :meth:`sees` becomes w - decay * w - factor * d; its formula returns the new slots. Of other
+    variables the formula returns the direction, too.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def sees(self, shape: Sequence[int]) -> bool:
+        """Return whether the rule needs a variable of this shape as a whole."""
+
+    @abstractmethod
+    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+        """Return the direction of a variable that the rule sees.
+
+        Arrays have the variable's shape. ``slots``: the new ones. ``numbers``: hyperparameters.
+        """
+
+    def check(self, name: str, shape: Sequence[int], l2: float) -> None:
+        """
+        Raises:
+            ConfigError: the rule cannot train a variable of this name, shape and ``l2``.
+        """
+
+    def moved(self, w: Any, direction: Any, factor: np.float32, numbers: Numbers) -> Any:
+        """Return the new parameters."""
+        return w - numbers[-1] * w - factor * direction
+
+    def update(
+        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
+    ) -> None:
+        """Apply one update in place, to arrays of the variable's shape."""
+        if not self.sees(parameters.shape):
+            super().update(parameters, gradient, slots, step)
+            return
+        (w, *old), numbers = self.arrays(parameters, slots), self.hyperparameters(step)
+        _, *new = self.formula(w, gradient, *old, *numbers)
+        direction = self.direction(gradient, tuple(new), numbers)
+        squares = float(sum_of_squares(w)), float(sum_of_squares(direction))
+        factor = self.factor(squares, gradient.size, step)
+        put((w, *old), (self.moved(w, direction, factor, numbers), *new))
 
 
 def squares_of(
