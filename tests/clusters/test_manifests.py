@@ -552,7 +552,7 @@ def test_ps_or_chief_that_fails_for_good_ends_the_job(
 ) -> None:
     """The others go on until the script has ended."""
     one = f"*'--role {role} '*'--index {index}'" if role == "ps" else f"*'--role {role}'"
-    waits = f"until [ -e {tmp_path}/over ]; do sleep 0.1; done"
+    waits = f"until [ -e {tmp_path}/over ] || [ ! -d {tmp_path} ]; do sleep 0.1; done"
     srun = f'case "$*" in {one}) exit 2 ;; *) {waits} ;; esac'
     try:
         assert ran("ps", TASKS_ARE_TOLD | {"srun": srun}, tmp_path)[0] == 2
