@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class FormulaRule(Checked, ABC):
         for block in blocks(len(gradient), block_size(gradient)):
             w, *own = here = at(arrays, block)
             g = gradient[block]
-            new = element(self.formula, w, g, tuple(own), None, numbers, factor, _ONE, None, None)
+            new = element(self.formula, w, g, tuple(own), None, numbers, Common(factor))
             put((*here, None), new)
 
     def _factor(
@@ -85,6 +85,16 @@ class FormulaRule(Checked, ABC):
     def arrays(self, parameters: Flat, slots: Mapping[str, Flat]) -> tuple[Flat | None, ...]:
         """Return the parameters and the formula's slots, None for a missing slot."""
         return (parameters, *(None if name is None else slots[name] for name in self.formula_slots))
+
+
+class Common(NamedTuple):
+    """Numbers of an update that every rule may have, or None: the factor of a LayerRule, the scale
+    that turns a sum of gradients into a mean, L2, and the share of the moving average."""
+
+    factor: Any = None
+    scale: Any = np.float32(1)
+    l2: Any = None
+    share: Any = None
 
 
 class LayerRule(FormulaRule):
@@ -173,7 +183,8 @@ def squares_of(
         w, *slots = at(arrays, block)
         g = gradient[block]
         with np.errstate(all="ignore"):
-            found = element(rule.formula, w, g, tuple(slots), None, numbers, None, scale, l2, None)
+            common = Common(scale=scale, l2=l2)
+            found = element(rule.formula, w, g, tuple(slots), None, numbers, common)
         of_parameters += float(sum_of_squares(w))
         of_direction += float(sum_of_squares(found[0]))
     return of_parameters, of_direction
@@ -186,16 +197,14 @@ def element(
     slots: tuple[Any, ...],
     average: Any,
     numbers: tuple[Any, ...],
-    factor: Any,
-    scale: Any,
-    l2: Any,
-    share: Any,
+    common: Common,
 ) -> tuple[Any, ...]:
     """Return the new values of w, the slots and the average, of one element or of arrays.
 
-    This is the whole update: ``scale`` turns a sum of gradients into a mean, L2 comes before the
-    rule, the moving average after it. A missing slot, ``average``, ``l2`` or ``factor`` is None.
+    This is the whole update: L2 comes before the rule, the moving average after it. A missing slot
+    or ``average`` is None.
     """
+    factor, scale, l2, share = common
     g = g * scale
     if l2 is not None:
         g = g + l2 * w

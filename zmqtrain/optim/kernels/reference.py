@@ -10,7 +10,7 @@ import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
-from zmqtrain.optim.formula import approach, at, element, put
+from zmqtrain.optim.formula import Common, approach, at, element, put
 from zmqtrain.optim.kernels.base import Operands, Scalars
 
 
@@ -31,9 +31,8 @@ class FormulaKernel:
                 here_of_it = direction[block.start - start : block.stop - start]
                 formula, length = partial(_moved, rule, here_of_it, factor), None
             with np.errstate(all="ignore"):
-                new = element(
-                    formula, w, own, tuple(slots), average, numbers, length, scale, l2, share
-                )
+                common = Common(length, scale, l2, share)
+                new = element(formula, w, own, tuple(slots), average, numbers, common)
             put(here if self._copies is None else at(self._copies, slice(0, len(own))), new)
 
 
