@@ -384,3 +384,8 @@ def test_table_and_variable_of_one_name_are_an_error() -> None:
 def test_jobs_whose_tables_differ_have_other_fingerprints(other: dict[str, Any]) -> None:
     assert job_fingerprint(recommender_job()) != job_fingerprint(recommender_job(**other))
     assert job_fingerprint(recommender_job(**other)) == job_fingerprint(recommender_job(**other))
+
+
+def test_address_as_a_logdir_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"logdir is 's3://bucket/run'.*docs/ecosystem\.md"):
+        job(logdir="s3://bucket/run")

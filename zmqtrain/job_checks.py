@@ -22,9 +22,9 @@ from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
 from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
+from zmqtrain.optim.groups import fits, is_pattern
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
-from zmqtrain.optim.pipeline import fits, is_pattern
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
 from zmqtrain.user_code import is_of

@@ -69,6 +69,12 @@ _CONFLICTS = (
         "one, or use --no-evaluate-average",
     ),
     _Conflict(
+        "logdir",
+        lambda value, job: "://" in (value or ""),
+        "it is an address; expected a directory, whose files tasks lock and rename; write to one, "
+        "and copy its checkpoints, such as by aws s3 sync: see docs/ecosystem.md",
+    ),
+    _Conflict(
         "inner_state",
         lambda value, job: value == "keep" and job.get("logdir", "") is None,
         "the state is kept beside the checkpoints; expected a logdir; give one",

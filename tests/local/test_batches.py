@@ -19,7 +19,8 @@ import zmqtrain
 from zmqtrain import Job
 from zmqtrain.data import Arrays, Cached, Mapped, Parallel, Stream, TorchDataset
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.metrics import Accuracy, check_sums
+from zmqtrain.metrics import Accuracy
+from zmqtrain.metrics.sums import check_sums
 from zmqtrain.models import MLP
 from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.models.weights import EMPTY

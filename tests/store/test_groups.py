@@ -59,7 +59,7 @@ RULES: list[tuple[Rule, dict[str, Any]]] = [
     (AdamW(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
     (LAMB(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
     (Lion(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
-    (Adafactor(0.1), OTHERS | {"clip": 0.5}),
+    (Adafactor(0.1, factored=False), OTHERS | {"clip": 0.5}),
     (Ftrl(0.1), {"l1": 0.4, "l2": 0.3}),
     (Adagrad(0.1), {"initial_accumulator": 0.5}),
     (AdamW(0.1), {"optimizer": Momentum(0.1), "momentum": 0.5, "l2": 0.3}),

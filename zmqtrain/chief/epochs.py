@@ -25,7 +25,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.job import Job
 from zmqtrain.job_checks import ENDLESS
-from zmqtrain.metrics import gained
+from zmqtrain.metrics.sums import gained
 from zmqtrain.models.base import as_model
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.planning.job_fingerprint import optimizer_text

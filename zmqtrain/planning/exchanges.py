@@ -14,6 +14,7 @@ from zmqtrain.config.cluster import is_of_this_host
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
+from zmqtrain.optim import Muon
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.units import counted
 
@@ -122,7 +123,10 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
             not policies.make_policy(job.policy).coordinated
         ),
         f"compression is {job.compression}": job.compression != "none",
-        f"{job.optimizer!r} looks at whole variables, which are cut (not by to-one)": is_cut,
+        f"{job.optimizer!r} adds up norms by parts, so copies differ (not with to-one)": is_cut,
+        "the bits of Muon's products of matrices depend on the processor": any(
+            isinstance(each.rule, Muon) for each in job.update().by_group()
+        ),
         "ps_device is gpu": job.ps_device == "gpu",
     }
     return [obstacle for obstacle, is_there in found.items() if is_there]

@@ -106,13 +106,15 @@ class Plan:
     def layouts(self) -> tuple[ShardLayout, ...]:
         """What each shard holds.
 
-        Where each holds everything, no variable is cut: it is the layout of a single ps.
+        Where each holds everything, no variable is cut: it is the layout of a single ps. Nor is one
+        whose rule looks at all of it.
         """
         job, shards = self.job, self.shards
         copied = partial(with_copies, copies=self.copies, has_tables=bool(job.table_variables()))
         if self.copies == shards > 1:
             return copied(place(job.variables(), shards, "contiguous", 0))
-        return copied(place(job.variables(), shards, job.placement, job.partition_nbytes))
+        whole = job.update().whole(variable.name for variable in job.variables())
+        return copied(place(job.variables(), shards, job.placement, job.partition_nbytes, whole))
 
     def row_place(self, shard: int) -> RowPlace:
         """Return which rows of tables a shard holds."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zmqtrain.actors.waits import Waits, within
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.protocol.orders import Roster
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import words

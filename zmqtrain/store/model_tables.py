@@ -12,7 +12,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import Given, Table, TableVariable, Uniform, key_of
 from zmqtrain.optim import RowwiseAdagrad, Update
-from zmqtrain.optim.pipeline import fits
+from zmqtrain.optim.groups import fits
 from zmqtrain.user_code import user_code
 
 MAX_DIM = 1 << 16

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.job import Job
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.placement import place

@@ -6,15 +6,19 @@ All three run the formula of the rule (formula.py) and give the same bits. A rul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.models.backend import is_on_gpu
-from zmqtrain.optim.formula import FormulaRule
+from zmqtrain.optim.base import Rule
+from zmqtrain.optim.formula import FormulaRule, MatrixRule, Numbers
 from zmqtrain.optim.kernels.base import Call, Kernel, Operands, Scalars, warn
 from zmqtrain.optim.kernels.reference import FormulaKernel, RuleKernel
 from zmqtrain.optim.row_rules import OfRows
 
-__all__ = ["Call", "Kernel", "Operands", "Scalars", "bind", "call_of"]
+__all__ = ["Call", "Kernel", "Operands", "Scalars", "bind", "call_of", "numbers_of"]
 
 
 def bind(operands: Operands, *, compiled: bool) -> Kernel:
@@ -41,7 +45,25 @@ def call_of(kernel: Kernel, scalars: Scalars) -> Call | None:
 
 def has_formula(rule: Any) -> bool:
     """Return whether the rule is its formula; a subclass may have its own ``update``."""
-    return isinstance(rule, FormulaRule) and type(rule).update is FormulaRule.update
+    own = FormulaRule.update, MatrixRule.update
+    return isinstance(rule, FormulaRule) and type(rule).update in own
+
+
+def numbers_of(rule: Rule) -> Callable[[int], Numbers]:
+    """Return a function that returns a rule's hyperparameters at a step; () without a formula.
+
+    It raises what the rule raises at this step.
+    """
+    if isinstance(rule, FormulaRule) and has_formula(rule):
+        return rule.hyperparameters
+    nothing = np.empty(0, np.float32)
+    slots = {slot.name: nothing for slot in rule.slots}
+
+    def check(step: int) -> Numbers:  # what a rule raises, it raises for an empty block, too
+        rule.update(nothing, nothing, slots, step)
+        return ()
+
+    return check
 
 
 def _compiled(operands: Operands) -> Kernel | None:
