@@ -220,8 +220,8 @@ def many_losses(parameters: Any) -> Any:
         ({"inner": optim.NAdam, "l2": 0.1}, "l2 belongs to optimizer"),
         ({"inner": optim.NAdam, "inner_state": "keep"}, "expected a logdir"),
         (
-            {"optimizer": optim.Adafactor},
-            r"Adafactor of torch has no twin.*Job\(inner=lambda parameters: ",
+            {"optimizer": optim.Adadelta},
+            r"Adadelta of torch has no twin.*Job\(inner=lambda parameters: ",
         ),
     ],
 )

@@ -70,9 +70,11 @@ def rule_of(optimizer: Any) -> Rule:
     # On torch, Keras has a class of the same name for each optimizer.
     if not type(optimizer).__module__.startswith("keras.") or _name(optimizer) not in _RULES:
         inside = f"keras.optimizers.{_name(optimizer)}(...)"
+        expected = f"expected one of {', '.join(_RULES)}"
+        if _name(optimizer) == "Muon":  # which trains some variables by AdamW
+            expected = "give Job(optimizer=Muon(rms=0.2), groups=...) of zmqtrain.optim"
         raise _no_twin(
-            f"the optimizer {_name(optimizer)}",
-            f"expected one of {', '.join(_RULES)}; or {train_inside(inside)}",
+            f"the optimizer {_name(optimizer)}", f"{expected}; or {train_inside(inside)}"
         )
     rule = _rule_of(_name(optimizer), options)
     decay = options.get("weight_decay")
