@@ -114,8 +114,8 @@ def test_worker_that_is_too_far_ahead_is_found(spoil: Spoil) -> None:
 def test_hang_is_found_with_the_waiting_tasks(spoil: Spoil) -> None:
     spoil(Coordinator, "_left", lambda *_: [])
     spoil(WorkerWatch, "check", lambda *_: None)
-    kill = Fault(0.5, "kill", ("worker 1",), 60.0)
-    broken = simulate(calm(policy="sync-replicas", faults=(kill,))).broken
+    kill = Fault(0.5, "kill", ("worker 1",), 10.0)
+    broken = simulate(calm(policy="sync-replicas", ps=1, workers=2, faults=(kill,))).broken
     assert broken.startswith("the run has not ended after")
     assert re.search("worker 0 has waited .* s for ps 0: it has not answered push", broken)
 
