@@ -30,6 +30,7 @@ from zmqtrain.fingerprint import (
     canonical,
     digest_of,
     digest_of_arrays,
+    epochs_text,
     short,
 )
 from zmqtrain.job_checks import (
@@ -592,7 +593,7 @@ class Job(BaseModel):
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
         optional = {
             SOURCE: self._source,
-            EPOCHS: " of ".join(str(n) for n in (self.epochs, self.steps_per_epoch) if n),
+            EPOCHS: epochs_text(self.epochs, self.steps_per_epoch),
             DEVICES: str(len(self.devices) or ""),
             "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
             "frozen": digest_of_arrays(self.frozen()),

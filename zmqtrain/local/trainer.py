@@ -18,6 +18,7 @@ from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
 from zmqtrain.errors import ConfigError, DataError, no_option
+from zmqtrain.fingerprint import in_short
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
@@ -336,7 +337,7 @@ def _check_call(
     for name, value in unknown.items():
         if name in _NOT_TAKEN:
             raise ConfigError(
-                f"{called} got {name}={value!r:.80}; expected none: {_NOT_TAKEN[name]}"
+                f"{called} got {name} ({in_short(value)}); expected none: {_NOT_TAKEN[name]}"
             )
         if name in Job.model_fields:
             raise ConfigError(f"{called} takes no {name}; give it to Trainer({name}=...)")
