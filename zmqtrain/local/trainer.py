@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
+from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
@@ -153,6 +154,7 @@ class Trainer:
             RunFailedError: the training failed; it has the ``exit_code`` and the reason.
             ZmqTrainError: it could not begin.
         """
+        refuse_while_loading("Trainer.fit")
         _check_call(self.fit, train, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
         if labels is not None:
