@@ -16,7 +16,7 @@ from zmqtrain.adapters.optimizers import fields_of, inner_text
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data.coerce import Arrays, as_dataset
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
-from zmqtrain.fingerprint import ADDRESS
+from zmqtrain.fingerprint import ADDRESS, in_short
 from zmqtrain.job_conflicts import Options, conflict_of
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
@@ -315,8 +315,4 @@ def _sentence(mistake: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
     text = expectation(mistake)
     if f"{name} {mistake['input']!r}" in text:
         return text
-    value = " ".join(repr(mistake["input"]).split())
-    if not isinstance(mistake["input"], str) and (len(value) > 80 or ADDRESS.search(value)):
-        # which is clearer for arrays and modules
-        value = f"of type {type(mistake['input']).__name__}"
-    return f"{name} is {value:.80}; {text}"
+    return f"{name} is {in_short(mistake['input'])}; {text}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.config.job_file import load_job
+from zmqtrain.config.job_file import load_job, refuse_script
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
 from zmqtrain.planning.job_fingerprint import job_fingerprint
@@ -298,6 +298,27 @@ def test_path_and_line_ends_of_a_job_file_are_no_part_of_its_fingerprint(home: P
 def test_flags_leave_a_job_its_source(home: Path) -> None:
     job = load_job("named.py")
     assert job_fingerprint(job.with_overrides(seed=3))["source"] == job_fingerprint(job)["source"]
+
+
+SCRIPT = "".join(text for text in HEADER.splitlines(True) if text.startswith("from"))
+SCRIPT = SCRIPT.replace("from zmqtrain.job import Job", "import zmqtrain")
+FIT = "zmqtrain.Trainer(LinearRegression(), SGD(0.1)).fit(NoisyLine())\n"
+MADE = {"made": f"job = line(2)\n{FIT}", "imported": f"from only import anything as job\n{FIT}"}
+
+
+@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
+def test_script_with_a_trainer_is_refused_with_how_it_is_started(home: Path, guard: str) -> None:
+    (home / "script.py").write_text(f"{SCRIPT}{guard}{FIT}")
+    for read in (load_job, refuse_script):
+        with pytest.raises(ConfigError, match=r"Trainer\.fit.* as each task of a cluster"):
+            read("script.py")
+
+
+@pytest.mark.parametrize("text", ["x = (", *MADE.values()], ids=["no Python", *MADE])
+def test_file_that_may_have_a_job_is_no_such_script(home: Path, text: str) -> None:
+    (home / "script.py").write_text(f"{SCRIPT}{text}")
+    refuse_script("script.py")
+    refuse_script("only_in_the_image.py")
 
 
 @pytest.mark.usefixtures("home")

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.coordination.parts import TIMING, add_peer, begun_leader, host
+from tests.coordination.parts import TIMING, add_peer, begun_leader, host, make_leader
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import A_WORKER, PeerTable, names_of
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job_checks import ENDLESS
@@ -55,6 +56,18 @@ def test_staleness_is_that_of_all_gradients_and_of_each_worker(status: Status) -
     workers = {task.task: task.staleness for task in status.tasks if task.role == "worker"}
     assert workers == {"worker 0": 0.5, "worker 1": 2.0}
     assert (status.staleness["mean"], status.staleness["max"]) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("uncounted", "reason"), [(0, "the first epoch has not begun"), (4, "the epoch is over")]
+)
+def test_worker_that_waits_for_an_epoch_is_told_which(uncounted: int, reason: str) -> None:
+    leader = make_leader()
+    leader.begin(1, 0, Ledger(next_batch=uncounted, limit=uncounted))
+    leader.joined(add_peer(leader.peers, "worker 0"))
+    leader.arrived(PullArrived(0))
+    found = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False)
+    assert reason in [wait.reason for wait in found.waits if wait.owner == "worker 0"]
 
 
 def test_wait_for_a_silent_task_ends_when_that_is_given_up(status: Status) -> None:

@@ -151,6 +151,14 @@ def test_process_that_can_be_no_task_is_not_killed(job: Job, pid: str) -> None:
         shell.communicate(b"\n")
 
 
+def test_task_that_was_killed_and_is_not_back_yet_is_left_out(job: Job) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
+    report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
+    assert "the task is not back yet" in report.skipped[0]
+
+
 @pytest.mark.parametrize("role", ["chief", "ps"])
 @pytest.mark.usefixtures("sends_nothing")
 def test_process_with_which_others_would_end_is_not_killed(job: Job, role: str) -> None:

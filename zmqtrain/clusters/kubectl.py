@@ -63,9 +63,13 @@ PROGRAMS = Programs(
                 "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or "
                 "correct --logdir"
             ),
-            r"context (.* )?(does not exist|was not found)|locate context|current-context": (
-                "kubectl has no such context; expected one that kubectl config get-contexts lists; "
-                "give --context"
+            r"current-context": (
+                "kubectl has no current context; expected one of kubectl config get-contexts; "
+                "choose it with kubectl config use-context, or give --context"
+            ),
+            r"context (.* )?(does not exist|was not found)|locate context": (
+                "kubectl has no such context; expected one of kubectl config get-contexts; give "
+                "--context"
             ),
             r"field is immutable": "this kind of job cannot change its size while it runs",
         },

@@ -116,9 +116,12 @@ def _held(leader: Leader) -> Iterator[Wait]:
     # The last of them to be given up ends the wait.
     first = [peer.index for peer in sorted(silent, key=lambda peer: peer.silent_s)]
     if coordinator.is_pass_over:
+        reason = "the epoch is over"
+        if not coordinator.ledger.uncounted:
+            reason = "the first epoch has not begun"
         for worker in coordinator.workers_by_state["starved"]:
             since_s = now - leader.waiting_since.get(worker, now)
-            yield Wait(f"worker {worker}", "chief 0", "the epoch is over", since_s, None)
+            yield Wait(f"worker {worker}", "chief 0", reason, since_s, None)
     for held in waiting.held(coordinator):
         since_s = now - leader.waiting_since.get(held.worker, now)
         # Workers that are alive may take their time; leases bound the others.

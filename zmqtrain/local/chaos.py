@@ -212,8 +212,8 @@ def _obstacle(act: Act, task: TaskStatus | None, status: Status) -> str:
     host, pid = _process_of(task)
     if host != socket.gethostname():
         return f"it runs on {host}"
-    if not _is_python_of_this_user(pid):
-        return f"{task.process} is no Python process of this user"
+    if refusal := _not_ours(pid):
+        return refusal.format(task.process)
     if act.kind == "kill" and _runs_others(task, status):
         return "other tasks would end with its process"
     return ""
@@ -244,14 +244,22 @@ def _process_of(task: TaskStatus) -> tuple[str, int]:
     return host, int(number) if is_pid else 0
 
 
-def _is_python_of_this_user(pid: int) -> bool:
-    """Return whether a process may be a task: the pid that a task reports may be a lie."""
-    try:
-        process = psutil.Process(pid)
-        is_python = "python" in Path(process.exe()).name
-        return pid > 1 and is_python and process.uids().real == os.getuid()
-    except psutil.Error:
-        return False
+def _not_ours(pid: int) -> str:
+    """Return why a process can be no task, "" if it may be: the pid that one reports may be a lie.
+
+    The text has a place for the process.
+    """
+    if pid > 1:
+        try:
+            process = psutil.Process(pid)
+            is_python = "python" in Path(process.exe()).name
+            if is_python and process.uids().real == os.getuid():
+                return ""
+        except psutil.NoSuchProcess:
+            return "the task is not back yet: its last process {} has ended"
+        except psutil.Error:
+            pass
+    return "{} is no Python process of this user"
 
 
 def _is_back(done: CarriedOut, task: TaskStatus) -> bool:

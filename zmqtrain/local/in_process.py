@@ -74,7 +74,7 @@ def run(
             ``exit_code`` and the text say why, and ``summary`` is that of the run.
         ZmqTrainError: a task cannot go on; the type and the text say why.
     """
-    refuse_while_loading()
+    refuse_while_loading("zmqtrain.run")
     job = process.job_of_script(job)
     task = process.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
     if task is not None:
@@ -113,7 +113,6 @@ def train_here(
     """Train ``job`` as :func:`run` does, in this process alone, and return the summary, also of a
     run that failed. ``transport`` is made on the event loop."""
     workers = 1 if workers is None else workers
-    refuse_while_loading()
     for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):
         if type(count) is not int or count < least:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from {least} on")

@@ -57,7 +57,7 @@ def attach(job: Job) -> Session:
         ConfigError: a job file is being loaded, the job's model has no adapter, or the job has
             devices.
     """
-    refuse_while_loading()
+    refuse_while_loading("zmqtrain.attach")
     train: script.Train | None = None
     role = Role.WORKER
     task = script.current_task()

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
+from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
 from zmqtrain.errors import ConfigError, DataError, no_option
+from zmqtrain.fingerprint import in_short
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
@@ -152,6 +154,7 @@ class Trainer:
             RunFailedError: the training failed; it has the ``exit_code`` and the reason.
             ZmqTrainError: it could not begin.
         """
+        refuse_while_loading("Trainer.fit")
         _check_call(self.fit, train, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
         if labels is not None:
@@ -330,7 +333,7 @@ def _check_call(
     for name, value in unknown.items():
         if name in _NOT_TAKEN:
             raise ConfigError(
-                f"{called} got {name}={value!r:.80}; expected none: {_NOT_TAKEN[name]}"
+                f"{called} got {name} ({in_short(value)}); expected none: {_NOT_TAKEN[name]}"
             )
         if name in Job.model_fields:
             raise ConfigError(f"{called} takes no {name}; give it to Trainer({name}=...)")

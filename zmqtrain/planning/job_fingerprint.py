@@ -12,6 +12,7 @@ from zmqtrain.fingerprint import (
     canonical,
     digest_of,
     digest_of_arrays,
+    epochs_text,
     short,
 )
 from zmqtrain.job import Job
@@ -27,7 +28,7 @@ def job_fingerprint(job: Job) -> dict[str, str]:
     listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
     optional = {
         SOURCE: job.source,
-        EPOCHS: " of ".join(str(n) for n in (job.epochs, job.steps_per_epoch) if n),
+        EPOCHS: epochs_text(job.epochs, job.steps_per_epoch),
         DEVICES: str(len(job.devices) or ""),
         "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
         "frozen": digest_of_arrays(job.frozen()),
