@@ -10,6 +10,7 @@ import pytest
 from zmqtrain.optim import SGD, Adam, Momentum, Update
 from zmqtrain.optim.outer import CLOSES, OPENS, Outer
 from zmqtrain.protocol.orders import Apply, Reduce
+from zmqtrain.protocol.status import Moves
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -84,4 +85,5 @@ def test_cycle_of_results_moves_as_a_round_of_them(rule: Any, workers: int) -> N
     found, expected = alone.parameters[AROUND], together.parameters[AROUND]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert alone.version == together.version
+    assert alone.moves == Moves()
     assert alone.dense.missed == together.dense.missed == {"w": 6 * workers}

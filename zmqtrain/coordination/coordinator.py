@@ -393,14 +393,14 @@ class Coordinator:
         member, steps = self.members[worker], self._local_steps(worker)
         if steps:
             steps = min(steps, len(self.ledger.leases.get(worker, ())))
-        is_async = self._is_async and not stop
-        if is_async:
+        if self._is_async:
             self.arrivals.under_way[worker] = steps
-        given = batches, stop, steps, is_async
+        given = batches, stop, steps, self._is_async
         return Answer(worker, member.incarnation, member.sequence, *given)
 
     @property
     def _is_async(self) -> bool:
+        """Whether a worker's result of local steps counts by itself."""
         return isinstance(self.policy, LocalSteps) and self.policy.at_arrival
 
     def _local_steps(self, worker: int) -> int:
@@ -425,8 +425,7 @@ class Coordinator:
 
     def _room(self) -> int:
         """Return the number of steps up to the next evaluation that nobody makes by itself."""
-        under_way = self.arrivals.under_way if self._is_async else {}
-        return self._up_to_evaluation() - sum(under_way.values())
+        return self._up_to_evaluation() - sum(self.arrivals.under_way.values())
 
     def _up_to_evaluation(self) -> int:
         """Return the number of steps up to the end, or to the next evaluation."""

@@ -53,15 +53,13 @@ class AsyncLocalSteps(LocalSteps):
     """
 
     def __init__(self, batches: int, after: int = 0, bound: int = BOUND) -> None:
-        self.bound = bound
-        self.staleness_bound = bound * batches
+        self.bound, self.staleness_bound = bound, bound * batches
         self.clocks = BoundedStaleness(bound, "rounds")
         super().__init__(batches, after)
 
     @property
     def spec(self) -> str:
-        bound = f",bound={self.bound}" if self.bound != BOUND else ""
-        return f"{super().spec},async{bound}"
+        return f"{super().spec},async" + (f",bound={self.bound}" if self.bound != BOUND else "")
 
     @property
     def at_arrival(self) -> bool:

@@ -211,6 +211,8 @@ class Shard:
                 if change.local_steps and len(change.contributions) > 1:
                     given, is_moved = (self.segment, self.layout), self.rule.outer.of_differences
                     self.moves = moves_of(change, *given, of_differences=is_moved)
+                elif change.among:
+                    self.moves = Moves()  # others are not at the same point
                 self._clip(change, None if isinstance(order, Accumulate) else order.square)
                 self._make(self._begun(change))
                 return "accumulated" if isinstance(order, Accumulate) else "applied"
