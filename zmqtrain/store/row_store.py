@@ -114,8 +114,7 @@ class RowStore:
     @property
     def nbytes(self) -> int:
         """Bytes of its records and its index."""
-        bits = self._state.now[0]
-        return self.words[COUNT] * self.layout.stride + (8 << bits)
+        return self.words[COUNT] * self.layout.stride + (8 << self._state.now[0])
 
     def find(self, ids: Ids) -> tuple[Places, int]:
         """Return the number of each id's record, or -1, and how many are -1."""
@@ -297,8 +296,7 @@ class RowStore:
         """Enter the pending records into the index, or finish that."""
         places = self._pending[: self.words[PENDING]]
         self.words[COUNT], self.words[FREE] = self.words[NEXT_COUNT], self.words[NEXT_FREE]
-        ids, index = self.ids(places), self._state.now
-        self.words[USED] += self._put(ids, places, index)
+        self.words[USED] += self._put(self.ids(places), places, self._state.now)
         self.words[PENDING] = 0
 
     def erase(self, places: Places) -> None:
