@@ -430,8 +430,8 @@ def test_mistake_is_told_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"x": X}, "got x=.*data come first"),
-        ({"verbose": 0}, "got verbose=0"),
+        ({"x": X}, "got x .*data come first"),
+        ({"verbose": 0}, "got verbose .0"),
         ({"batchsize": 4}, "did you mean batch_size"),
         ({}, "got no examples"),
         ({"examples": X, "batch_size": -3}, "batch_size is -3"),

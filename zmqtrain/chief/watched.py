@@ -24,7 +24,7 @@ class Watched:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Status]] = deque(maxlen=WINDOW)
         self._known: dict[str, TaskStatus] = {}  # as ps 0 last reported each task
-        self._saved = 0  # step of the newest checkpoint
+        self.saved = 0  # step of the newest checkpoint that is known
         self.restarts: dict[str, int] = {}  # of each task
         self.away_s = 0.0  # how old the last status is, while ps 0 does not answer
 
@@ -32,7 +32,7 @@ class Watched:
         """Go on with what another observer has counted: restarts, and the last saved step."""
         for name, count in restarts.items():
             self.restarts[name] = max(count, self.restarts.get(name, 0))
-        self._saved = max(saved, self._saved)
+        self.saved = max(saved, self.saved)
 
     def take(self, status: Status | None, at: float) -> list[str]:
         """Add a status, None if ps 0 did not answer; return the news since the last one."""
@@ -45,16 +45,11 @@ class Watched:
         if not self._seen:
             self.resume({task.task: task.restarts for task in status.tasks}, _saved(status))
         self._known |= {task.task: task for task in status.tasks}
-        self._saved = max(self._saved, _saved(status))
+        self.saved = max(self.saved, _saved(status))
         self.away_s = 0.0
         counted = [replace(t, restarts=self.restarts.get(t.task, 0)) for t in status.tasks]
         self._seen.append((at, replace(status, tasks=tuple(counted))))
         return news
-
-    @property
-    def saved(self) -> int:
-        """The step of the newest checkpoint, 0 if none is known."""
-        return self._saved
 
     @property
     def view(self) -> JobView:
@@ -77,12 +72,12 @@ class Watched:
             earlier = self._known.get(task.task)
             restarts = is_new if task.task == LEADER else _restarts(task, earlier, is_new)
             self.restarts[task.task] = self.restarts.get(task.task, 0) + restarts
-            was_lost = self.away_s > 0 if task.task == LEADER else _is_absent(earlier)
-            found.append(_news_of(task, earlier, restarts, was_lost))
+            is_away = task.task == LEADER and self.away_s > 0
+            found.append(_news_of(task, earlier, restarts, is_away))
         if status.step < before.step:
             found.append(f"the job went back from step {before.step} to {status.step}")
-            self._saved = min(self._saved, status.step)
-        if (step := _saved(status)) > self._saved:
+            self.saved = min(self.saved, status.step)
+        if (step := _saved(status)) > self.saved:
             found.append(f"a checkpoint of step {step} was saved")
         if status.group > before.group:
             found.append(f"group {JobView.of(status).group} goes on")
@@ -92,21 +87,14 @@ class Watched:
 
     def _is_new_leader(self, status: Status) -> bool:
         """Return whether ps 0 was started since the last status."""
-        earlier, now = self._known.get(LEADER), _leader(status)
-        return earlier is not None and now is not None and now.incarnation != earlier.incarnation
-
-
-def _leader(status: Status) -> TaskStatus | None:
-    return next((task for task in status.tasks if task.task == LEADER), None)
+        lives = [task.incarnation for task in status.tasks if task.task == LEADER]
+        earlier = self._known.get(LEADER)
+        return earlier is not None and lives not in ([], [earlier.incarnation])
 
 
 def _saved(status: Status) -> int:
     """Return the step of the newest checkpoint that the chief has reported to this life of ps 0."""
     return max((task.step for task in status.tasks if task.role == Role.CHIEF), default=0)
-
-
-def _is_absent(task: TaskStatus | None) -> bool:
-    return task is not None and task.state in ABSENT
 
 
 def _restarts(task: TaskStatus, earlier: TaskStatus | None, is_new_leader: bool) -> int:
@@ -118,10 +106,11 @@ def _restarts(task: TaskStatus, earlier: TaskStatus | None, is_new_leader: bool)
     return max(0, task.restarts - earlier.restarts)
 
 
-def _news_of(task: TaskStatus, earlier: TaskStatus | None, restarts: int, was_lost: bool) -> str:
+def _news_of(task: TaskStatus, earlier: TaskStatus | None, restarts: int, is_away: bool) -> str:
     if earlier is None:
         return f"{task.task} joined"
     if restarts:
+        was_lost = is_away or earlier.state in ABSENT
         return f"{task.task} {'' if was_lost else 'ended and '}was started again"
     if task.state == "left" != earlier.state:
         return f"{task.task} left"
