@@ -221,7 +221,8 @@ class BoundUpdate:
         self._joined = joined_runs(self._runs) or whole
         self._limits = update.clip_norm is not None or update.clip_value is not None
         self._scratch: Flat | None = None
-        self._of_whole = cache(lambda group: kernels.reference.FormulaKernel(self._groups[group]))
+        groups = self._groups  # not self, whose memory is freed at once
+        self._of_whole = cache(lambda group: kernels.reference.FormulaKernel(groups[group]))
 
     def numbers(self, step: int) -> list[Numbers]:
         """Return the hyperparameters of update ``step`` for each group; () without a formula.

@@ -57,11 +57,11 @@ class Part:
         own = list(_within(where, runs))
         self.bound = update.bind(parameters, slots, self._redo, own)
         alone = [run._replace(group=0) for run in own]
+        given = parameters, slots, self._redo, alone  # not self, whose memory is freed at once
 
         @lru_cache(16)  # four for each number of workers
         def outer(among: int, cycle: int) -> BoundUpdate:
             rule = replace(update.outer, among=among, cycle=cycle)
-            given = parameters, slots, self._redo, alone
             return Update(rule, fused=update.fused).bind(*given)
 
         self._outer = outer
