@@ -70,7 +70,8 @@ class RunRecord:
         self._sampled: Status | None = None
         self._interval_s, self._began_at = SAMPLE_S, clock()
         self._saved_at = self._began_at
-        self._is_resumed = False  # the record of an earlier life was looked for
+        self._earlier: asyncio.Future[dict[str, Any] | None] | None = None  # of an earlier life
+        self._is_resumed = False
 
     def take(self, status: Status, *, ended: str = "") -> None:
         """Note what happened since the last status, and its figures if the last ones are old.
@@ -110,8 +111,9 @@ class RunRecord:
         return record
 
     async def save_if_due(self, logdir: str | None) -> None:
-        """Save the record now and then; at first go on with that of an earlier life."""
-        await self._look_back(logdir)
+        """Save the record now and then; go on with that of an earlier life once it is read."""
+        if logdir is not None and self._look_back(logdir).done():
+            self._go_on(await self._look_back(logdir))
         if self._clock() - self._saved_at >= SAVE_S:
             await self.save(logdir)
 
@@ -120,7 +122,7 @@ class RunRecord:
         self._saved_at = self._clock()
         if logdir is None:
             return
-        await self._look_back(logdir)
+        self._go_on(await self._look_back(logdir))
         try:
             await asyncio.to_thread(_write, self.as_dict(), Path(logdir) / RECORD_FILE)
         except OSError as error:
@@ -132,12 +134,16 @@ class RunRecord:
             self._note(["the chief was stopped and left; the job goes on"])
             await self.save(logdir)
 
-    async def _look_back(self, logdir: str | None) -> None:
-        if logdir is not None and not self._is_resumed:
-            self._is_resumed = True
-            record = await asyncio.to_thread(read_record, Path(logdir))
-            if record is not None:
-                self.resume(record)
+    def _look_back(self, logdir: str) -> asyncio.Future[dict[str, Any] | None]:
+        """Return the record of an earlier life, which is read once, while the job goes on."""
+        if self._earlier is None:
+            self._earlier = asyncio.ensure_future(asyncio.to_thread(read_record, Path(logdir)))
+        return self._earlier
+
+    def _go_on(self, record: Mapping[str, Any] | None) -> None:
+        if record is not None and not self._is_resumed:
+            self.resume(record)
+        self._is_resumed = True
 
     def resume(self, record: Mapping[str, Any]) -> None:
         """Go on with the record of an earlier life."""

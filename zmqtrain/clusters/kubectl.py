@@ -64,12 +64,12 @@ PROGRAMS = Programs(
                 "correct --logdir"
             ),
             r"current-context": (
-                "kubectl has no current context; expected one of kubectl config get-contexts; "
-                "choose it with kubectl config use-context, or give --context"
+                "kubectl has no current context; expected one that kubectl config get-contexts "
+                "lists; choose it with kubectl config use-context, or give --context"
             ),
             r"context (.* )?(does not exist|was not found)|locate context": (
-                "kubectl has no such context; expected one of kubectl config get-contexts; give "
-                "--context"
+                "kubectl has no such context; expected one that kubectl config get-contexts lists; "
+                "give --context"
             ),
             r"field is immutable": "this kind of job cannot change its size while it runs",
         },
