@@ -39,8 +39,7 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	@touch $@
 
 test-frameworks: $(VENV)/.frameworks  ## test the adapters of all frameworks (PyTorch, JAX, Keras) and all readers of data
-	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters tests/data tests/docs \
-	  tests/integration/test_tfrecord.py
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters tests/data tests/docs
 	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters -k keras
 
 # The compilers of CUDA 12 and 13, 150 MB; they need no GPU and no driver.

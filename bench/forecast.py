@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from simulation.loop import NothingLeftError, VirtualLoop
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.statistics import Staleness
@@ -232,7 +233,7 @@ class Simulation:
         try:
             done, _ = self._loop.run_until_complete(waited)
         except NothingLeftError:
-            held = next(iter(self._coordinator.held()), None)
+            held = next(iter(waiting.held(self._coordinator)), None)
             reason = held.reason if held else "nobody is let in"
             raise StuckError(f"everybody waits: {reason}") from None
         for each in done:

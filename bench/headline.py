@@ -40,7 +40,8 @@ from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import Manifest, read_manifest
 from zmqtrain.store.segment_files import SHARED_MEMORY
-from zmqtrain.wire.messages import Done, SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
+from zmqtrain.wire.messages import Done
 
 PS, WORKERS = 2, 4
 POLICIES = ("hogwild:whole", "bounded-staleness:4", "sync-replicas:aggregate=1")

@@ -13,12 +13,11 @@ import numpy as np
 
 from bench.hosts import Hosts
 from bench.local_steps_rank import Task
-from bench.options import json_option, list_of, size_type, spec_for
+from bench.options import compressions_option, json_option, list_of, size_type
 from bench.output import headline, report
 from bench.plot import draw_curves, plot_option
 from bench.processes import RunError, end_in_order
 from bench.rank import on_hosts
-from zmqtrain.wire.compression import make_compression
 
 WORKERS = 2
 BATCHES = {"small": 100, "gpt": 400, "gpt:large": 400}  # of each worker, in the comparison
@@ -137,13 +136,7 @@ COLUMNS = (
 @click.option(
     "--against", type=list_of(click.Choice(AGAINST), "side"), default="sync,int8,ddp,ddp-local"
 )
-@click.option(
-    "--compression",
-    "compressions",
-    type=list_of(spec_for(make_compression), "spec"),
-    default="none",
-    help="of local steps",
-)
+@compressions_option("none", "of local steps")
 @click.option("--batches", type=click.IntRange(10), help="of each worker; default: by model")
 @click.option("--seeds", type=click.IntRange(1), default=1, help="how often each side trains")
 @plot_option

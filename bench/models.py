@@ -17,7 +17,7 @@ import psutil
 
 from bench.cluster import Plan, pid_of, train
 from bench.hosts import Hosts
-from bench.options import json_option, list_of, size_type, spec_for
+from bench.options import compressions_option, json_option, list_of, size_type, spec_for
 from bench.output import ROOT, report
 from bench.processes import RunError, end_in_order, json_lines_of
 from bench.rank import on_hosts
@@ -26,7 +26,6 @@ from zmqtrain.local.processes import LocalCluster
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.status import Status
 from zmqtrain.training.evaluation import evaluate
-from zmqtrain.wire.compression import make_compression
 
 SIDES = ("ours", "plain", "ddp", "own-loop", "fit")
 MODELS = {
@@ -206,13 +205,7 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
     help="no ps, each worker in a network namespace of its own with a link of this speed in Mbit/s "
     "(Linux, root); with and without overlap; beside nobody",
 )
-@click.option(
-    "--compression",
-    "compressions",
-    type=list_of(spec_for(make_compression), "spec"),
-    default="none,bf16,int8",
-    help="of gradients between those hosts",
-)
+@compressions_option("none,bf16,int8", "of gradients between those hosts")
 @json_option
 def models_command(
     against: tuple[str, ...],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.errors import ConfigError
+from zmqtrain.wire.compression import make_compression
 
 LANES = ("shm", "tcp")  # between processes; peers are compared with the first
 STEPS = {0.01: 3000, 0.5: 1500, 2.0: 400, 20.0: 80}  # up to so many megabytes, so many steps
@@ -49,6 +50,12 @@ def spec_for(make: Callable[[str], object]) -> Callable[[str], str]:
 
     convert.__name__ = "spec"
     return convert
+
+
+def compressions_option(default: str, what: str) -> Callable[[Any], Any]:
+    """Return the option --compression with the specs of several, whose help says of what."""
+    kind = list_of(spec_for(make_compression), "spec")
+    return click.option("--compression", "compressions", type=kind, default=default, help=what)
 
 
 lanes_option = click.option(

@@ -50,7 +50,7 @@ class Ps:
         update = Update(rule)
         self.memory = TableMemory.private(table_layouts([self.table], [update]))
         (layout,) = place([Variable("bias", (1,))], 1, partition_nbytes=4)
-        self.tables = Tables([self.table], [update], self.memory)
+        self.tables = Tables([update], self.memory)
         dense = Update(SGD(0.1))
         segment = Segment.private(segment_layout(layout, dense))
         self.shard = Shard(layout, dense, segment, safe=True, batch_size=1, tables=self.tables)

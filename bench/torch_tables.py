@@ -14,17 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from bench.peers.table_work import (
-    RATES,
-    WARM_UP,
-    Measured,
-    Meter,
-    Stopwatch,
-    Work,
-    first_batch_s,
-    memory_mb,
-    rate_of,
-)
+from bench.peers.table_work import RATES, WARM_UP, Meter, Stopwatch, Work
 
 SIDES = {"adam": "torch-sparse-adam", "adagrad": "torch-adagrad", "sgd": "torch-sgd"}
 
@@ -77,10 +67,8 @@ def train(work: Work) -> dict[str, Any]:
     net = Net(work)
     rules = optimizers(net, work)
     meter = Meter([os.getpid()])
-    for number in range(work.batches):
-        watch.note()
-        if number == int(WARM_UP * work.batches):
-            meter.note(number)
+    warm = int(WARM_UP * work.batches)
+    for number in watch.batches(work.batches, lambda: meter.note(warm)):
         at = number * size % len(arrays[0])
         batch = [torch.from_numpy(array[at : at + size]) for array in arrays]
         for rule in rules:
@@ -90,12 +78,8 @@ def train(work: Work) -> dict[str, Any]:
         for rule in rules:
             rule.step()
         loss.item()
-    watch.note()
     meter.note(work.batches)
-    times = [watch.times]
-    rates = rate_of(times), first_batch_s(times)
-    measured = Measured(*rates, meter.cpu_s_per_batch, memory_mb([os.getpid()]))
-    return measured.row(work, SIDES[work.rule])
+    return meter.measured([watch.times], [os.getpid()]).row(work, SIDES[work.rule])
 
 
 if __name__ == "__main__":

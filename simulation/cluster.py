@@ -34,7 +34,8 @@ from zmqtrain.models.base import Dataset
 from zmqtrain.planning.exchanges import BOARD
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
+from zmqtrain.wire.control import RequestSave, SwitchPolicy
+from zmqtrain.wire.messages import Message
 
 MAX_LIVES = 25
 HALF_OPEN_S = 0.7  # longest time that connections of a dead process look alive

@@ -40,7 +40,6 @@ CHUNK_SIZE = 120  # elements, of tensors in chunks
 CREDITS_NBYTES = (1200, 1 << 20)  # some chunks, or all
 PARTS = 4  # of a small shard: each member of a board has something to update
 OF_TABLES = f"{SUFFIX}.tables/"  # in the path of a file with rows
-UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
 
 
 class _AtOnce(Executor):
@@ -59,17 +58,24 @@ class _AtOnce(Executor):
 
 
 @contextmanager
-def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool) -> Iterator[None]:
+def faked(
+    loop: VirtualLoop,
+    random: Random,
+    unix_s: Callable[[], float],
+    *,
+    in_chunks: bool,
+    in_parts: bool,
+) -> Iterator[None]:
     """Replace a task's clock, chance, threads and kernel by those of the simulation.
 
-    ``in_chunks``: send small tensors in chunks, as large ones. ``in_parts``: cut small shards into
-    parts.
+    ``unix_s``: returns the time of the wall clock. ``in_chunks``: send small tensors in chunks, as
+    large ones. ``in_parts``: cut small shards into parts.
     """
 
     fakes: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),
         (time, "perf_counter", loop.performance_counter),
-        (time, "time", lambda: UNIX_S + loop.time()),
+        (time, "time", unix_s),
         (time, "clock_gettime_ns", lambda clock: int(1e9 * loop.time())),
         (secrets, "token_hex", lambda nbytes=32: random.randbytes(nbytes).hex()),
         (os, "open", _open),

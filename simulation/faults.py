@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LARGE_NBYTES = 400  # almost a chunk
+
 
 @dataclass(frozen=True, slots=True)
 class Weather:
@@ -14,6 +16,7 @@ class Weather:
     loss: float = 0.0
     repetition: float = 0.0
     overtaking: bool = False  # whether messages of one connection may lose their order
+    large_s: float = 0.0  # that a message of more than LARGE_NBYTES occupies its connection
 
     def __str__(self) -> str:
         words = [

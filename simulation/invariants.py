@@ -13,6 +13,7 @@ from simulation.cluster import SimulatedCluster
 from simulation.model import EXAMPLES
 from simulation.monitor import MessageMonitor
 from simulation.schedule import Schedule
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.data.batches import BatchPlan
@@ -24,6 +25,7 @@ from zmqtrain.observe.summary import Summary, parameters_sha256
 from zmqtrain.optim import Mean, new_slots
 from zmqtrain.policies import make_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.policies.local_steps import AsyncLocalSteps
 from zmqtrain.store.placement import place
 
 TOLERANCE = 1e-4  # of sums of float32
@@ -56,13 +58,16 @@ def check_end(cluster: SimulatedCluster, monitor: MessageMonitor) -> None:
 
 def broken_bound(coordinator: Coordinator) -> str:
     """Return which workers compute although they are too far ahead, "" if none do."""
-    policy = coordinator.policy
+    policy: object = coordinator.policy
+    if isinstance(policy, AsyncLocalSteps) and policy.at_arrival:
+        policy = policy.clocks
     if not isinstance(policy, BoundedStaleness) or not policy.clocks:
         return ""
     limit = min(policy.clocks.values()) + policy.staleness_bound
     ahead = [w for w, clock in policy.clocks.items() if clock > limit and w not in policy.waiting]
-    if not ahead and max(coordinator.behind().values()) > policy.staleness_bound:
-        return f"some worker is shown as {coordinator.behind()} steps behind under {policy.spec}"
+    behind = waiting.behind(coordinator)
+    if not ahead and max(behind.values()) > policy.staleness_bound:
+        return f"some worker is shown as {behind} steps behind under {policy.spec}"
     return f"workers {ahead} compute with clocks {policy.clocks} under {policy.spec}" * bool(ahead)
 
 
@@ -117,9 +122,11 @@ def _wrong_evaluations(schedule: Schedule, summaries: Iterable[Summary]) -> Iter
 def _is_wrong(schedule: Schedule, updates: float, step: int) -> bool:
     """Return whether the sum over the examples of a shard is not that of this step."""
     # In the last round of a pass workers have unlike numbers of batches, with unlike weights.
-    is_uneven = schedule.epochs and schedule.is_local and updates <= step
+    is_uneven = schedule.epochs and schedule.is_local
     tolerance = TOLERANCE if schedule.compression == "none" else 0.5
-    return abs(updates - step) > tolerance and not is_uneven
+    if is_uneven or schedule.is_async:  # by which a step is the share of one worker
+        return updates > step + tolerance
+    return abs(updates - step) > tolerance
 
 
 class _Learned:
@@ -221,6 +228,8 @@ class _Learned:
                 f"ps {shard} has learned {len(present)} examples, {len(examples)} are counted; "
                 f"too many: {sorted(present - examples)}, missing: {sorted(examples - present)}"
             )
+        if self._counts_batches() and len(examples) != version:
+            yield f"ps {shard} is at version {version}, {len(examples)} batches are counted"
         total = float(sums.sum())
         if _is_wrong(self._schedule, total, version):
             yield f"the sums of ps {shard} is {total} at version {version}"
@@ -229,6 +238,12 @@ class _Learned:
             share = float(sums[example])
             if abs(share - 1 / max(1, round(1 / share))) > tolerance:
                 yield f"example {example} counts {share} times on ps {shard}"
+
+    def _counts_batches(self) -> bool:
+        """Return whether each batch is a step of the job."""
+        schedule = self._schedule
+        is_for_all = schedule.is_async and "after" not in schedule.policy
+        return is_for_all and not schedule.has("switch") and not schedule.epochs
 
     def _wrong_rows(self, number: int) -> Iterator[str]:
         """Yield rows that differ, to the last bit, from dense variables of the same shard."""
@@ -272,11 +287,13 @@ class _Learned:
             yield f"{self._summary.pushes} tells of more or less than {gradients} gradients"
         if self._summary.examples != gradients:
             yield f"{self._summary.examples} examples are told, {gradients} are in the parameters"
-        bound = make_policy(self._schedule.policy).staleness_bound
+        policy = make_policy(self._schedule.policy)
+        bound = policy.staleness_bound
         if bound is None or self._worker_was_lost() or self._schedule.has("switch"):
             return
         # Between its release and its push, another worker can go from S behind it to S + 1 ahead.
-        most = (2 * bound + 1) * (self._schedule.workers - 1)
+        unit = policy.batches if isinstance(policy, AsyncLocalSteps) else 1
+        most = (2 * bound + unit) * (self._schedule.workers - 1)
         if self._summary.staleness["max"] > most:
             yield f"staleness {self._summary.staleness}, at most {most} is possible"
 
@@ -311,7 +328,7 @@ class _Learned:
         if "tokens" in schedule.policy:
             return False  # the first gradients are dropped, and their batches given out again
         everyone = f"sync-replicas:aggregate={schedule.workers}"
-        if schedule.compression != "none":
+        if schedule.compression != "none" or schedule.is_async:  # a difference is rounded
             return False
         return schedule.workers == 1 or schedule.policy in ("sync-replicas", everyone)
 

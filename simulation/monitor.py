@@ -9,7 +9,8 @@ from typing import TypeAlias
 from simulation.network import Connection, Frames
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.codec import Envelope, decode
-from zmqtrain.wire.messages import Close, Initialize, Join, PullReply, Push, PushReply
+from zmqtrain.wire.control import Close, Initialize
+from zmqtrain.wire.messages import Join, PullReply, Push, PushReply
 
 COUNTED = frozenset({"applied", "accumulated"})
 """Results of a push that is part of the parameters."""

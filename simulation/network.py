@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from simulation.faults import Fault, Weather
+from simulation.faults import LARGE_NBYTES, Fault, Weather
 from simulation.loop import Process, VirtualLoop, unseen
 from simulation.rules import Rule
 from zmqtrain.errors import ConfigError, FencedError
@@ -339,6 +339,8 @@ class Network:
         weather, listener = self.weather, connection.listener
         if listener is None:
             return
+        if weather.large_s and sum(map(len, frames)) > LARGE_NBYTES:
+            earliest = max(earliest, self._loop.time(), connection.last_at[up]) + weather.large_s
         jitter_s = self._random.expovariate(1 / weather.jitter_s) if weather.jitter_s else 0.0
         at = max(earliest, self._loop.time()) + weather.delay_s + jitter_s
         if not weather.overtaking:

@@ -22,6 +22,7 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
 
+UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
 PATIENCE_S = 150.0
 """Virtual seconds after the last fault in which a job must have ended: every timeout of a task can
 pass one after another."""
@@ -50,21 +51,38 @@ class Report:
         return f"{self.schedule}\n{self.broken or 'everything held'}"
 
 
-def simulate(schedule: Schedule, on_line: OnLine | None = None) -> Report:
-    """Run a schedule in virtual time and check it. Nothing else may go on in this process."""
+def simulate(
+    schedule: Schedule,
+    on_line: OnLine | None = None,
+    *,
+    has_contents: bool = True,
+    is_monitored: bool = True,
+) -> Report:
+    """Run a schedule in virtual time and check it. Nothing else may go on in this process.
+
+    ``has_contents``: whether lines about messages have what these say. ``is_monitored``: whether a
+    message that may not be sent ends the run.
+    """
     with garbage_kept():
-        return _simulate(schedule, on_line)
+        return _simulate(schedule, on_line, has_contents, is_monitored)
 
 
-def _simulate(schedule: Schedule, on_line: OnLine | None) -> Report:
+def _simulate(
+    schedule: Schedule, on_line: OnLine | None, has_contents: bool, is_monitored: bool
+) -> Report:
     random = Random(f"{schedule.seed} run")
     loop = VirtualLoop(random, STARTS_AT)
-    observer = _Observer(loop, on_line)
+    observer = _Observer(loop, on_line, has_contents, is_monitored)
+
+    def unix_s() -> float:
+        at_s, by_s = schedule.clock_set
+        return UNIX_S + loop.time() + (by_s if loop.time() >= STARTS_AT + at_s else 0.0)
+
     network = Network(loop, random, schedule.weather, observer.watch, schedule.rules)
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with (
         tempfile.TemporaryDirectory(prefix="zmqtrain-simulation-", dir=parent) as name,
-        faked(loop, random, in_chunks=schedule.in_chunks, in_parts=schedule.board),
+        faked(loop, random, unix_s, in_chunks=schedule.in_chunks, in_parts=schedule.board),
         log_passed(observer.note if on_line is not None else None),
     ):
         directory = Path(name)
@@ -96,7 +114,9 @@ def smallest(schedule: Schedule) -> Schedule:
 class _Observer:
     """Has every message looked at, and ends the run when something is wrong."""
 
-    def __init__(self, loop: VirtualLoop, on_line: OnLine | None) -> None:
+    def __init__(
+        self, loop: VirtualLoop, on_line: OnLine | None, has_contents: bool, is_monitored: bool
+    ) -> None:
         self.cluster: SimulatedCluster
         self.hidden = ""  # path that has another name in every run
         self.messages = 0
@@ -104,6 +124,7 @@ class _Observer:
         self.monitor = MessageMonitor(lambda text: self.cluster.give_up(text), self._check_common)
         self._loop = loop
         self._on_line = on_line
+        self._has_contents, self._is_monitored = has_contents, is_monitored
 
     def note(self, text: str) -> None:
         if self._on_line is not None:
@@ -118,11 +139,12 @@ class _Observer:
     def _watch(self, connection: Connection, up: bool, frames: Frames, fate: str) -> None:
         if self._on_line is not None:
             arrow = "->" if up else "<-"
-            self.note(f"{connection} {arrow} {fate}: {decode(frames)}")
+            text = decode(frames) if self._has_contents else "a message"
+            self.note(f"{connection} {arrow} {fate}: {text}")
         if fate != "sent":
             return
         self.messages += 1
-        if self.monitor.saw(connection, up, frames):
+        if self._is_monitored and self.monitor.saw(connection, up, frames):
             self._check_bound()
 
     def _check_common(self, connection: Connection) -> None:

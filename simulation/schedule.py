@@ -53,6 +53,7 @@ class Schedule:
     ``tables``: whether the model has rows, too.
     ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
     ``compression``: of results of local steps, and of the answers to them.
+    ``clock_set``: when somebody sets the wall clock of all hosts, and by how many seconds.
     """
 
     seed: int
@@ -87,6 +88,7 @@ class Schedule:
     tables: bool = False
     forgets: bool = False
     compression: str = "none"
+    clock_set: tuple[float, float] = (0.0, 0.0)
 
     @property
     def examples(self) -> int:
@@ -104,6 +106,11 @@ class Schedule:
         """Whether under some of its policies a push may be of several batches."""
         specs = [self.policy, *(fault.spec for fault in self.faults)]
         return any(spec.startswith("local-steps") for spec in specs)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether under some of its policies a result of local steps counts by itself."""
+        return any("async" in spec for spec in [self.policy, *(f.spec for f in self.faults)])
 
     @property
     def names(self) -> list[str]:
@@ -136,7 +143,8 @@ class Schedule:
         """Return how long a worker takes for a gradient, or a ps for an update, in the mean."""
         if not name.startswith("worker") and not (self.slow_chief and name == "chief 0"):
             return PS_WORK_S
-        at_once = self.workers if make_policy(self.policy).step_per_push else 1
+        is_shared = make_policy(self.policy).step_per_push or "async" in self.policy
+        at_once = self.workers if is_shared else 1
         slowness = SLOWNESS if name == f"worker {self.slow}" else 1.0
         return SPAN_S * at_once / self.steps * slowness
 
@@ -264,6 +272,8 @@ def _with_local_steps(drawn: Schedule) -> Schedule:
     if random.randrange(8):
         return drawn
     spec = f"local-steps:{random.randint(1, 5)}" + random.choice(("", "", ",after=3"))
+    others = Random(f"{drawn.seed} arrivals")
+    spec += others.choice(("", "", ",async", f",async,bound={others.randint(0, 2)}"))
     faults = tuple(replace(fault, spec=spec) if fault.spec else fault for fault in drawn.faults)
     if faults != drawn.faults and _coin(random):
         return replace(drawn, faults=faults)

@@ -28,13 +28,19 @@ settings.load_profile("machines differ")
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """Give the process its logging back: a command that a test calls sets up its own."""
-    root, own = logging.getLogger(), logging.getLogger("zmqtrain")
-    handlers, levels = list(root.handlers), (root.level, own.level)
+    root = logging.getLogger()
+    handlers, levels = list(root.handlers), _log_levels()
     yield
     root.handlers[:] = handlers
-    for logger, level in zip((root, own), levels, strict=True):
-        if logger.level != level:
-            logger.setLevel(level)
+    for name, level in _log_levels().items():
+        if level != levels.get(name, logging.NOTSET):
+            logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+
+
+def _log_levels() -> dict[str, int]:
+    """Return the level of each logger of zmqtrain, and of the root."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("zmqtrain")]
+    return {name: logging.getLogger(name).level for name in ("root", *names)}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,7 +23,7 @@ from numpy.lib.array_utils import byte_bounds as bounds_of_strided
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tests import gpu_source
-from tests.cuda_model import POISON, Block, CUDARuntimeError, Model, Span, Stream
+from tests.cuda_model import ILLEGAL_ADDRESS, POISON, Block, CUDARuntimeError, Model, Span, Stream
 from zmqtrain.optim.kernels.gpu import compiled
 
 _VIEWS = {"reshape", "view", "ravel", "transpose", "squeeze", "swapaxes", "diagonal"}
@@ -328,7 +328,7 @@ def _start() -> None:
     Communicator.group = []
 
 
-def _end() -> None:
+def _end(host: Host) -> None:
     calls, Communicator.group = Communicator.group, None
     assert calls
     ranks = len(calls[0][0].devices)
@@ -347,6 +347,10 @@ def _end() -> None:
             target[...] = sum(reversed(sources[:-1]), sources[-1])
 
         stream.launch(add, [target.spans(is_written=True)], lazily=True)
+    if host.sums_fail:
+        Communicator.failed, host.model.late_error = True, ILLEGAL_ADDRESS
+        if host.sums_fail == "at once":
+            raise NcclError("cudaError 700")
 
 
 class Host:
@@ -359,6 +363,7 @@ class Host:
         self.allocations: weakref.WeakSet[Allocation] = weakref.WeakSet()
         self.missing_ranks: set[int] = set()
         self.nccl_error = ""
+        self.sums_fail = ""  # "at once" or "later"
 
     def stream(self) -> Stream:
         """Return the current stream of the calling thread."""
@@ -462,6 +467,7 @@ def make(devices: int, *, nccl: bool = True) -> ModuleType:
     """Return the module, on a host with so many devices; its ``host`` is for tests."""
     host = Host(devices)
     model = host.model
+    Communicator.failed = False
 
     cupy: Any = _CuPy("cupy")
     cupy.host = host
@@ -489,7 +495,7 @@ def make(devices: int, *, nccl: bool = True) -> ModuleType:
             NcclError=NcclError,
             NcclCommunicator=SimpleNamespace(initAll=partial(_init_all, host)),
             groupStart=_start,
-            groupEnd=_end,
+            groupEnd=partial(_end, host),
         ),
     )
     return cupy

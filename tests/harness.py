@@ -33,7 +33,8 @@ from zmqtrain.protocol.status import Status
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Message
+from zmqtrain.wire.control import GetStatus
+from zmqtrain.wire.messages import Message
 
 PROJECT = Path(__file__).parents[1]
 JOBS = PROJECT / "tests/integration/jobs.py"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from zmqtrain.fingerprint import (
     canonical,
     changes_since,
+    epochs_text,
     fingerprint_difference,
     remedy_of_difference,
 )
@@ -55,6 +56,19 @@ def test_of_an_optimizer_that_has_changed_only_other_values_are_told(
 )
 def test_what_has_no_names_is_told_as_a_whole(theirs: dict[str, str], told: str) -> None:
     assert fingerprint_difference(theirs, {"model": "MLP(64, 10)"}) == told
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "told"),
+    [
+        (0, 0, ""),
+        (1, 0, "1 epoch"),
+        (5, 100, "5 epochs of 100 batches"),
+        (2, 1, "2 epochs of 1 batch"),
+    ],
+)
+def test_epochs_are_told_with_their_units(epochs: int, steps: int, told: str) -> None:
+    assert epochs_text(epochs, steps) == told
 
 
 class Bare:
@@ -185,7 +199,8 @@ def test_one_job_has_one_fingerprint_whatever_the_order_of_its_sets(tmp_path: Pa
     path.write_text(JOB)
     code = (
         "import sys; from zmqtrain.config.job_file import load_job; "
-        "print(load_job(sys.argv[1]).fingerprint())"
+        "from zmqtrain.planning.job_fingerprint import job_fingerprint; "
+        "print(job_fingerprint(load_job(sys.argv[1])))"
     )
     told = {
         subprocess.check_output([sys.executable, "-c", code, path], env={"PYTHONHASHSEED": seed})

@@ -20,6 +20,7 @@ from zmqtrain.metrics import MeanAbsoluteError
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.models.tables import Normal, Table
 from zmqtrain.optim import SGD, Adagrad, Adam, Update
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 
 
 def job(**fields: Any) -> Job:
@@ -240,7 +241,7 @@ def test_model_without_a_repr_gives_the_job_the_name_of_its_class() -> None:
 def test_model_without_a_repr_has_the_same_fingerprint_in_every_process() -> None:
     models = [Handmade(), Handmade()]
     assert repr(models[0]) != repr(models[1])
-    there, here = (job(model=model).fingerprint() for model in models)
+    there, here = (job_fingerprint(job(model=model)) for model in models)
     assert fingerprint_difference(there, here) == ""
 
 
@@ -275,7 +276,7 @@ def test_entry_that_one_side_cannot_give_is_not_compared(entry: str) -> None:
 def test_shapes_and_names_of_parameters_are_part_of_the_fingerprint() -> None:
     zeros = np.zeros((2, 3), np.float32)
     there, renamed, reshaped = (
-        job(model=Handmade(parameters)).fingerprint()
+        job_fingerprint(job(model=Handmade(parameters)))
         for parameters in ({"w": zeros}, {"v": zeros}, {"w": zeros.T})
     )
     for other in (renamed, reshaped):
@@ -290,7 +291,7 @@ def test_long_texts_are_cut_but_still_distinguish_jobs() -> None:
         def parameters(self, seed: int) -> Any:
             return {"w": np.zeros(3, np.float32)}
 
-    there, here = (job(model=Wordy("x" * 5000 + end)).fingerprint() for end in "ab")
+    there, here = (job_fingerprint(job(model=Wordy("x" * 5000 + end))) for end in "ab")
     assert len(there["model"]) < 450
     assert there["model"] != here["model"]
 
@@ -381,5 +382,10 @@ def test_table_and_variable_of_one_name_are_an_error() -> None:
     ],
 )
 def test_jobs_whose_tables_differ_have_other_fingerprints(other: dict[str, Any]) -> None:
-    assert recommender_job().fingerprint() != recommender_job(**other).fingerprint()
-    assert recommender_job(**other).fingerprint() == recommender_job(**other).fingerprint()
+    assert job_fingerprint(recommender_job()) != job_fingerprint(recommender_job(**other))
+    assert job_fingerprint(recommender_job(**other)) == job_fingerprint(recommender_job(**other))
+
+
+def test_address_as_a_logdir_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"logdir is 's3://bucket/run'.*docs/ecosystem\.md"):
+        job(logdir="s3://bucket/run")

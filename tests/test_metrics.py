@@ -20,10 +20,9 @@ from zmqtrain.metrics import (
     Precision,
     Recall,
     TopK,
-    Totals,
-    check_sums,
     checked,
 )
+from zmqtrain.metrics.sums import Totals, check_sums
 
 ROWS, CLASSES = 60, 4
 RANDOM = np.random.default_rng(1)

@@ -9,6 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from zmqtrain.units import counted
+
 EPOCHS = "epochs"
 """Entry of the fingerprint of a job whose batches are those of exact passes."""
 
@@ -130,6 +132,12 @@ def _that_differ(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str
     return sorted(name for name in names if theirs.get(name) != ours.get(name))
 
 
+def epochs_text(epochs: int, steps: int) -> str:
+    """Return "5 epochs of 100 batches", or "" of no epochs; ``steps``: of each, 0: a whole pass."""
+    each = f" of {steps} {'batch' if steps == 1 else 'batches'}" if steps else ""
+    return f"{counted(epochs, 'epoch')}{each}" if epochs else ""
+
+
 def digest_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return a digest of named arrays; "" of none."""
     digest = hashlib.blake2b(digest_size=6)
@@ -137,6 +145,14 @@ def digest_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype.name} {array.shape};".encode())
         digest.update(array.tobytes())
     return digest.hexdigest() if arrays else ""
+
+
+def in_short(value: Any) -> str:
+    """Return a value in one line of at most 80 characters; of an array or a module its type."""
+    text = " ".join(repr(value).split())
+    if not isinstance(value, str) and (len(text) > 80 or ADDRESS.search(text)):
+        return f"of type {type(value).__name__}"
+    return text[:80]
 
 
 def short(text: str) -> str:

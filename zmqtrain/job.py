@@ -8,58 +8,32 @@ the changes.
 from __future__ import annotations
 
 import copy
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
+from zmqtrain import job_checks as checks
 from zmqtrain import policies
-from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.stream import StreamPlan, stream_of
 from zmqtrain.errors import ConfigError
-from zmqtrain.fingerprint import (
-    ADDRESS,
-    DEVICES,
-    EPOCHS,
-    INITIAL,
-    SOURCE,
-    canonical,
-    digest_of,
-    digest_of_arrays,
-    short,
-)
-from zmqtrain.job_checks import (
-    CompressionSpec,
-    Count,
-    Devices,
-    Exchange,
-    PolicySpec,
-    all_mistakes,
-    checked_option,
-    described_inner,
-    with_those_of_optimizer,
-)
+from zmqtrain.fingerprint import ADDRESS
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
 from zmqtrain.optim.outer import Outer
-from zmqtrain.optim.pipeline import fits
-from zmqtrain.policies.local_steps import LocalSteps
+from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
-from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.model_tables import tables_of
+from zmqtrain.store.model_tables import tables_of, update_of_rows
 from zmqtrain.store.segment_layout import MAX_WORKERS
 from zmqtrain.store.table_layout import TableLayout, table_layouts
 from zmqtrain.store.variables import ModelVariables
 from zmqtrain.store.weights import saved_frozen
 from zmqtrain.user_code import described
 from zmqtrain.wire import compression
-
-log = logging.getLogger(__name__)
 
 _PAIRS = ("steps", "epochs"), ("steps", "steps_per_epoch"), ("device", "devices")
 _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
@@ -85,7 +59,7 @@ class Job(BaseModel):
     optimizer: Any = Field(
         description="update rule, or one of torch or Keras: docs/optimizers.md; None: the model's"
     )
-    policy: PolicySpec = Field(
+    policy: checks.PolicySpec = Field(
         "hogwild",
         description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
         "worker's own steps, whereas the staleness that is reported counts updates by all workers; "
@@ -97,7 +71,7 @@ class Job(BaseModel):
         "then hosts a part; mirrored: on the only worker, which computes on several devices; auto: "
         "on parameter servers if the cluster has any",
     )
-    exchange: Exchange = Field(
+    exchange: checks.Exchange = Field(
         "auto",
         description="how gradients become parameters: over a board in the shared memory of one "
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
@@ -111,28 +85,28 @@ class Job(BaseModel):
         description="how many workers hold each part of the parameters, without ps and by "
         "messages; with 2, a host that is lost for good costs no step; more copies send more",
     )
-    devices: Devices = Field(
+    devices: checks.Devices = Field(
         (),
         validate_default=True,
         description="on which devices a worker computes at the same time, such as gpu:0,gpu:1; "
         "cpu:0,cpu:1 share the CPU; every worker needs the same number",
     )
-    batch_size: Count = Field(
+    batch_size: checks.Count = Field(
         100, ge=1, description="examples in one worker's batch; with devices, in that of each"
     )
-    epochs: Count = Field(
+    epochs: checks.Count = Field(
         0,
         ge=0,
         description="passes over the training set after which the run ends, instead of steps; each "
         "counts every example once, so its last batch may be smaller; 0: steps count",
     )
-    steps_per_epoch: Count = Field(
+    steps_per_epoch: checks.Count = Field(
         0,
         ge=0,
         description="batches after which an epoch ends, whichever workers compute them; the next "
         "epoch goes on with the pass where this one ended; 0: an epoch is a pass",
     )
-    steps: Count = Field(
+    steps: checks.Count = Field(
         1000, ge=1, validate_default=True, description="global steps after which the run ends"
     )
     seed: int = Field(
@@ -145,7 +119,7 @@ class Job(BaseModel):
     data_dir: str | None = Field(
         None, title="data", description="directory with the files of the data set"
     )
-    evaluate_every: Count = Field(
+    evaluate_every: checks.Count = Field(
         0,
         ge=0,
         description="global steps between evaluations; 0: only at the end; each is of exactly its "
@@ -160,13 +134,13 @@ class Job(BaseModel):
         ge=0,
         description="seconds between checkpoints, if the job has a logdir; 0: only at the end",
     )
-    save_steps: Count = Field(
+    save_steps: checks.Count = Field(
         0,
         ge=0,
         description="global steps between checkpoints, beside save_secs; a cluster saves at the "
         "first step at or after each multiple that its chief sees; 0: seconds alone count",
     )
-    keep_checkpoints: Count = Field(5, ge=1, description="how many checkpoints are kept")
+    keep_checkpoints: checks.Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
     clip_norm: float | None = Field(
         None,
@@ -194,10 +168,10 @@ class Job(BaseModel):
     evaluate_average: bool = Field(
         False, description="evaluate the moving average instead of the parameters"
     )
-    max_nonfinite: Count = Field(
+    max_nonfinite: checks.Count = Field(
         10, ge=0, description="gradients with NaN or infinity after which the job stops"
     )
-    compression: CompressionSpec = Field(
+    compression: checks.CompressionSpec = Field(
         "none",
         description=f"how gradients are sent by tcp: {compression.FORMS}; the part that int8 and "
         "topk leave out is added to the next gradient",
@@ -207,7 +181,7 @@ class Job(BaseModel):
         description="how variables are distributed over the ps; contiguous cuts fewer of them, "
         "which saves workers copies, and is the default without ps, unless with overlap",
     )
-    partition_nbytes: Count = Field(
+    partition_nbytes: checks.Count = Field(
         256 * 1024,
         ge=0,
         description="cut variables along axis 0 into parts of about this size; 0: never; without "
@@ -287,7 +261,7 @@ class Job(BaseModel):
     @field_validator("*")
     @classmethod
     def _checked(cls, value: Any, info: Any) -> Any:
-        return checked_option(info.field_name, value, info.data)
+        return checks.checked_option(info.field_name, value, info.data)
 
     _source: str = PrivateAttr("")
     _inner_text: str = PrivateAttr("")
@@ -297,12 +271,12 @@ class Job(BaseModel):
     _constants: dict[str, Any] | None = PrivateAttr(None)
 
     def __init__(self, **fields: Any) -> None:
-        fields = with_those_of_optimizer(fields)
+        fields = checks.with_those_of_optimizer(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise all_mistakes(error, type(self).model_fields) from None
-        self._inner_text = described_inner(self.inner, self.model)
+            raise checks.all_mistakes(error, type(self).model_fields) from None
+        self._inner_text = checks.described_inner(self.inner, self.model)
 
     def with_overrides(self, **overrides: Any) -> Job:
         """Return this job with other values of these options; None keeps a value.
@@ -349,6 +323,11 @@ class Job(BaseModel):
         return self._source
 
     @property
+    def inner_text(self) -> str:
+        """A text of the inner optimizer, which depends on the model; "" without one."""
+        return self._inner_text
+
+    @property
     def worker_batch_size(self) -> int:
         """Examples in a worker's batch, on all of its devices."""
         return self.batch_size * max(1, len(self.devices))
@@ -380,34 +359,40 @@ class Job(BaseModel):
     @property
     def encodes_answers(self) -> bool:
         """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
-        is_local = isinstance(policies.make_policy(self.policy), LocalSteps)
+        policy = policies.make_policy(self.policy)
+        is_local = isinstance(policy, LocalSteps) and not isinstance(policy, AsyncLocalSteps)
         return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:
         """Return what a ps does with one accepted gradient of each table's rows.
 
         It is that of the first of ``groups`` that fits, without a moving average, or the table's.
+
+        Raises:
+            ConfigError: see :func:`update_of_rows`.
         """
         update = replace(self.update(), moving_average=None)
         of_groups, found = update.by_group(), []
-        for variable, said in self._known_tables():
+        for variable, said in self.tables_with_options():
             own = replace(of_groups[update.group_of(variable.name)], groups={})
-            found.append(own if said.optimizer is None else replace(own, rule=said.optimizer))
+            own = own if said.optimizer is None else replace(own, rule=said.optimizer)
+            found.append(update_of_rows(variable.name, variable.dim, own))
         return tuple(found)
 
     def table_variables(self) -> tuple[TableVariable, ...]:
-        """Return the tables of the model; () if it has none.
-
-        Raises:
-            ConfigError: see :func:`tables_of`.
-        """
-        return tuple(variable for variable, _ in self._known_tables())
+        """Return the tables of the model; () if it has none."""
+        return tuple(variable for variable, _ in self.tables_with_options())
 
     def table_layouts(self) -> tuple[TableLayout, ...]:
         """Return how rows of the tables are kept."""
         return table_layouts(self.table_variables(), self.table_updates())
 
-    def _known_tables(self) -> list[tuple[TableVariable, Table]]:
+    def tables_with_options(self) -> list[tuple[TableVariable, Table]]:
+        """Return the tables of the model, each with what the job's ``tables`` say of it.
+
+        Raises:
+            ConfigError: see :func:`tables_of`.
+        """
         if self._tables is None:
             self._tables = tables_of(self.model, self.seed, self.tables)
         return self._tables
@@ -426,19 +411,11 @@ class Job(BaseModel):
         return ModelVariables(self.model, self.seed, self.initial, self.initial_strict, has_tables)
 
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
-        """Return the initial values of the variables that are trained; ``empty``: any values.
-
-        Raises:
-            ConfigError: see :meth:`ModelVariables.trained`.
-        """
+        """Return initial values of the trained variables: see :meth:`ModelVariables.trained`."""
         return self._begins_with.trained(empty=empty)
 
     def initial_state(self, *, empty: bool = False) -> dict[str, Any]:
-        """Return the initial values of the model's state, or any; {} if it has none.
-
-        Raises:
-            ConfigError: see :meth:`ModelVariables.state`.
-        """
+        """Return the initial values of the model's state: see :meth:`ModelVariables.state`."""
         return self._begins_with.state(self.constants(), empty=empty)
 
     def constants(self) -> dict[str, Any]:
@@ -483,44 +460,17 @@ class Job(BaseModel):
         """
         training, evaluation = loading.load(self.data, self.data_dir)
         if evaluation is None:
-            self._check_unmeasured()
+            is_given = "metrics" in self.model_fields_set and not self.has_epochs
+            has_metrics = is_given and bool(self.metrics)
+            checks.check_unmeasured(self.data, every=self.evaluate_every, has_metrics=has_metrics)
         if not self.epochs and stream_of(training) is None:
-            self._check_batch_size(len(training))
+            checks.check_batch_size(self.batch_size, self.devices, len(training))
         return training, evaluation
-
-    def _check_batch_size(self, examples: int) -> None:
-        if 0 < examples < self.worker_batch_size:
-            times = f" on each of {len(self.devices)} devices" if self.devices else ""
-            raise ConfigError(
-                f"batch_size is {self.batch_size}{times}, but the training set has {examples} "
-                "examples; give at most that many (--batch-size)"
-            )
-
-    def _check_unmeasured(self) -> None:
-        needs = {
-            f"evaluate_every is {self.evaluate_every}": self.evaluate_every > 0,
-            "metrics were given": "metrics" in self.model_fields_set
-            and self.metrics
-            and not self.has_epochs,
-        }
-        if reasons := [reason for reason, is_needed in needs.items() if is_needed]:
-            raise ConfigError(
-                f"{' and '.join(reasons)}, but {self.data!r} has no evaluation set, so nothing "
-                "would be measured; give one, such as zmqtrain.data.Arrays(train, evaluation), or "
-                "leave the option out"
-            )
 
     @property
     def has_epochs(self) -> bool:
         """Whether the chief follows epochs; with callbacks, a job by steps is one epoch."""
         return self.epochs > 0 or bool(self.callbacks)
-
-    @property
-    def intervals(self) -> tuple[int, ...]:
-        """Steps between evaluations, between checkpoints and between calls of callbacks."""
-        of_callbacks = [every for _, every in called_by_steps(self.callbacks)]
-        every = self.evaluate_every, self.save_steps, *of_callbacks
-        return tuple(steps for steps in every if steps)
 
     def steps_of_epoch(self, training: Dataset) -> int:
         """Return the number of batches of an epoch, or that of the steps of a job without any."""
@@ -543,74 +493,8 @@ class Job(BaseModel):
         if self._variables is None:
             parameters = self.initial_parameters(empty=True)
             state = self.initial_state(empty=True)
-            self._begins_with.check_names([*parameters, *state, *self.frozen()])
-            of_tables = [table.name for table in self.table_variables()]
-            if twice := {*parameters, *state, *self.frozen()}.intersection(of_tables):
-                raise ConfigError(
-                    f"{self.model!r} has a table and a variable called {min(twice)!r}; expected "
-                    "another name for each"
-                )
-            for pattern in self.groups:
-                if not any(fits(name, pattern) for name in [*parameters, *of_tables]):
-                    raise ConfigError(
-                        f"groups has {pattern!r}, which fits no variable that is trained; "
-                        f"{self.model!r} has {', '.join([*parameters, *of_tables])}"
-                    )
+            tables = [table.name for table in self.table_variables()]
+            self._begins_with.check_names([*parameters, *state, *self.frozen()], tables)
+            checks.check_groups(self.groups, self.model, [*parameters, *tables])
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
-
-    @property
-    def optimizer_text(self) -> str:
-        """The optimizer with all of its options, as a text to compare."""
-        return canonical(repr(self.update()))
-
-    @property
-    def _tables_text(self) -> str:
-        each = zip(self._known_tables(), self.table_updates(), strict=True)
-        return "; ".join(
-            f"{table.name} {'any' if table.rows is None else table.rows} x {table.dim} of "
-            f"{table.initial!r} by {canonical(repr(update))}, {said.admit_after}, "
-            f"{said.forget_after}, {said.max_rows}"
-            for (table, said), update in each
-        )
-
-    def restored_rate(self, manifest: Manifest) -> float | None:
-        """Return the learning rate of a checkpoint that a callback has set; None: none counts.
-
-        One that was set for another optimizer does not count.
-        """
-        rate = manifest.learning_rate
-        if rate is None or manifest.fingerprint.get("optimizer") == short(self.optimizer_text):
-            return rate
-        log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
-        return None
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the texts that must be equal on every task."""
-        trained = [v for v in self.variables() if v.kind == "trained"]
-        state = [v for v in self.variables() if v.kind == "state"]
-        listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
-        optional = {
-            SOURCE: self._source,
-            EPOCHS: " of ".join(str(n) for n in (self.epochs, self.steps_per_epoch) if n),
-            DEVICES: str(len(self.devices) or ""),
-            "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
-            "frozen": digest_of_arrays(self.frozen()),
-            "class_weight": str(sorted(self.class_weight.items()) if self.class_weight else ""),
-            INITIAL: digest_of_arrays(self.initial),
-            "inner": canonical(self._inner_text),
-            "clip_norm": str(self.clip_norm if self.clips_alone else ""),
-            "clip_norm_each": str(self.clip_norm_each or ""),
-            "tables": self._tables_text,
-        }
-        return {name: short(text) for name, text in optional.items() if text} | {
-            "model": short(canonical(repr(self.model))),
-            "parameters": f"{len(trained)} variables, {sum(v.size for v in trained)} elements "
-            f"({digest_of(listing.encode())})",
-            "optimizer": short(self.optimizer_text),
-            "policy": self.policy,
-            "batch_size": str(self.batch_size),
-            "steps": str(self.steps),
-            "seed": str(self.seed),
-            "compression": self.compression,
-        }

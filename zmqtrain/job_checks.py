@@ -1,13 +1,11 @@
-"""Checks of a job's options: of each by itself, and beside the others."""
+"""Checks of a job's options, and of its data."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import combinations
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
@@ -18,21 +16,19 @@ from zmqtrain.adapters.optimizers import fields_of, inner_text
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data.coerce import Arrays, as_dataset
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
-from zmqtrain.fingerprint import ADDRESS
+from zmqtrain.fingerprint import ADDRESS, in_short
+from zmqtrain.job_conflicts import Options, conflict_of
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
 from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
+from zmqtrain.optim.groups import fits, is_pattern
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays
 from zmqtrain.user_code import is_of
 from zmqtrain.wire import compression
-
-Options: TypeAlias = Mapping[str, Any]
-"""The options that were declared before, by name; those that are wrong are left out."""
 
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
@@ -105,128 +101,8 @@ Devices = Annotated[
 ]
 
 
-def _are_gpus(devices: tuple[str, ...]) -> bool:
-    return len(devices) > 1 and all(name.startswith("gpu:") for name in devices)
-
-
-class _Conflict(NamedTuple):
-    """An option that others forbid: when, by its value and the others, and what is said."""
-
-    option: str
-    is_there: Callable[[Any, Options], Any]
-    text: str
-
-
-def _with(other: str, value: Any, job: Options) -> Any:
-    """Return whether an option is given beside another one."""
-    return value and job.get(other)
-
-
-def _with_clip_norm(value: Any, job: Options) -> Any:
-    is_both = _with("clip_norm", value, job)
-    return is_both and policies.make_policy(job.get("policy", "hogwild")).step_per_push
-
-
-NOT_LOCAL = {
-    "moving_average": "an average is of each step's parameters, and the ps has none between two "
-    "rounds; leave moving_average out",
-    "overlap": "a worker sends nothing before its round is over; use --no-overlap",
-}
-
-
-def conflict_with_local(policy: Any, option: str, value: Any) -> str:
-    """Return why local steps forbid the value of an option; "" if they do not."""
-    forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
-    return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
-
-
-def without_own_optimizer(policy: Any, optimizer: Any) -> str:
-    """Return why a policy needs another optimizer than an inner one; "" if it does not."""
-    is_local = isinstance(policy, LocalSteps) and not policy.after
-    if is_local or not isinstance(optimizer, InnerOnly):
-        return ""
-    return (
-        f"the policy is {policy.spec}, and the job has only an inner optimizer, which trains in "
-        "local steps; expected an optimizer for the other steps, too: give Job(optimizer=...), or "
-        "use the policy local-steps:H"
-    )
-
-
-_CLIPS = "clip_norm", "clip_norm_each", "clip_value"
-_NEED_WHOLE: dict[str, Callable[[Any, Options], Any]] = {
-    "clip_norm": _with_clip_norm,
-    "clip_norm_each": partial(_with, "clip_norm_each"),
-    "devices": partial(_with, "devices"),
-}
-_CONFLICTS = (
-    _Conflict(
-        "devices",
-        lambda value, job: not value and job.get("strategy") == "mirrored",
-        "strategy is mirrored, which is one worker with several devices; expected devices such as "
-        "gpu:0,gpu:1; give them, or use multi-worker-mirrored",
-    ),
-    _Conflict(
-        "devices",
-        lambda value, job: job.get("exchange") == "nccl" and not _are_gpus(value),
-        "exchange is nccl; expected two GPUs or more, such as gpu:0,gpu:1, and nothing else; "
-        "correct devices, or use exchange auto",
-    ),
-    _Conflict(
-        "steps_per_epoch",
-        lambda value, job: value and not job.get("epochs"),
-        "it divides the job into epochs; expected their number; give epochs",
-    ),
-    _Conflict(
-        "evaluate_average",
-        lambda value, job: value and job.get("moving_average", 0.0) is None,
-        "the job keeps no moving average; expected a decay, such as --moving-average 0.99; give "
-        "one, or use --no-evaluate-average",
-    ),
-    _Conflict(
-        "inner_state",
-        lambda value, job: value == "keep" and job.get("logdir", "") is None,
-        "the state is kept beside the checkpoints; expected a logdir; give one",
-    ),
-    *(
-        _Conflict(
-            option,
-            lambda value, job: value and isinstance(job.get("optimizer"), InnerOnly),
-            f"{option} belongs to optimizer, and the job has only an inner one; give the inner "
-            "optimizer's own weight decay and groups",
-        )
-        for option in ("l2", "groups")
-    ),
-    _Conflict(
-        "device",
-        partial(_with, "devices"),
-        "the job has devices={devices}, too, which say where workers compute; give device or "
-        "devices",
-    ),
-    *(
-        _Conflict(
-            option,
-            partial(_with, other),
-            f"the job has {other} and {option}; expected one of them; omit one",
-        )
-        for other, option in combinations(_CLIPS, 2)
-    ),
-    *(
-        _Conflict(
-            "overlap",
-            is_there,
-            f"{need} needs the whole gradient before any part is sent; use --no-overlap, or omit "
-            f"{need}",
-        )
-        for need, is_there in _NEED_WHOLE.items()
-    ),
-)
-
-
 def _checked_methods(kind: Any, value: Any, hint: str = "") -> Any:
-    """
-    Raises:
-        ValueError: a value is a class, or lacks methods of an interface.
-    """
+    """Return a value that has the methods of an interface; refuse others."""
     if isinstance(value, type):
         raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
     if not isinstance(value, kind):
@@ -273,7 +149,8 @@ def _groups(value: Any, job: Options) -> Any:
 
 
 def _tables(value: Any, job: Options) -> Any:
-    if not isinstance(value, Mapping) or not all(isinstance(t, Table) for t in value.values()):
+    is_said = isinstance(value, Mapping) and all(isinstance(t, Table) for t in value.values())
+    if not is_said or not all(map(is_pattern, value)):
         raise ValueError('expected tables by patterns of names, such as {"user*": Table(dim=16)}')
     for table in value.values():
         if table.optimizer is not None:
@@ -348,13 +225,8 @@ def checked_option(name: str, value: Any, job: Options) -> Any:
     Raises:
         ValueError: it is none, or others forbid it.
     """
-    for option, is_there, text in _CONFLICTS:
-        if option == name and is_there(value, job):
-            raise ValueError(text.format(devices=",".join(job.get("devices", ()))))
-    if name in NOT_LOCAL and "policy" in job:
-        policy = policies.make_policy(job["policy"])
-        if text := conflict_with_local(policy, name, value):
-            raise ValueError(text)
+    if text := conflict_of(name, value, job):
+        raise ValueError(text)
     return _KEPT[name](value, job) if name in _KEPT else value
 
 
@@ -387,6 +259,47 @@ def with_those_of_optimizer(given: Options) -> dict[str, Any]:
     return {**given, **{name: value for name, value in found.items() if value}}
 
 
+def check_batch_size(size: int, devices: Sequence[str], examples: int) -> None:
+    """
+    Raises:
+        ConfigError: a batch on all devices has more examples than the training set.
+    """
+    if 0 < examples < size * max(1, len(devices)):
+        times = f" on each of {len(devices)} devices" if devices else ""
+        raise ConfigError(
+            f"batch_size is {size}{times}, but the training set has {examples} "
+            "examples; give at most that many (--batch-size)"
+        )
+
+
+def check_unmeasured(data: Any, *, every: int, has_metrics: bool) -> None:
+    """Check a job without an evaluation set; ``every``: steps between evaluations, 0: none.
+
+    Raises:
+        ConfigError: it needs one.
+    """
+    needs = {f"evaluate_every is {every}": every > 0, "metrics were given": has_metrics}
+    if reasons := [reason for reason, is_needed in needs.items() if is_needed]:
+        raise ConfigError(
+            f"{' and '.join(reasons)}, but {data!r} has no evaluation set, so nothing "
+            "would be measured; give one, such as zmqtrain.data.Arrays(train, evaluation), or "
+            "leave the option out"
+        )
+
+
+def check_groups(groups: Mapping[str, Any], model: Any, names: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: a pattern of ``groups`` fits none of these, which are trained.
+    """
+    for pattern in groups:
+        if not any(fits(name, pattern) for name in names):
+            raise ConfigError(
+                f"groups has {pattern!r}, which fits no variable that is trained; "
+                f"{model!r} has {', '.join(names)}"
+            )
+
+
 def all_mistakes(error: ValidationError, fields: Mapping[str, FieldInfo]) -> ConfigError:
     """Return one error for all wrong fields of a job."""
     mistakes = "; ".join(_sentence(mistake, fields) for mistake in error.errors())
@@ -399,8 +312,7 @@ def _sentence(mistake: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
         return f"a job has no field {name!r}{did_you_mean(name, fields)}"
     if mistake["type"] == "missing":
         return f"{name} is missing; expected {fields[name].description}"
-    value = " ".join(repr(mistake["input"]).split())
-    if not isinstance(mistake["input"], str) and (len(value) > 80 or ADDRESS.search(value)):
-        # which is clearer for arrays and modules
-        value = f"of type {type(mistake['input']).__name__}"
-    return f"{name} is {value:.80}; {expectation(mistake)}"
+    text = expectation(mistake)
+    if f"{name} {mistake['input']!r}" in text:
+        return text
+    return f"{name} is {in_short(mistake['input'])}; {text}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 NOTHING = "-"
 """What a table shows where there is no value."""
@@ -34,6 +34,16 @@ def data_size(nbytes: float) -> str:
         if nbytes < 999.95:
             return f"{nbytes:.1f} {unit}"
     return f"{nbytes / 1000:.1f} TB"
+
+
+def measure_text(value: float) -> str:
+    """Return a loss or another measure: four decimals, three digits if it is small."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or not value else f"{value:.3g}"
+
+
+def measures_text(values: Mapping[str, float]) -> str:
+    """Return "loss 0.2500, accuracy 0.9000"."""
+    return ", ".join(f"{name} {measure_text(value)}" for name, value in values.items())
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,16 @@ class Stopwatch:
         self._built_at = time.monotonic()
         self._began_at: list[float] = []
 
-    def note(self) -> None:
-        """Note that a batch begins, or that the last one has ended."""
+    def batches(self, count: int, when_warm: Callable[[], object]) -> Iterator[int]:
+        """Yield the numbers of batches, and note when each begins, and when the last one ends.
+
+        ``when_warm`` is called before the first one that is timed.
+        """
+        for number in range(count):
+            if number == int(WARM_UP * count):
+                when_warm()
+            self._began_at.append(time.monotonic())
+            yield number
         self._began_at.append(time.monotonic())
 
     @property
@@ -165,6 +173,11 @@ class Meter:
         elif batches > self._begin[1]:
             seconds = cpu_s(self._pids) - self._begin[0]
             self.cpu_s_per_batch = seconds / (batches - self._begin[1])
+
+    def measured(self, workers: Sequence[Times], pids: Iterable[int]) -> Measured:
+        """Return the figures of these workers; ``pids``: whose memory counts."""
+        rates = rate_of(workers), first_batch_s(workers)
+        return Measured(*rates, self.cpu_s_per_batch, memory_mb(pids))
 
 
 def cpu_s(pids: Iterable[int]) -> float:

@@ -27,9 +27,7 @@ from bench.peers.table_work import (
     Meter,
     Stopwatch,
     Work,
-    first_batch_s,
     memory_mb,
-    rate_of,
 )
 
 SIDE = "tensorflow-ps"
@@ -149,8 +147,7 @@ def _synchronously(work: Work) -> Measured:
         meter.note(int(WARM_UP * work.batches) * work.workers)
         every = [signals.watches.get() for _ in range(work.workers)]
         meter.note(work.batches * work.workers)
-        rates = rate_of(every), first_batch_s(every)
-        return Measured(*rates, meter.cpu_s_per_batch, memory_mb([*pids, os.getpid()]))
+        return meter.measured(every, [*pids, os.getpid()])
 
 
 def _serve(work: Work, cluster: Cluster, task: str, index: int, signals: Signals | None) -> None:
@@ -188,12 +185,8 @@ def _work(work: Work, cluster: Cluster, task: str, index: int, signals: Signals)
         stop_grace_period_secs=CLOSING_S,
     )
     signals.is_ready.set()
-    for number in range(work.batches):
-        if number == int(WARM_UP * work.batches):
-            signals.is_warm.set()
-        watch.note()
+    for _ in watch.batches(work.batches, signals.is_warm.set):
         session.run(step)
-    watch.note()
     signals.watches.put(watch.times)
     while True:  # others need this worker's gradients for their last steps
         session.run(step)

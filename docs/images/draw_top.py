@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zmqtrain.chief.job_view import Watched
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.remote import OPTIONS, RemoteJob, find_job
 from zmqtrain.cli.top import SHOWN_NEWS, statuses
 from zmqtrain.cli.top_view import top_view

@@ -18,7 +18,8 @@ from zmqtrain.transport.base import Endpoint, RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Message, Shutdown
+from zmqtrain.wire.control import Shutdown
+from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Message
 
 ADDRESS = "tcp://ps-0:2222"
 HEARTBEAT_S = 0.01

@@ -22,10 +22,10 @@ from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.chunks import CHUNK_SIZE
 from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.control import GetStatus, Shutdown
 from zmqtrain.wire.messages import (
     PROTOCOL_VERSION,
     Done,
-    GetStatus,
     Heartbeat,
     HeartbeatReply,
     Leave,
@@ -35,7 +35,6 @@ from zmqtrain.wire.messages import (
     PushReply,
     Read,
     Refusal,
-    Shutdown,
 )
 
 Clients = Callable[..., Client]

@@ -21,16 +21,8 @@ from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import Key, KnownPeer
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import (
-    Done,
-    GetStatus,
-    Message,
-    Push,
-    Refusal,
-    RequestSave,
-    RequestStop,
-    SwitchPolicy,
-)
+from zmqtrain.wire.control import GetStatus, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.messages import Done, Message, Push, Refusal
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 

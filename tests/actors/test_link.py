@@ -17,9 +17,9 @@ from zmqtrain.actors import link as link_module
 from zmqtrain.errors import CheckpointError, FencedError, PeerLostError, ProtocolError, RefusedError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.control import GetStatus
 from zmqtrain.wire.messages import (
     Done,
-    GetStatus,
     Heartbeat,
     HeartbeatReply,
     Leave,

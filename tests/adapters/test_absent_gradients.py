@@ -19,7 +19,7 @@ from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel  # noqa: E402
 from zmqtrain.data.batches import BatchPlan  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
-from zmqtrain.optim import AdamW, Exponential, RMSProp  # noqa: E402
+from zmqtrain.optim import Adafactor, AdamW, Exponential, RMSProp  # noqa: E402
 
 STEPS, BATCH_SIZE = 16, 4
 X = np.random.default_rng(0).normal(size=(96, 6)).astype(np.float32)
@@ -59,6 +59,15 @@ class Experts(nn.Module):
 
     def optimizers(self) -> list[Any]:
         return [torch.optim.AdamW(self.parameters(), 0.1)]
+
+
+class Factored(Experts):
+    """Their weights are trained as matrices."""
+
+    options: ClassVar[Any] = {"optimizer": Adafactor.torch(Exponential(0.5, 1, 0.95))}
+
+    def optimizers(self) -> list[Any]:
+        return [torch.optim.Adafactor(self.parameters(), 0.5)]
 
 
 class Gan(nn.Module):
@@ -183,6 +192,7 @@ FORMS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     [
         *product([Experts], FORMS),
         *product([Players], ["2 ps", "board"]),
+        *product([Factored], ["one process", "2 ps"]),
         *product([Heads, Gan, Tuned], ["one process"]),
     ],
 )

@@ -15,6 +15,7 @@ optax = pytest.importorskip("optax")
 from jax import numpy as jnp  # noqa: E402
 
 import zmqtrain  # noqa: E402
+from tests.adapters.inner import CLASSES, ROWS, job_with  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.jax import JaxModel  # noqa: E402
 from zmqtrain.adapters.jax_inner import JaxInner  # noqa: E402
@@ -23,9 +24,6 @@ from zmqtrain.data.batches import BatchPlan  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.optim import SGD  # noqa: E402
 
-drawn = np.random.default_rng(0)
-ROWS = drawn.standard_normal((40, 5)).astype(np.float32)
-CLASSES = drawn.integers(0, 3, 40)
 STEPS = 12
 
 
@@ -43,15 +41,7 @@ def loss(parameters: Any, batch: Any, key: Any) -> Any:
 
 
 def job(inner: Any, **fields: Any) -> Job:
-    defaults: dict[str, Any] = {
-        "model": JaxModel(init, loss),
-        "data": (ROWS, CLASSES),
-        "batch_size": 8,
-        "steps": STEPS,
-        "policy": "local-steps:5",
-        "inner": inner,
-    }
-    return Job(**defaults | fields)
+    return job_with(fields.pop("model", JaxModel(init, loss)), inner, **fields)
 
 
 def heads_apart(parameters: Any) -> Any:

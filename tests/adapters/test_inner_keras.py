@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # make test-frameworks runs both
 keras = pytest.importorskip("keras")
 
 import zmqtrain  # noqa: E402
+from tests.adapters.inner import CLASSES, ROWS, job_with  # noqa: E402
 from tests.adapters.step import same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.keras import KerasModel  # noqa: E402
@@ -20,9 +20,6 @@ from zmqtrain.data.batches import BatchPlan  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 
 optimizers = keras.optimizers
-drawn = np.random.default_rng(0)
-ROWS = drawn.standard_normal((40, 5)).astype(np.float32)
-CLASSES = drawn.integers(0, 3, 40)
 STEPS = 12
 
 
@@ -35,15 +32,7 @@ def net() -> Any:
 
 
 def job(inner: Any, **fields: Any) -> Job:
-    defaults: dict[str, Any] = {
-        "model": KerasModel(net),
-        "data": (ROWS, CLASSES),
-        "batch_size": 8,
-        "steps": STEPS,
-        "policy": "local-steps:5",
-        "inner": inner,
-    }
-    return Job(**defaults | fields)
+    return job_with(KerasModel(net), inner, **fields)
 
 
 def cosine() -> Any:

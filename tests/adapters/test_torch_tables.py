@@ -106,9 +106,13 @@ def of_columns(net: Any, x: Any) -> Any:
     return expanded + net.items(x[:, 1:2]).T.contiguous().T
 
 
+def of_none(net: Any, x: Any) -> Any:
+    return both(net, x) + net.user(x[:0, :2]).sum((0, 1)) + net.items(x[:0]).sum(0)
+
+
 LOOK_UPS = [
     both, twice, by_functions, by_offsets, by_index, the_largest, again_in_backward, by_frequency,
-    in_place, of_columns,
+    in_place, of_columns, of_none,
 ]  # fmt: skip
 
 

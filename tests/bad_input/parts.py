@@ -23,8 +23,8 @@ from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.control import Initialize
 from zmqtrain.wire.messages import (
-    Initialize,
     Join,
     Message,
     Parameters,

@@ -95,11 +95,15 @@ def set_to(value: float) -> Callable[..., float]:
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [set_to(np.nan), set_to(np.inf), lambda loss, *_: float("nan"), lambda loss, *_: float("-inf")],
-    ids=["nan gradient", "infinite gradient", "nan loss", "infinite loss"],
+    ("spoil", "policy", "ps"),
+    [
+        (set_to(np.nan), "hogwild", 1),
+        (set_to(np.nan), "sync-replicas", 2),
+        (set_to(np.inf), "hogwild", 2),
+        (lambda loss, *_: float("nan"), "hogwild", 2),
+        (lambda loss, *_: float("-inf"), "sync-replicas", 2),
+    ],
 )
-@pytest.mark.parametrize(("policy", "ps"), [("hogwild", 1), ("hogwild", 2), ("sync-replicas", 2)])
 def test_non_finite_gradients_are_refused_until_the_job_stops_and_saves(
     spoil: Callable[..., float],
     policy: str,
@@ -133,8 +137,7 @@ class NanAt:
         return 0.1 if step < self.step else float("nan")
 
 
-@pytest.mark.parametrize("ps", [1, 2])
-@pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
+@pytest.mark.parametrize(("policy", "ps"), [("hogwild", 2), ("sync-replicas", 1)])
 def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
     policy: str, ps: int, tmp_path: Path
 ) -> None:

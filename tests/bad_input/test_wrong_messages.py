@@ -21,13 +21,11 @@ from zmqtrain.protocol.orders import Apply, Reduce, Switch
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.store.checkpoint import attempt_of
 from zmqtrain.store.logdir import claimed
+from zmqtrain.wire.control import GetStatus, Initialize, Keep, Shutdown, SwitchPolicy
 from zmqtrain.wire.messages import (
     Done,
-    GetStatus,
     Heartbeat,
-    Initialize,
     Join,
-    Keep,
     Leave,
     MapSegment,
     Message,
@@ -38,8 +36,6 @@ from zmqtrain.wire.messages import (
     Push,
     PushReply,
     Read,
-    Shutdown,
-    SwitchPolicy,
 )
 
 PUSH = Push(1, 0, 0, 20, 0.5)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 import zmqtrain
 from bench.__main__ import main
-from bench.gpu import cases, command, copies, suite, training, updates
+from bench.gpu import cases, command, copies, training, updates
 from bench.gpu.__main__ import print_rows
-from bench.gpu.command import Command, compared, page, rows_of
+from bench.gpu.command import Command, compared, page
 from bench.kernels import TORCH
-from bench.output import ROOT
 from tests.cupy_stand_in import installed
 from zmqtrain.data import Digits
 from zmqtrain.optim import AdamW
-
-OPTIONS: dict[str, Any] = {"device": "gpu", "sizes": (1.0,), "steps": 10}
 
 
 @pytest.fixture
@@ -86,18 +80,6 @@ def test_case_that_fails_has_a_row_with_its_error(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.integration
-def test_command_imports_from_this_tree_before_all_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Tasks, which it may start, have no working directory in their path."""
-    code = "import json, os; print(json.dumps({'path': os.environ['PYTHONPATH']}))"
-    (tmp_path / "of_path.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (row,) = Command({}, ("of_path",)).rows(seconds=60)
-    assert row["path"].split(os.pathsep) == [str(ROOT), str(tmp_path)]
-
-
-@pytest.mark.integration
 def test_command_that_is_late_or_fails_gives_the_rows_that_it_had_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -111,30 +93,6 @@ def test_command_that_is_late_or_fails_gives_the_rows_that_it_had_printed(
         [{"row": 1}, {"rule": "late", "error": "took over 2 s"}],
         [{"row": 1}, {"rule": "failing", "error": "ended with exit code 1: no device"}],
     ]
-
-
-def test_part_without_time_says_what_it_skips(tmp_path: Path) -> None:
-    rows = [*rows_of("push-pull", time.monotonic(), **OPTIONS, folder=tmp_path)]
-    assert [(row["device"], row["ps_device"]) for row in rows] == [
-        ("cpu", "cpu"),
-        ("cpu", "gpu"),
-        ("gpu", "cpu"),
-        ("gpu", "gpu"),
-    ]
-    assert {row["skipped"] for row in rows} == {"no time was left"}
-
-
-def test_training_is_skipped_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    (row,) = rows_of("training", time.monotonic() + 60, **OPTIONS, folder=tmp_path)
-    assert row["skipped"] == "torch is not installed"
-
-
-def test_gpu_that_is_missing_ends_the_command_with_2() -> None:
-    with mock.patch.dict(sys.modules, {"cupy": None}):
-        done = CliRunner().invoke(main, ["gpu"])
-    assert done.exit_code == 2
-    assert "CuPy is not installed" in done.output
 
 
 def test_part_that_fails_is_reported_and_the_next_one_runs(
@@ -166,23 +124,6 @@ def test_page_has_a_table_of_what_is_measured_and_a_list_of_the_rest() -> None:
         "### updates\n\nsize 1\n\n| rule | ms |\n| --- | --- |\n| sgd | 0.1235 |\n| adam | 2 |\n\n"
         "- rule lion, skipped no time was left\n"
     )
-
-
-def test_report_of_the_tests_is_counted() -> None:
-    report = ElementTree.fromstring(
-        """<testsuites><testsuite>
-        <testcase classname="tests.a" name="good"/>
-        <testcase classname="tests.a" name="bad"><failure message="no"/></testcase>
-        <testcase classname="tests.a" name="broken"><error message="no"/></testcase>
-        <testcase classname="tests.a" name="left out"><skipped/></testcase>
-        </testsuite></testsuites>"""
-    )
-    assert suite.result_of(report) == {
-        "passed": 1,
-        "failed": 2,
-        "skipped": 1,
-        "failures": ["tests.a::bad", "tests.a::broken"],
-    }
 
 
 def test_training_of_ours_has_the_losses_of_the_plain_loop(

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from tests.events import events_in
 from zmqtrain import History
 from zmqtrain.callbacks import (
     Callback,
@@ -327,19 +328,6 @@ def slope(weights: Any, batch: Any, out: Any) -> float:
     """Be the ``loss_and_gradients`` of a model whose loss is w * sum(batch)."""
     out["w"][...] = batch[0].sum()
     return float(weights["w"].sum())
-
-
-def events_in(directory: Path) -> Iterator[Any]:
-    """Yield (folder, epoch, tag, value) of everything in TensorBoard's files; histograms' are 0."""
-    proto = pytest.importorskip("tensorboardX.proto.event_pb2")
-    for path in sorted(directory.rglob("events*")):
-        content, begin = path.read_bytes(), 0
-        while begin < len(content):  # a record is a size, its checksum, an event and its checksum
-            size = int.from_bytes(content[begin : begin + 8], "little")
-            event = proto.Event.FromString(content[begin + 12 : begin + 12 + size])
-            for value in event.summary.value:
-                yield path.parent.name, event.step, value.tag, value.simple_value
-            begin += size + 16
 
 
 def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import OnFailure
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, Read, RequestStop
+from zmqtrain.wire.control import GetStatus, RequestStop
+from zmqtrain.wire.messages import Done, Message, Parameters, Read
 
 
 class Leader:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from zmqtrain.callbacks import Callback, LambdaCallback
-from zmqtrain.chief.conducted import Progress
 from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.data import Arrays
 from zmqtrain.errors import FencedError
 from zmqtrain.job import Job
@@ -66,8 +66,8 @@ async def test_job_that_goes_back_is_evaluated_anew() -> None:
     assert [row["step"] for row in evaluator.evaluations] == [10, 20]
 
 
-def at(batch: int, learning_rate: float | None = None) -> Progress:
-    return Progress(batch, batch, None, 1.0, 2 * batch, {}, 2.0 * batch, learning_rate)
+def at(batch: int, learning_rate: float | None = None) -> PassFigures:
+    return PassFigures(batch, batch, None, 1.0, 2 * batch, {}, 2.0 * batch, learning_rate)
 
 
 @pytest.mark.parametrize("last", [3, 2], ids=["all epochs", "stopped by a callback"])
@@ -151,7 +151,7 @@ async def test_callback_by_steps_gets_measures_since_its_last_call_and_goes_back
         assert logs["error"] == pytest.approx(logs["loss"])
         calls.append((step, logs["loss"], round(noter.model.optimizer.learning_rate, 4)))
 
-    def near(batch: int, loss: float) -> Progress:
+    def near(batch: int, loss: float) -> PassFigures:
         weight = float(batch**2)  # later batches weigh more
         sums = {"error": loss * weight}
         return replace(at(batch), pass_loss=loss, pass_sums=sums, pass_weight=weight)

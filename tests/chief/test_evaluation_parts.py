@@ -22,7 +22,7 @@ from zmqtrain.optim import SGD
 from zmqtrain.training.evaluation import PartSums
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Evaluate, Evaluated
+from zmqtrain.wire.control import Evaluate, Evaluated
 
 SUMS = [PartSums(()) for _ in range(12)]
 for number, each in enumerate(SUMS):

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.clock import StopClock
 from zmqtrain.chief import progress
 from zmqtrain.chief.progress import ProgressDisplay, line
-from zmqtrain.coordination.leader import A_WORKER
+from zmqtrain.coordination.peers import A_WORKER
 from zmqtrain.protocol.status import Status, Wait
 
 STATUS = Status(

@@ -22,6 +22,7 @@ from zmqtrain.errors import CheckpointError, FencedError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest, verify
@@ -40,6 +41,16 @@ async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
 STEPS = count(10)
 
 
+def make_job(model: Any = None, **fields: Any) -> zmqtrain.Job:
+    model = model or LinearRegression()
+    return zmqtrain.Job(model=model, data=NoisyLine(), optimizer=SGD(), **fields)
+
+
+def saver_of(job: zmqtrain.Job, write: Any = None) -> Saver:
+    write, layouts = write or partial(write_shard, job), planned(job).layouts
+    return Saver(job, layouts, job_fingerprint(job), Metrics("chief"), write)
+
+
 @pytest.mark.parametrize(
     "error", [CheckpointError("no room"), FencedError("a new life"), asyncio.CancelledError()]
 )
@@ -53,10 +64,7 @@ async def test_save_that_comes_to_nothing_leaves_no_directory(
         directories.append(directory)
         raise error
 
-    job = zmqtrain.Job(
-        model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
-    )
-    saver = Saver(job, planned(job).layouts, job.fingerprint(), Metrics("chief"), fail)
+    saver = saver_of(make_job(logdir=str(tmp_path)), fail)
     with pytest.raises(type(error)):
         await saver.save(step=10, generation=1)
     (directory,) = directories
@@ -67,16 +75,7 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
     tmp_path: Path, stop_clock: StopClock
 ) -> None:
     clock = stop_clock(saving)
-    job = zmqtrain.Job(
-        model=LinearRegression(),
-        data=NoisyLine(),
-        optimizer=SGD(),
-        logdir=str(tmp_path),
-        save_secs=3,
-    )
-    saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
-    )
+    saver = saver_of(make_job(logdir=str(tmp_path), save_secs=3))
     assert not saver.is_due(0)
     clock.now = 3.0
     assert saver.is_due(0)  # nothing was saved yet
@@ -91,12 +90,7 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
 
 async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_path: Path) -> None:
     fields = {"logdir": str(tmp_path), "save_steps": 10, "save_secs": 0}
-    job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), **fields)
-
-    def saver_of(job: zmqtrain.Job) -> Saver:
-        layouts, write = planned(job).layouts, partial(write_shard, job)
-        return Saver(job, layouts, job.fingerprint(), Metrics("chief"), write)
-
+    job = make_job(**fields)
     saver = saver_of(job)
     assert [step for step in (0, 9, 10, 12) if saver.is_due(step)] == [10, 12]
     await saver.save(12, generation=1)  # the checkpoint says which step it is of
@@ -110,10 +104,8 @@ async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_pa
 
 
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:
-    job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
-    saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
-    )
+    job = make_job()
+    saver = saver_of(job)
     async with saver.with_weights(job.initial_values(), generation=2) as path:
         assert path.exists()
     assert saver.last_step == 0
@@ -123,12 +115,8 @@ async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_pat
 async def test_damaged_checkpoint_of_a_later_generation_does_not_begin(
     damaged: str, is_later: bool, tmp_path: Path
 ) -> None:
-    job = zmqtrain.Job(
-        model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
-    )
-    saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
-    )
+    job = make_job(logdir=str(tmp_path))
+    saver = saver_of(job)
     await saver.save(step=10, generation=1)
     async with saver.with_weights(job.initial_values(), generation=2) as path:
         pass
@@ -142,10 +130,7 @@ async def test_damaged_file_of_frozen_variables_is_written_anew(tmp_path: Path) 
         def frozen(self, seed: int) -> dict[str, Any]:
             return {"scale": np.ones(3, np.float32)}
 
-    job = zmqtrain.Job(model=Half(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path))
-    saver = Saver(
-        job, planned(job).layouts, job.fingerprint(), Metrics("chief"), partial(write_shard, job)
-    )
+    saver = saver_of(make_job(Half(), logdir=str(tmp_path)))
     first = await saver.save(step=10, generation=1)
     assert first is not None
     file = first / "frozen.safetensors"
@@ -160,11 +145,7 @@ def test_interval_without_a_logdir_is_told(
     save_secs: float | None, logdir: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {} if save_secs is None else {"save_secs": save_secs}
-    job = zmqtrain.Job(
-        model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=logdir, **given
-    )
-    plan = planned(job)
-    Saver(job, plan.layouts, plan.fingerprint(), Metrics("chief"), partial(write_shard, job))
+    saver_of(make_job(logdir=logdir, **given))
     told = ["save_secs is 5, but the job has no logdir: it saves nothing; give --logdir"]
     assert [text.partition(" (or")[0] for text in caplog.messages] == (
         told if save_secs and not logdir else []

@@ -14,7 +14,8 @@ from tests.golden import Snapshot
 from tests.transcript import performed
 from zmqtrain.errors import CheckpointError, PeerLostError, RefusedError
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import Done, GetStatus, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.control import GetStatus, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.messages import Done
 
 Replies = dict[type, list[Any]]
 SILENCE = PeerLostError("no answer")

@@ -13,7 +13,7 @@ from zmqtrain.config.run_file import RunningJob
 from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import claimed
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.control import GetStatus
 
 COMMANDS = ("status", "why", "top", "status --json", "save", "stop")
 OUTCOMES = {

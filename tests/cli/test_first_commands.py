@@ -53,6 +53,7 @@ def test_written_job_runs_as_it_is(framework: str, data: str, here: Path) -> Non
         (["random.py"], "would hide the module random"),
         (["net"], "expected one such as net.py"),
         (["net_of_mine.py", "--data", "table.xlsx"], "docs/data.md"),
+        (["no/dir/net_of_mine.py", "--data", "digits"], "make the directory"),
     ],
 )
 def test_init_refuses_what_would_not_run(

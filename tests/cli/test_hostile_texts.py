@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from zmqtrain.chief.job_view import JobView, Watched
+from zmqtrain.chief.job_view import JobView
 from zmqtrain.chief.progress import line
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
@@ -20,7 +21,8 @@ from zmqtrain.cli.top_view import top_view
 from zmqtrain.cli.why import why_view
 from zmqtrain.errors import RefusedError
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import Done, GetStatus, RequestStop
+from zmqtrain.wire.control import GetStatus, RequestStop
+from zmqtrain.wire.messages import Done
 
 HOSTILE = (
     "x\n2026-11-25T12:00:00.000+00:00 ERROR ps 0: forged\r\x1b]0;title\x07\x1b[2J\x9b31m"

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from tests.cli.conftest import task
 from tests.golden import Snapshot
-from zmqtrain.chief.job_view import JobView, Watched, spent_s
+from zmqtrain.chief.job_view import JobView, spent_s
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
 from zmqtrain.cli.top_view import OTHER_ROWS, PHASES, phase_bar, top_view
@@ -84,6 +85,7 @@ def with_progress(status: Status, **changes: Any) -> Status:
 SITUATIONS: dict[str, Callable[[Status], Status]] = {
     "training": changed(),
     "before the job begins": before_the_job_begins,
+    "before the first step": changed(step=0, steps_per_second=0.0, seconds=0.0, pushes=NO_PUSHES),
     "at step 0": changed(step=0, steps_per_second=0.0, pushes=NO_PUSHES, loss=float("nan")),
     "stalled": changed(idle_s=42.0),
     "a step of 10 s under way": changed(idle_s=80.0, steps_per_second=0.1),
@@ -192,7 +194,11 @@ def test_lanes_are_listed_only_if_they_differ(training: Status, lanes: str, show
         ({"group": 2, "group_members": (1, 2)}, ["group 2 (worker 1, worker 2) goes on"]),
         ({"policy": "hogwild"}, ["the policy is hogwild; it was sync-replicas"]),
         ({"worker_1": {"state": "left"}}, ["worker 1 left"]),
-        ({"worker_1": {"restarts": 1}}, ["worker 1 was started again"]),
+        ({"worker_1": {"restarts": 1}}, ["worker 1 ended and was started again"]),
+        ({"ps_1": {"state": "silent"}}, ["ps 1 does not answer"]),
+        ({"ps_0": {"incarnation": 7}}, ["ps 0 ended and was started again"]),
+        ({"ps_0": {"incarnation": 7}, "group": 1}, ["group 1 () goes on"]),
+        ({"chief_0": {"step": 800}}, []),
         ({"chief_0": {"step": 1200}}, ["a checkpoint of step 1200 was saved"]),
         ({"worker_2": {}}, ["worker 2 joined"]),
     ],
@@ -203,7 +209,34 @@ def test_news_are_differences_of_two_statuses(
     tasks = {name: values for name, values in changes.items() if name[-2:-1] == "_"}
     others = {name: value for name, value in changes.items() if name not in tasks}
     after = replace(with_tasks(training, **tasks), **others)
-    assert JobView.of(after).news(training) == news
+    seen = watched(training)
+    assert seen.take(after, 2.0) == news
+    assert seen.take(after, 4.0) == []
+
+
+def test_restarts_and_checkpoints_are_remembered_when_ps_0_forgets_them(training: Status) -> None:
+    before = with_tasks(training, worker_0={"restarts": 2}, ps_1={"restarts": 1})
+    reborn = with_tasks(
+        training,
+        ps_0={"incarnation": 7},
+        ps_1={"process": "host:101"},  # it was killed, too
+        chief_0={"step": 0},
+    )
+    seen = watched(before)
+    assert seen.take(None, 2.0) == ["ps 0 does not answer"]
+    assert seen.take(reborn, 4.0) == [
+        "ps 0 was started again",
+        "ps 1 ended and was started again",
+    ]
+    assert seen.take(with_tasks(reborn, chief_0={"step": 800}), 6.0) == []
+    counted = {task.task: task.restarts for task in seen.view.status.tasks}
+    assert counted == {"ps 0": 1, "ps 1": 2, "chief 0": 0, "worker 0": 2, "worker 1": 0}
+
+
+def test_task_that_ps_0_does_not_know_yet_does_not_join_twice(training: Status) -> None:
+    reborn = with_tasks(without_workers(training), ps_0={"incarnation": 7})
+    seen = watched(training, reborn)
+    assert seen.take(with_tasks(training, ps_0={"incarnation": 7}), 4.0) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.keys import Owner, read_registry, read_secret
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.control import GetStatus
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from zmqtrain.errors import PeerLostError, ProtocolError, ZmqTrainError
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
-from zmqtrain.wire.messages import Done, GetStatus
+from zmqtrain.wire.control import GetStatus
+from zmqtrain.wire.messages import Done
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
 LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -17,6 +19,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.data import Digits
 from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
+from zmqtrain.observe.summary import as_json
 from zmqtrain.optim import Adam
 from zmqtrain.protocol.status import Status
 
@@ -84,6 +87,32 @@ def test_next_life_goes_on_with_the_record(
     assert again["events"][-1][1] == "the job is resumed"
 
 
+async def test_lives_of_a_run_are_told_in_their_order(
+    record: RunRecord, clock: Clock, training: Status, tmp_path: Path
+) -> None:
+    (saved, *_) = [task for task in training.tasks if task.role == "chief"]
+    tasks = tuple(replace(task, step=900) if task is saved else task for task in training.tasks)
+    seen(record, clock, training, replace(training, tasks=tasks))
+    await record.leave(str(tmp_path))
+    clock.now += 60.0
+    later = RunRecord("net.py", lambda: [], clock)
+    clock.now += 2.0
+    forgotten = tuple(replace(task, step=0) if task is saved else task for task in training.tasks)
+    seen(later, clock, replace(training, tasks=forgotten))
+    await later.save_if_due(str(tmp_path))
+    seen(later, clock, replace(training, tasks=tasks))
+    later.miss()
+    later.take(replace(training, stop="zmqtrain stop"), ended="stopped by zmqtrain stop")
+    assert later.as_dict()["events"] == [
+        (1e6 + 1, "a checkpoint of step 900 was saved"),
+        (1e6 + 2, "the chief was stopped and left; the job goes on"),
+        (1e6 + 62, "a new chief took over"),
+        (1e6 + 66, "ps 0 does not answer"),
+        (1e6 + 66, "ps 0 answers again"),
+        (1e6 + 66, "the job has ended: stopped by zmqtrain stop"),
+    ]
+
+
 def test_run_leaves_a_record_in_its_logdir_and_report_makes_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,22 +145,74 @@ def test_logdir_without_a_record_is_refused(
     assert "expected the logdir of a job that has trained" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on PATH")
+def test_page_in_a_directory_that_is_not_there_is_refused(
+    record: RunRecord,
+    clock: Clock,
+    training: Status,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / RECORD_FILE).write_text(as_json(seen(record, clock, training)))
+    page = tmp_path / "no" / "run.html"
+    assert main(["report", str(tmp_path), "--html", str(page)]) == ExitCode.USAGE
+    assert f"{page} cannot be written: No such file" in capsys.readouterr().err
+
+
+needs_browser = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="needs chromium on PATH"
+)
+
+
+def hostile(status: Status) -> Status:
+    return replace(status, step=1300, policy=HOSTILE)
+
+
+def browsed(record: dict[str, Any], directory: Path) -> str:
+    """Return the page of a record as a browser shows it."""
+    (directory / RECORD_FILE).write_text(as_json(record))
+    page, profile = directory / "run.html", directory / "profile"
+    assert main(["report", str(directory), "--html", str(page)]) == ExitCode.OK
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}")
+    command = ["chromium", *options, "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.stdout
+
+
+@needs_browser
 def test_browser_shows_the_run_and_runs_no_text_of_it(
     record: RunRecord, clock: Clock, training: Status, tmp_path: Path
 ) -> None:
-    hostile = replace(training, step=1300, policy=HOSTILE)
-    (tmp_path / RECORD_FILE).write_text(json.dumps(seen(record, clock, training, hostile)))
-    page = tmp_path / "run.html"
-    assert main(["report", str(tmp_path), "--html", str(page)]) == ExitCode.OK
-    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile")
-    done = subprocess.run(
-        ["chromium", *options, "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert "<title>net.py · zmqtrain</title>" in done.stdout
-    assert "worker 1 has waited" not in done.stdout
-    assert "worker 0 has waited" in done.stdout
-    assert done.stdout.count('aria-label="Loss"') == 1
+    shown = browsed(seen(record, clock, training, hostile(training)), tmp_path)
+    assert "<title>net.py · zmqtrain</title>" in shown
+    assert "worker 1 has waited" not in shown
+    assert "worker 0 has waited" in shown
+    assert shown.count('aria-label="Loss"') == 1
+
+
+@needs_browser
+def test_browser_shows_the_time_between_two_lives_as_a_gap(
+    record: RunRecord, clock: Clock, training: Status, tmp_path: Path
+) -> None:
+    steps = [replace(training, step=1200 + second) for second in range(150)]
+    found = seen(record, clock, *steps)
+    clock.now += 540.0
+    later = RunRecord("net.py", lambda: [], clock)
+    later.resume(found)
+    shown = browsed(seen(later, clock, *steps), tmp_path)
+    workers = shown[shown.index('aria-label="Staleness and workers"') :]
+    curves = re.findall(r'<path d="([^"]*)" fill="none"', workers)
+    assert [curve.count("M") for curve in curves[:2]] == [2, 2]
+    assert workers.count('class="gap"') == 1
+    assert "nothing was recorded for 9 min" in workers
+    ticks = re.findall(r'text-anchor="middle">([^<]*)<', workers)
+    assert ticks == ["0", "1 min", "2 min", "3 min", "4 min"]
+
+
+@needs_browser
+def test_browser_says_that_no_step_has_been_made(
+    record: RunRecord, clock: Clock, training: Status, tmp_path: Path
+) -> None:
+    begun = replace(training, step=0, loss=math.nan, seconds=0.0)
+    shown = browsed(seen(record, clock, begun, begun), tmp_path)
+    assert "<h2>No step has been made yet</h2>" in shown
+    assert "<h2>Loss</h2>" not in shown

@@ -10,7 +10,7 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.control import GetStatus
 
 
 def test_json_is_every_field_of_the_status(

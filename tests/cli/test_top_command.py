@@ -14,16 +14,17 @@ from zmqtrain.cli.main import main
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.control import GetStatus
 
 AWAY = PeerLostError("silence")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "REFRESH_S", 0.0)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_pipe_gets_a_line_for_each_answer_and_all_news(
     ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,12 +37,13 @@ def test_pipe_gets_a_line_for_each_answer_and_all_news(
     assert [text for text in told if not text.startswith("step ")] == [
         "ps 0 does not answer",
         "ps 0 answers again",
-        "worker 1 was started again",
+        "worker 1 ended and was started again",
         "done: step 3000 of 3000 is done",
     ]
     assert len([text for text in told if text.startswith("step ")]) == 3
 
 
+@pytest.mark.usefixtures("at_once")
 def test_terminal_shows_the_last_state_and_how_the_job_ended(
     ps: Any,
     jobs: list[RunningJob],
@@ -59,6 +61,7 @@ def test_terminal_shows_the_last_state_and_how_the_job_ended(
     assert out.endswith("the job has ended\n")
 
 
+@pytest.mark.usefixtures("at_once")
 def test_json_is_a_status_a_line(
     ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,14 +74,9 @@ def test_json_is_a_status_a_line(
 
 
 def test_many_events_are_one_status_a_second_and_few_questions(
-    ps: Any,
-    training: Status,
-    stop_clock: StopClock,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ps: Any, training: Status, stop_clock: StopClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop_clock(top)
-    monkeypatch.setattr(top, "REFRESH_S", 1.0)
     events = [replace(training, event=number) for number in range(3, 12)]
     ps.replies[GetStatus] = [*events, replace(training, stop="step 3000 of 3000 is done")]
     assert main(["top", "--json"]) == ExitCode.OK

@@ -20,7 +20,7 @@ from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode
 from zmqtrain.observe.health import Server
 from zmqtrain.protocol.status import Status, Wait
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.control import GetStatus
 
 WAIT = Wait("chief 0", "ps 0", "no status", 7.0)
 

@@ -209,7 +209,7 @@ def test_pods_mount_existing_secrets_and_that_of_a_hosted_chief(
 def test_names_are_those_of_dns(plan: SubmitPlan, kind: str) -> None:
     for address in addresses(of_kind(plan, kind)):
         assert all(len(label) <= 63 for label in parse_address(address).host.split("."))
-    assert len(set(addresses(of_kind(plan, kind)))) == plan.counts[plan.leader]
+    assert len(set(addresses(of_kind(plan, kind)))) == len(plan.leaders)
 
 
 def test_longest_name_fits_the_longest_pod() -> None:

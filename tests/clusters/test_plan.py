@@ -24,7 +24,7 @@ from zmqtrain.clusters.plan import (
 )
 from zmqtrain.clusters.slurm import render as render_scripts
 from zmqtrain.clusters.submission import Submission, nbytes_of
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.errors import ConfigError, ExitCode
@@ -99,7 +99,7 @@ def test_without_ps_workers_host_the_parameters_and_the_chief(changes: dict[str,
     overrides = {} if changes else {"strategy": "multi-worker-mirrored"}
     plan = plan_of(asked, JOB, load_job(str(ROOT / JOB)), "digits", overrides)
     assert plan.counts == {Role.WORKER: 3}
-    assert plan.leader is plan.concluding is Role.WORKER
+    assert plan.leader == plan.concluding == Task(Role.WORKER, 0)
     assert plan.resources[Role.WORKER].shared_nbytes > 0
 
 

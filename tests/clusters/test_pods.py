@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.clusters.test_manifests import (
 from zmqtrain.clusters.kubernetes import CONTAINERS, KINDS, manifests
 from zmqtrain.clusters.pods import merged
 from zmqtrain.config.cluster import Role
+from zmqtrain.errors import ConfigError
 
 TEMPLATE = """
 metadata:
@@ -163,3 +165,18 @@ def test_named_items_are_merged_and_others_added() -> None:
         "env": [{"name": "A", "value": 3}, {"name": "B", "value": 2}],
         "tolerations": [{"key": "a"}, {"key": "b"}],
     }
+
+
+@pytest.mark.parametrize("name", ["ZMQTRAIN_METRICS_HOST", "ZMQTRAIN_METRICS_PORT"])
+def test_address_of_metrics_that_probes_would_not_find_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--env gives {name}"):
+        manifests(replace(example_plan(), variables={name: "127.0.0.1"}))
+
+
+@pytest.mark.parametrize("variables", [{}, {"ZMQTRAIN_METRICS_CERT": "/tls/cert.pem"}])
+def test_probes_speak_https_if_the_metrics_do(variables: dict[str, str]) -> None:
+    pods = dict(pods_of(manifests(replace(example_plan(), variables=variables))))
+    container = pods[Role.PS]["spec"]["containers"][0]
+    probes = (container[f"{kind}Probe"] for kind in ("startup", "liveness"))
+    schemes = {probe["httpGet"].get("scheme") for probe in probes}
+    assert schemes == {"HTTPS" if variables else None}

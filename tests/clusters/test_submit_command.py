@@ -28,7 +28,8 @@ from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import read_registry
-from zmqtrain.wire.messages import GetStatus, Message, RequestStop
+from zmqtrain.wire.control import GetStatus, RequestStop
+from zmqtrain.wire.messages import Message
 
 SUBMIT = (
     *("submit", str(ROOT / JOB), "--on", "kubernetes", "--image", "i", "--name", "digits"),

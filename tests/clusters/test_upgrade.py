@@ -31,7 +31,8 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import PeerLostError
 from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.transport.curve import make_keys
-from zmqtrain.wire.messages import Done, GetStatus, RequestStop
+from zmqtrain.wire.control import GetStatus, RequestStop
+from zmqtrain.wire.messages import Done
 
 LOGDIR = "--logdir pvc:training/digits"
 OUTCOME = Outcome("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy": 0.9}, "step-9")
@@ -145,7 +146,23 @@ def test_engine_keeps_how_a_job_ended(
     def with_scripts() -> None:
         (submitted_jobs()[0].directory / "a.sh").write_text("")
 
-    play(saved(engine, context=context), with_scripts, over[engine], "status digits", "why digits")
+    asked = "jobs", "status digits", "why digits"
+    play(saved(engine, context=context), with_scripts, over[engine], *asked)
+
+
+@pytest.mark.parametrize(("submitted_at", "state"), [(1e9, "completed"), (2e9, "ended")])
+def test_outcome_of_an_earlier_job_with_the_logdir_is_not_that_of_the_next(
+    submitted_at: float,
+    state: str,
+    kubectl: Kubectl,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / FILE).write_text(OUTCOME.text())
+    kept = Submitted("digits", "slurm", "job.py", 1, 1, 1, "keys", logdir=str(tmp_path))
+    replace(kept, submitted_at=submitted_at).save()
+    kubectl.answers(said("", "--noheader"))
+    assert performed(capsys, "jobs").splitlines()[2].split()[-1] == state
 
 
 def test_actor_of_ray_reads_how_the_job_ended(tempdir: Path) -> None:
@@ -167,5 +184,5 @@ def test_record_of_a_stopped_job_is_kept_for_a_while(
         clock.sleep(submitted.KEPT_S / 2 + 1)
     assert submitted_job("one").stopped_at
     Submitted("three", "ray", "job.py", 1, 1, 1, "keys").retire("")
-    assert "one is no job" in performed(capsys, "status one")
+    assert "one is not a job" in performed(capsys, "status one")
     assert submitted_job("two").stopped_at and not submitted_jobs()

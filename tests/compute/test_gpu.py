@@ -30,7 +30,7 @@ from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.models.backend import array_module
-from zmqtrain.optim import Adam, Flat, Ftrl, Mean, Update
+from zmqtrain.optim import Adafactor, Adam, Flat, Ftrl, Mean, Muon, Update
 from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.model_runner import ModelRunner
@@ -113,9 +113,13 @@ def test_look_for_non_finite_elements_on_the_gpu(cupy: Any) -> None:
 # Shards
 
 
-@pytest.mark.parametrize("update", LAYERED, ids=named)
+MATRICES = [Update(Adafactor(0.1, weight_decay=0.1), 0.1, 0.9), Update(Muon(0.1))]
+
+
+@pytest.mark.parametrize("update", [*LAYERED, *MATRICES], ids=named)
 def test_shard_on_the_gpu_with_norms_agrees_with_one_in_place(update: Update, gpu: Gpu) -> None:
-    on_gpu, in_place = make_shard(update, gpu), make_shard(update)
+    shape = (20, 5) if update in MATRICES else None
+    on_gpu, in_place = make_shard(update, gpu, shape=shape), make_shard(update, shape=shape)
     for shard in (on_gpu, in_place):
         run(shard, [("apply", [0]), ("accumulate", [1]), ("reduce", [2, 0])])
     np.testing.assert_allclose(on_gpu.parameters, in_place.parameters, rtol=1e-5, atol=1e-6)
@@ -264,10 +268,12 @@ def job(**fields: Any) -> Job:
 
 @pytest.mark.parametrize("ps", [1, 2])
 def test_run_with_its_shards_on_the_gpu_gives_the_parameters_of_one_on_the_cpu(
-    ps: int, gpu: Gpu
+    ps: int, gpu: Gpu, cupy: Any
 ) -> None:
     on_cpu = zmqtrain.run(job(), workers=2, ps=ps)
+    assert not hasattr(cupy, "host") or not cupy.host.allocations
     on_gpu = zmqtrain.run(job(ps_device="gpu"), workers=2, ps=ps)
+    assert not hasattr(cupy, "host") or cupy.host.model.defaults[0].number > 30 * ps
     assert on_gpu.parameters_sha256 == on_cpu.parameters_sha256
     assert on_gpu.accuracy == on_cpu.accuracy
 

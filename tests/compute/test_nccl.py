@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda_model import ILLEGAL_ADDRESS
-from tests.cupy_stand_in import Communicator, NcclError, installed
+from tests.cupy_stand_in import Communicator, installed
 from zmqtrain.compute import nccl as module_of_nccl
 from zmqtrain.compute.nccl import Nccl
 from zmqtrain.errors import ConfigError
@@ -56,24 +55,11 @@ def test_missing_nccl_is_refused_with_the_remedy() -> None:
         Nccl([0, 1])
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_failure_of_a_sum_names_the_gpus_and_frees_the_communicators(
-    is_late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_failure_of_a_sum_names_the_gpus_and_frees_the_communicators(when: str) -> None:
     before = Communicator.open
     with installed(2) as cupy:
-        nccl = Nccl([0, 1])
-
-        def fail() -> None:
-            end()
-            Communicator.failed = True
-            cupy.host.model.late_error = ILLEGAL_ADDRESS
-            if not is_late:
-                raise NcclError("cudaError 700")
-
-        end = cupy.cuda.nccl.groupEnd
-        monkeypatch.setattr(Communicator, "failed", False)
-        monkeypatch.setattr(cupy.cuda.nccl, "groupEnd", fail)
+        nccl, cupy.host.sums_fail = Nccl([0, 1]), when
         told = r"--exchange nccl failed on gpu:0, gpu:1: cudaError 700; .*--exchange auto"
         with pytest.raises(ConfigError, match=told):
             nccl.reduce(arrays_on(cupy, 2))
@@ -101,12 +87,3 @@ def test_error_that_nccl_notes_beside_a_sum_ends_the_wait_for_it() -> None:
         cupy.host.missing_ranks, cupy.host.nccl_error = {0}, "NCCL_ERROR_REMOTE_ERROR"
         with pytest.raises(ConfigError, match="NCCL_ERROR_REMOTE_ERROR"):
             nccl.reduce(arrays)
-
-
-def test_close_frees_all_communicators() -> None:
-    before = Communicator.open
-    with installed(2):
-        nccl = Nccl([0, 1])
-        assert Communicator.open == before + 2
-        nccl.close()
-    assert Communicator.open == before

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.config.job_file import load_job
+from zmqtrain.config.job_file import load_job, refuse_script
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 
 HEADER = """\
 from zmqtrain.data import NoisyLine
@@ -256,16 +257,16 @@ def test_job_of_other_code_has_another_fingerprint(home: Path) -> None:
     there = load_job("named.py")
     (home / "named.py").write_text(FILES["named.py"].replace("SGD(0.1)", "SGD(0.2 / 2)"))
     here = load_job("named.py")
-    difference = fingerprint_difference(there.fingerprint(), here.fingerprint())
+    difference = fingerprint_difference(job_fingerprint(there), job_fingerprint(here))
     assert difference.startswith("source: ")
     assert ";" not in difference
 
 
 def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
-    there = load_job("beside.py").fingerprint()
+    there = job_fingerprint(load_job("beside.py"))
     (home / "only.py").write_text(FILES["only.py"] + "more = 1\n")
     del sys.modules["only"]
-    here = load_job("beside.py").fingerprint()
+    here = job_fingerprint(load_job("beside.py"))
     assert fingerprint_difference(there, here).startswith("source: ")
 
 
@@ -291,12 +292,33 @@ def test_path_and_line_ends_of_a_job_file_are_no_part_of_its_fingerprint(home: P
     elsewhere = home / "package" / "job.py"
     elsewhere.write_bytes(FILES["named.py"].replace("\n", "\r\n").encode())
     there, here = load_job(str(elsewhere)), load_job("named.py")
-    assert fingerprint_difference(there.fingerprint(), here.fingerprint()) == ""
+    assert fingerprint_difference(job_fingerprint(there), job_fingerprint(here)) == ""
 
 
 def test_flags_leave_a_job_its_source(home: Path) -> None:
     job = load_job("named.py")
-    assert job.with_overrides(seed=3).fingerprint()["source"] == job.fingerprint()["source"]
+    assert job_fingerprint(job.with_overrides(seed=3))["source"] == job_fingerprint(job)["source"]
+
+
+SCRIPT = "".join(text for text in HEADER.splitlines(True) if text.startswith("from"))
+SCRIPT = SCRIPT.replace("from zmqtrain.job import Job", "import zmqtrain")
+FIT = "zmqtrain.Trainer(LinearRegression(), SGD(0.1)).fit(NoisyLine())\n"
+MADE = {"made": f"job = line(2)\n{FIT}", "imported": f"from only import anything as job\n{FIT}"}
+
+
+@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
+def test_script_with_a_trainer_is_refused_with_how_it_is_started(home: Path, guard: str) -> None:
+    (home / "script.py").write_text(f"{SCRIPT}{guard}{FIT}")
+    for read in (load_job, refuse_script):
+        with pytest.raises(ConfigError, match=r"Trainer\.fit.* as each task of a cluster"):
+            read("script.py")
+
+
+@pytest.mark.parametrize("text", ["x = (", *MADE.values()], ids=["no Python", *MADE])
+def test_file_that_may_have_a_job_is_no_such_script(home: Path, text: str) -> None:
+    (home / "script.py").write_text(f"{SCRIPT}{text}")
+    refuse_script("script.py")
+    refuse_script("only_in_the_image.py")
 
 
 @pytest.mark.usefixtures("home")

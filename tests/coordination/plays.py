@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from tests import plays
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
     Event,
@@ -17,6 +19,7 @@ from zmqtrain.coordination.events import (
     PushArrived,
     PushesReported,
 )
+from zmqtrain.optim.outer import CLOSES, OPENS
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.protocol.orders import (
     Accumulate,
@@ -30,7 +33,8 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.wire.messages import Arrived, Close, Extend, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 
 def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coordinator:
@@ -52,14 +56,20 @@ def playing(run: Coordinator) -> Callable[[str], None]:
     Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (at shard 0;
     ``at SHARD`` names another one, ``bad`` makes the gradient non-finite, ``of N`` is the result of
     a round), ``switch SPEC``, ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer
-    is ``W waits for BY...``. Orders for rounds end with ``alone``, or ``of N steps``.
+    is ``W waits for BY...``. Orders for rounds end with ``alone``, or ``of N steps``; of results
+    that are applied alone they also tell the number of workers, and the place in a cycle. ``open``
+    asks for the batches that are open, and ``.version`` and the like for an attribute.
     """
     return partial(plays.play, partial(_answer, run))
 
 
 def _answer(run: Coordinator, text: str) -> str:
     if text == "held":
-        return plays.waits(run.held())
+        return plays.waits(waiting.held(run))
+    if text == "open":
+        return plays.listed(map(str, run.ledger.open_batches()))
+    if text.startswith("."):
+        return str(attrgetter(text[1:])(run))
     return plays.listed(map(_told, run.handle(_event(run, text))))
 
 
@@ -95,6 +105,9 @@ def _told(order: Order) -> str:
     """Return an order's name in lower case, and what tells it from others of its kind."""
     name = type(order).__name__.lower()
     match order:
+        case Apply(worker, local_steps=steps, among=among, cycle=cycle) if steps:
+            places = {OPENS: ["opens"], CLOSES: ["closes"], 0: ["within"]}
+            return _words(name, worker, "of", steps, "among", among, *places.get(cycle, []))
         case Answer(worker, batches=batches, stop=stop, local_steps=steps):
             given = ["with", *batches] if batches else []
             return _words(name, worker, *given, *["stop"] * stop, *["alone"] * (steps > 0))

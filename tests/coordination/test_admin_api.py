@@ -25,13 +25,10 @@ from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import CheckpointError, ExitCode, RefusedError
 from zmqtrain.optim import SGD
 from zmqtrain.protocol.checkpoint import ShardFile
-from zmqtrain.wire.messages import (
+from zmqtrain.wire.control import (
     Close,
-    Done,
     Extend,
     GetStatus,
-    Leave,
-    Message,
     RequestSave,
     Save,
     SaveEnded,
@@ -39,6 +36,7 @@ from zmqtrain.wire.messages import (
     ShardWritten,
     SwitchPolicy,
 )
+from zmqtrain.wire.messages import Done, Leave, Message
 
 
 def cannot_tell() -> HostStatus:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.coordination.plays import coordinator, playing
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held
@@ -21,8 +24,8 @@ def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:
     return PushesReported(shard, Arrived((worker,), (1,), (sequence,), (True,)))
 
 
-def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
-    playing(coordinator("hogwild"))("""
+PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "worker is let in by its pull and goes on by its pushes": ("hogwild", {}, """
         join 0 1   -> -
         pull 0     -> answer 0 with 0
         join 1 1   -> -
@@ -33,21 +36,8 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
         held       -> -
         leave 0    -> -
         leave 0    -> -
-    """)
-
-
-def test_release_answers_one_push_of_one_life() -> None:
-    run = coordinator("hogwild")
-    run.handle(Joined(0, 3))
-    assert run.handle(PullArrived(0)) == [Answer(0, 3, 0, (0,))]
-    orders = run.handle(PushArrived(0, 1, 0))
-    assert orders[-1] == Answer(0, 3, 1, (1,))
-    run.handle(Joined(0, 4))
-    assert run.handle(PullArrived(0)) == [Answer(0, 4, 0, (1,))]
-
-
-def test_repeated_report_changes_nothing() -> None:
-    playing(coordinator("bounded-staleness:0", shards=2))("""
+    """),
+    "repeated report changes nothing": ("bounded-staleness:0", {"shards": 2}, """
         pull 0          -> -
         join 0 1        -> -
         pull 0          -> answer 0 with 0
@@ -58,11 +48,8 @@ def test_repeated_report_changes_nothing() -> None:
         push 0 1 0 at 1 -> -
         push 0 1 0      -> -
         pull 0          -> -
-    """)
-
-
-def test_new_life_ends_the_one_before() -> None:
-    playing(coordinator("sync-replicas", joined=2, lookahead=1))("""
+    """),
+    "new life ends the one before": ("sync-replicas", {"joined": 2, "lookahead": 1}, """
         pull 0     -> -
         pull 1     -> answer 0 with 0 2, answer 1 with 1 3
         push 0 1 0 -> -
@@ -70,7 +57,133 @@ def test_new_life_ends_the_one_before() -> None:
         pull 1     -> -
         held       -> 1 waits for 0
         push 0 2 2 -> reduce 0, answer 0 with 4, answer 1 with 3 5
-    """)
+    """),
+    "other push counts once it is at the lead shard": ("hogwild", {"shards": 3}, """
+        join 0 1        -> -
+        pull 0          -> answer 0 with 0
+        push 0 1 0 at 2 -> -
+        push 0 1 0      -> apply 0, answer 0 with 1
+    """),
+    "unfinished arrival is not counted by anothers step":
+    ("sync-replicas:aggregate=1", {"joined": 2, "shards": 2}, """
+        pull 0          -> -
+        pull 1          -> answer 0 with 0, answer 1 with 1
+        push 1 1 1      -> -
+        push 0 1 0      -> -
+        push 0 1 0 at 1 -> reduce 0, answer 0 with 2
+        push 1 1 1 at 1 -> drop 1 stale, answer 1 with 1
+        open            -> 1, 2
+    """),
+    "batch of an unfinished arrival goes to another":
+    ("sync-replicas", {"joined": 2, "shards": 2}, """
+        pull 0          -> -
+        pull 1          -> answer 0 with 0, answer 1 with 1
+        push 0 1 0      -> -
+        leave 0         -> -
+        push 1 1 1      -> -
+        push 1 1 1 at 1 -> reduce 1, answer 1 with 0
+    """),
+    "accumulated batch of a worker that leaves stays counted":
+    ("sync-replicas:aggregate=3", {"shards": 2, "workers": 1}, """
+        join 0 1        -> -
+        pull 0          -> answer 0 with 0
+        push 0 1 0      -> -
+        push 0 1 0 at 1 -> accumulate 0, answer 0 with 1
+        push 0 2 1 at 1 -> -
+        leave 0         -> -
+        join 0 2        -> -
+        pull 0          -> answer 0 with 1
+        push 0 1 1      -> -
+        push 0 1 1 at 1 -> accumulate 0, answer 0 with 2
+        push 0 2 2      -> -
+        push 0 2 2 at 1 -> reduce 0, answer 0 with 3
+        open            -> 3
+    """),
+    "worker without a batch can leave": ("bounded-staleness:0", {"joined": 2, "steps": 1}, """
+        pull 0     -> answer 0 with 0
+        pull 1     -> -
+        leave 1    -> -
+        push 0 1 0 -> apply 0, answer 0 stop
+    """),
+    "every worker is stopped after the last step":
+    ("sync-replicas:aggregate=2", {"joined": 3, "workers": 3, "steps": 1}, """
+        pull 0     -> -
+        pull 1     -> -
+        pull 2     -> answer 0 with 0, answer 1 with 1, answer 2 with 2
+        push 0 1 0 -> -
+        push 1 1 1 -> reduce 0 1, answer 0 stop, answer 1 stop
+        push 2 1 2 -> drop 2 the job is complete, answer 2 stop
+        join 1 2   -> -
+        pull 1     -> answer 1 stop
+        leave 1    -> -
+        held       -> -
+        .version   -> 1
+        open       -> 2
+    """),
+    # A shard to which nothing is said of a push it has would apply it by itself.
+    "job that is given up drops the pushes that were kept for a step":
+    ("sync-replicas:aggregate=2", {"joined": 2, "workers": 2}, """
+        pull 0     -> -
+        pull 1     -> answer 0 with 0, answer 1 with 1
+        push 0 1 0 -> -
+        give-up    -> drop 0 the job was given up, answer 0 stop
+        push 1 1 1 -> drop 1 the job is complete, answer 1 stop
+        open       -> 0, 1
+    """),
+    "job that is complete when it starts stops everyone":
+    ("sync-replicas", {"steps": 5, "version": 5}, """
+        join 0 1  -> -
+        pull 0    -> answer 0 stop
+        .finished -> True
+    """),
+    "non finite gradient is skipped with its batch":
+    ("sync-replicas", {"shards": 2, "workers": 1}, """
+        join 0 1            -> -
+        pull 0              -> answer 0 with 0
+        push 0 1 0          -> -
+        push 0 1 0 at 1 bad -> answer 0 with 1
+        push 0 2 1          -> -
+        push 0 2 1 at 1     -> reduce 0, answer 0 with 2
+        .refused            -> 1
+        .version            -> 1
+        open                -> 2
+    """),
+    "non finite gradient does not move a clock": ("bounded-staleness:0", {}, """
+        join 0 1       -> -
+        pull 0         -> answer 0 with 0
+        join 1 1       -> -
+        pull 1         -> answer 1 with 1
+        push 0 1 0 bad -> answer 0 with 2
+        push 1 1 1     -> apply 1
+        held           -> 1 waits for 0
+        push 0 2 2     -> apply 0, answer 0 with 3, answer 1 with 4
+    """),
+    "resumed run leases what was open first":
+    ("sync-replicas", {"version": 7, "ledger": Ledger(next_batch=20, returned=[17, 12])}, """
+        join 0 1    -> -
+        join 1 1    -> -
+        pull 1      -> -
+        pull 0      -> answer 0 with 12, answer 1 with 17
+        push 0 1 12 -> -
+        push 1 1 17 -> reduce 0 1, answer 0 with 20, answer 1 with 21
+        .version    -> 8
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "fields", "script"), PLAYS.values(), ids=PLAYS)
+def test_orders_are_those_of_the_play(policy: str, fields: dict[str, Any], script: str) -> None:
+    playing(coordinator(policy, **fields))(script)
+
+
+def test_release_answers_one_push_of_one_life() -> None:
+    run = coordinator("hogwild")
+    run.handle(Joined(0, 3))
+    assert run.handle(PullArrived(0)) == [Answer(0, 3, 0, (0,))]
+    orders = run.handle(PushArrived(0, 1, 0))
+    assert orders[-1] == Answer(0, 3, 1, (1,))
+    run.handle(Joined(0, 4))
+    assert run.handle(PullArrived(0)) == [Answer(0, 4, 0, (1,))]
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
@@ -94,58 +207,6 @@ def test_part_of_an_earlier_life_does_not_count_for_the_new_one() -> None:
     assert run.handle(PushesReported(1, Arrived((0,), (1,), (1,), (True,)))) == []
     orders = run.handle(PushesReported(1, Arrived((0,), (2,), (1,), (True,))))
     assert list(map(type, orders)) == [Apply, Answer]
-
-
-def test_other_push_counts_once_it_is_at_the_lead_shard() -> None:
-    playing(coordinator("hogwild", shards=3))("""
-        join 0 1        -> -
-        pull 0          -> answer 0 with 0
-        push 0 1 0 at 2 -> -
-        push 0 1 0      -> apply 0, answer 0 with 1
-    """)
-
-
-def test_unfinished_arrival_is_not_counted_by_anothers_step() -> None:
-    run = coordinator("sync-replicas:aggregate=1", joined=2, shards=2)
-    playing(run)("""
-        pull 0          -> -
-        pull 1          -> answer 0 with 0, answer 1 with 1
-        push 1 1 1      -> -
-        push 0 1 0      -> -
-        push 0 1 0 at 1 -> reduce 0, answer 0 with 2
-        push 1 1 1 at 1 -> drop 1 stale, answer 1 with 1
-    """)
-    assert run.ledger.open_batches() == (1, 2)
-
-
-def test_batch_of_an_unfinished_arrival_goes_to_another() -> None:
-    playing(coordinator("sync-replicas", joined=2, shards=2))("""
-        pull 0          -> -
-        pull 1          -> answer 0 with 0, answer 1 with 1
-        push 0 1 0      -> -
-        leave 0         -> -
-        push 1 1 1      -> -
-        push 1 1 1 at 1 -> reduce 1, answer 1 with 0
-    """)
-
-
-def test_accumulated_batch_of_a_worker_that_leaves_stays_counted() -> None:
-    run = coordinator("sync-replicas:aggregate=3", shards=2, workers=1)
-    playing(run)("""
-        join 0 1        -> -
-        pull 0          -> answer 0 with 0
-        push 0 1 0      -> -
-        push 0 1 0 at 1 -> accumulate 0, answer 0 with 1
-        push 0 2 1 at 1 -> -
-        leave 0         -> -
-        join 0 2        -> -
-        pull 0          -> answer 0 with 1
-        push 0 1 1      -> -
-        push 0 1 1 at 1 -> accumulate 0, answer 0 with 2
-        push 0 2 2      -> -
-        push 0 2 2 at 1 -> reduce 0, answer 0 with 3
-    """)
-    assert run.ledger.open_batches() == (3,)
 
 
 @settings(max_examples=30)
@@ -207,18 +268,9 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(spec: str) ->
 def test_workers_are_waited_for_if_any_of_them_is_there(
     workers: tuple[int, ...], is_alive: bool
 ) -> None:
-    waiting = coordinator("sync-replicas")
-    waiting.handle(Joined(0, 1))
-    assert waiting.is_alive(workers) is is_alive
-
-
-def test_worker_without_a_batch_can_leave() -> None:
-    playing(coordinator("bounded-staleness:0", joined=2, steps=1))("""
-        pull 0     -> answer 0 with 0
-        pull 1     -> -
-        leave 1    -> -
-        push 0 1 0 -> apply 0, answer 0 stop
-    """)
+    run = coordinator("sync-replicas")
+    run.handle(Joined(0, 1))
+    assert waiting.is_alive(run, workers) is is_alive
 
 
 def test_worker_without_a_batch_is_held_with_the_reason() -> None:
@@ -226,88 +278,6 @@ def test_worker_without_a_batch_is_held_with_the_reason() -> None:
     for worker in (0, 1):
         run.handle(Joined(worker, 1))
         run.handle(PullArrived(worker))
-    assert list(run.held()) == [
+    assert list(waiting.held(run)) == [
         Held(1, "every step up to the last is being computed already", (0,))
     ]
-
-
-def test_every_worker_is_stopped_after_the_last_step() -> None:
-    run = coordinator("sync-replicas:aggregate=2", joined=3, workers=3, steps=1)
-    playing(run)("""
-        pull 0     -> -
-        pull 1     -> -
-        pull 2     -> answer 0 with 0, answer 1 with 1, answer 2 with 2
-        push 0 1 0 -> -
-        push 1 1 1 -> reduce 0 1, answer 0 stop, answer 1 stop
-        push 2 1 2 -> drop 2 the job is complete, answer 2 stop
-        join 1 2   -> -
-        pull 1     -> answer 1 stop
-        leave 1    -> -
-        held       -> -
-    """)
-    assert run.version == 1
-    assert run.ledger.open_batches() == (2,)
-
-
-def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step() -> None:
-    """A shard to which nothing is said of a push it has would apply it by itself."""
-    run = coordinator("sync-replicas:aggregate=2", joined=2, workers=2)
-    playing(run)("""
-        pull 0     -> -
-        pull 1     -> answer 0 with 0, answer 1 with 1
-        push 0 1 0 -> -
-        give-up    -> drop 0 the job was given up, answer 0 stop
-        push 1 1 1 -> drop 1 the job is complete, answer 1 stop
-    """)
-    assert run.ledger.open_batches() == (0, 1)
-
-
-def test_job_that_is_complete_when_it_starts_stops_everyone() -> None:
-    run = coordinator("sync-replicas", steps=5, version=5)
-    playing(run)("""
-        join 0 1 -> -
-        pull 0   -> answer 0 stop
-    """)
-    assert run.finished
-
-
-def test_non_finite_gradient_is_skipped_with_its_batch() -> None:
-    run = coordinator("sync-replicas", shards=2, workers=1)
-    playing(run)("""
-        join 0 1            -> -
-        pull 0              -> answer 0 with 0
-        push 0 1 0          -> -
-        push 0 1 0 at 1 bad -> answer 0 with 1
-        push 0 2 1          -> -
-        push 0 2 1 at 1     -> reduce 0, answer 0 with 2
-    """)
-    assert run.refused == 1
-    assert run.version == 1
-    assert run.ledger.open_batches() == (2,)
-
-
-def test_non_finite_gradient_does_not_move_a_clock() -> None:
-    run = coordinator("bounded-staleness:0")
-    playing(run)("""
-        join 0 1       -> -
-        pull 0         -> answer 0 with 0
-        join 1 1       -> -
-        pull 1         -> answer 1 with 1
-        push 0 1 0 bad -> answer 0 with 2
-        push 1 1 1     -> apply 1
-        held           -> 1 waits for 0
-        push 0 2 2     -> apply 0, answer 0 with 3, answer 1 with 4
-    """)
-
-
-def test_resumed_run_leases_what_was_open_first() -> None:
-    run = coordinator("sync-replicas", version=7, ledger=Ledger(next_batch=20, returned=[17, 12]))
-    playing(run)("""
-        join 0 1     -> -
-        join 1 1     -> -
-        pull 1       -> -
-        pull 0       -> answer 0 with 12, answer 1 with 17
-        push 0 1 12  -> -
-        push 1 1 17  -> reduce 0 1, answer 0 with 20, answer 1 with 21
-    """)
-    assert run.version == 8

@@ -10,12 +10,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Event as CoordinatorEvent
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, PushesReported
 from zmqtrain.policies import Decision, Release, make_policy
 from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Drop, Order, Reduce, Switch
-from zmqtrain.wire.messages import Arrived, SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 SPECS = [
     "hogwild",
@@ -287,10 +289,10 @@ class World:
         )
 
     def check_held(self) -> None:
-        waiting = sorted(w for w, life in self.lives.items() if life.state == "waiting")
-        held = list(self.coordinator.held())
+        expected = sorted(w for w, life in self.lives.items() if life.state == "waiting")
+        held = list(waiting.held(self.coordinator))
         names = sorted(reason.worker for reason in held)
-        self.expect(names == waiting, f"held are {names}, waiting are {waiting}")
+        self.expect(names == expected, f"held are {names}, waiting are {expected}")
         for reason in held:
             known = bool(reason.by) or "token" in reason.reason  # who is yet to join has no name
             self.expect(known and reason.worker not in reason.by, f"{reason}")
@@ -318,7 +320,7 @@ class World:
 
     def reinforce(self) -> None:
         """Join those who are missing, where nothing can go on without them."""
-        reasons = [held.reason for held in self.coordinator.held()]
+        reasons = [held.reason for held in waiting.held(self.coordinator)]
         first_step = any("workers have joined" in reason for reason in reasons)
         self.expect(first_step or not self.lives, f"nothing goes on: {reasons}")
         for worker in range(self.workers):

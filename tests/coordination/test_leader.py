@@ -13,17 +13,20 @@ from tests.asking import Asked
 from tests.clock import StopClock
 from tests.coordination.parts import add_peer, begun_leader, leader_with_a_roster, make_leader
 from zmqtrain.coordination import leader as leader_module
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.events import Measured, PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import PeerTable
+from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.policies.sync_replicas import TokenSyncReplicas
 from zmqtrain.protocol.orders import Answer, Apply, Measure, Numbered, Reduce, Snapshot
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Arrived, Extend, Save, ShardReport, SwitchPolicy
+from zmqtrain.wire.control import Extend, Save, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, ShardReport
 
 REPORT = ShardReport(0, 0, 16)
 
@@ -309,18 +312,18 @@ async def test_figures_of_the_policy_are_those_of_its_workers_and_tokens() -> No
     value = leader.metrics.registry.get_sample_value
     for sequence in (1, 2):
         leader.arrived(PushArrived(0, sequence, leader.coordinator.ledger.leases[0][0], 10))
-    leader.watch()
+    WorkerWatch(leader).check()
     policy = leader.coordinator.policy
     assert isinstance(policy, TokenSyncReplicas)
     assert value("zmqtrain_tokens_queued") == len(policy.tokens) == 3 + 2 - 2
     assert value("zmqtrain_token_takers") == 0
     assert value("zmqtrain_tokens_taken_total") == 2
-    for worker, behind in leader.coordinator.behind().items():
+    for worker, behind in waiting.behind(leader.coordinator).items():
         assert value("zmqtrain_worker_behind_steps", {"worker": str(worker)}) == behind
     leader.left(next(peer for peer in leader.peers if peer.index == 1))
     leader.event(SwitchPolicy("hogwild"))
     leader.arrived(PushArrived(0, 3, leader.coordinator.ledger.leases[0][0], 10))
-    leader.watch()
+    WorkerWatch(leader).check()
     assert leader.policy == "hogwild"
     assert math.isnan(value("zmqtrain_tokens_queued") or 0)
     assert value("zmqtrain_tokens_taken_total") == 2
@@ -334,7 +337,7 @@ async def test_workers_are_expected_that_were_asked_for_or_came_and_have_not_lef
     expected = []
 
     def note() -> None:
-        leader.watch()
+        WorkerWatch(leader).check()
         expected.append(value("zmqtrain_expected_workers"))
 
     note()

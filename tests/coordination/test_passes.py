@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,72 +13,66 @@ from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.protocol.orders import Answer, Order
-from zmqtrain.wire.messages import Extend
+from zmqtrain.wire.control import Extend
 
 ENDLESS = 1 << 40
 
 
-def test_nothing_is_leased_before_the_first_pass_begins() -> None:
-    run = coordinator("hogwild", joined=2, steps=ENDLESS, ledger=Ledger(limit=0))
-    playing(run)("""
-        pull 0     -> -
-        pull 1     -> -
-        held       -> -
-        extend 3   -> switch hogwild, answer 0 with 0, answer 1 with 1
-        push 1 1 1 -> apply 1, answer 1 with 2
-        push 0 1 0 -> apply 0
-        held       -> 0 waits for 1
-        push 1 2 2 -> apply 1
-        held       -> -
-    """)
-    assert run.is_pass_over
-    playing(run)("extend 6 -> switch hogwild, answer 0 with 3, answer 1 with 4")
-
-
-def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there() -> None:
-    run = coordinator("sync-replicas:aggregate=4", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
-    playing(run)("""
-        pull 0     -> -
-        pull 1     -> answer 0 with 0, answer 1 with 1
-        push 0 1 0 -> accumulate 0
-        push 1 1 1 -> accumulate 1, reduce, switch sync-replicas:aggregate=4
-        extend 4   -> switch sync-replicas:aggregate=4, answer 0 with 2, answer 1 with 3
-    """)
-    assert run.ledger.pass_examples == 0
-
-
-def test_batch_of_a_worker_that_dies_belongs_to_its_pass() -> None:
-    run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
-    playing(run)("""
-        pull 0     -> -
-        pull 1     -> answer 0 with 0, answer 1 with 1
-        push 0 1 0 -> -
-        leave 1    -> reduce 0, answer 0 with 1
-        push 0 2 1 -> reduce 0
-    """)
-    assert run.is_pass_over
-
-
-def test_limit_raised_during_a_pass_holds_no_worker() -> None:
-    run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
-    playing(run)("""
+PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "nothing is leased before the first pass begins":
+    ("hogwild", {"joined": 2, "steps": ENDLESS, "ledger": Ledger(limit=0)}, """
+        pull 0        -> -
+        pull 1        -> -
+        held          -> -
+        extend 3      -> switch hogwild, answer 0 with 0, answer 1 with 1
+        push 1 1 1    -> apply 1, answer 1 with 2
+        push 0 1 0    -> apply 0
+        held          -> 0 waits for 1
+        push 1 2 2    -> apply 1
+        held          -> -
+        .is_pass_over -> True
+        extend 6      -> switch hogwild, answer 0 with 3, answer 1 with 4
+    """),
+    "last step of a pass ends with the gradients that are there":
+    ("sync-replicas:aggregate=4", {"joined": 2, "steps": ENDLESS, "ledger": Ledger(limit=2)}, """
+        pull 0                -> -
+        pull 1                -> answer 0 with 0, answer 1 with 1
+        push 0 1 0            -> accumulate 0
+        push 1 1 1            -> accumulate 1, reduce, switch sync-replicas:aggregate=4
+        extend 4              -> switch sync-replicas:aggregate=4, answer 0 with 2, answer 1 with 3
+        .ledger.pass_examples -> 0
+    """),
+    "batch of a worker that dies belongs to its pass":
+    ("sync-replicas", {"joined": 2, "steps": ENDLESS, "ledger": Ledger(limit=2)}, """
+        pull 0        -> -
+        pull 1        -> answer 0 with 0, answer 1 with 1
+        push 0 1 0    -> -
+        leave 1       -> reduce 0, answer 0 with 1
+        push 0 2 1    -> reduce 0
+        .is_pass_over -> True
+    """),
+    "limit raised during a pass holds no worker":
+    ("sync-replicas", {"joined": 2, "steps": ENDLESS, "ledger": Ledger(limit=2)}, """
         pull 0     -> -
         pull 1     -> answer 0 with 0, answer 1 with 1
         extend 4   -> -
         extend 4   -> -
         push 0 1 0 -> -
         push 1 1 1 -> reduce 0 1, answer 0 with 2, answer 1 with 3
-    """)
-
-
-def test_run_may_be_closed_between_two_passes() -> None:
-    run = coordinator("hogwild", joined=1, workers=1, steps=ENDLESS, ledger=Ledger(limit=1))
-    playing(run)("""
+    """),
+    "run may be closed between two passes":
+    ("hogwild", {"joined": 1, "workers": 1, "steps": ENDLESS, "ledger": Ledger(limit=1)}, """
         pull 0     -> answer 0 with 0
         push 0 1 0 -> apply 0
         close      -> answer 0 stop
-    """)
-    assert run.finished
+        .finished  -> True
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "fields", "script"), PLAYS.values(), ids=PLAYS)
+def test_orders_are_those_of_the_play(policy: str, fields: dict[str, Any], script: str) -> None:
+    playing(coordinator(policy, **fields))(script)
 
 
 POLICIES = [

@@ -10,6 +10,7 @@ import pytest
 
 from tests.asking import Asked
 from tests.clock import StopClock
+from zmqtrain.actors.process_identity import process_identity
 from zmqtrain.coordination import peers as peers_module
 from zmqtrain.coordination.peers import AHEAD_MS, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
@@ -38,9 +39,10 @@ def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> N
         peers.join(from_worker(join("first/2"), LATER), join("first/2"))
 
 
-def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.coordination.peers.has_ended", lambda told: told == "dead")
-    for told, is_free in (("alive", False), ("dead", True)):
+def test_place_of_a_process_that_has_ended_is_free_at_once() -> None:
+    alive = process_identity()
+    dead = f"{alive.rpartition('/')[0]}/0"  # its number has gone to one that began later
+    for told, is_free in ((alive, False), (dead, True)):
         peers = PeerTable(5.0, 1, lambda peer: False)
         for message in (join("first/1", told), join("second/1")):
             peer = peers.join(from_worker(message), message)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.coordination.plays import coordinator, playing
 from zmqtrain.policies import Apply, Decision, Held, Release, load_policy
-from zmqtrain.wire.messages import SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
 
 
 class OnTheNextPush:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.coordination.plays import coordinator, playing
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import SwitchPolicy
+from zmqtrain.wire.control import SwitchPolicy
 
-
-def test_everyone_is_held_until_no_worker_computes() -> None:
-    run = coordinator("hogwild", joined=2)
-    playing(run)("""
+PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "everyone is held until no worker computes": ("hogwild", {"joined": 2}, """
         pull 0               -> answer 0 with 0
         pull 1               -> answer 1 with 1
         switch sync-replicas -> -
@@ -23,9 +24,106 @@ def test_everyone_is_held_until_no_worker_computes() -> None:
         push 1 2 3           -> -
         held                 -> 1 waits for 0
         push 0 2 2           -> reduce 0 1, answer 0 with 4, answer 1 with 5
-    """)
-    assert run.policy.spec == "sync-replicas"
-    assert run.next_policy is None
+        .policy.spec         -> sync-replicas
+        .next_policy         -> None
+    """),
+    "unfinished step is settled under the old policy":
+    ("sync-replicas:aggregate=5", {"joined": 2}, """
+        pull 0         -> -
+        pull 1         -> answer 0 with 0, answer 1 with 1
+        push 0 1 0     -> accumulate 0, answer 0 with 2
+        switch hogwild -> -
+        push 0 2 2     -> accumulate 0
+        push 1 1 1     -> accumulate 1, reduce, switch hogwild, answer 0 with 3, answer 1 with 4
+        push 1 2 4     -> apply 1, answer 1 with 5
+        .version       -> 2
+    """),
+    "worker that computes and leaves opens the barrier": ("hogwild", {"joined": 2}, """
+        pull 0               -> answer 0 with 0
+        pull 1               -> answer 1 with 1
+        switch sync-replicas -> -
+        push 0 1 0           -> apply 0
+        leave 1              -> switch sync-replicas, answer 0 with 1
+        push 0 2 1           -> reduce 0, answer 0 with 2
+    """),
+    "policy changes at once when no worker computes": ("sync-replicas", {"joined": 2}, """
+        pull 0         -> -
+        switch hogwild -> switch hogwild, answer 0 with 0
+        pull 1         -> answer 1 with 1
+    """),
+    "policy changes while no worker is live": ("hogwild", {}, """
+        switch sync-replicas -> switch sync-replicas
+        join 1 1             -> -
+        pull 1               -> answer 1 with 0
+    """),
+    "worker that joins during a switch begins under the new policy": ("hogwild", {"joined": 2}, """
+        pull 0                     -> answer 0 with 0
+        switch bounded-staleness:0 -> -
+        pull 1                     -> -
+        held                       -> 1 waits for 0
+        push 0 1 0 -> apply 0, switch bounded-staleness:0, answer 0 with 1, answer 1 with 2
+        push 0 2 1                 -> apply 0
+        held                       -> 0 waits for 1
+    """),
+    "last request for a switch wins": ("hogwild", {"joined": 2}, """
+        pull 0                     -> answer 0 with 0
+        switch sync-replicas       -> -
+        switch bounded-staleness:3 -> -
+        push 0 1 0                 -> apply 0, switch bounded-staleness:3, answer 0 with 1
+    """),
+    "run that ends during a switch forgets it":
+    ("sync-replicas:aggregate=1", {"joined": 2, "steps": 1}, """
+        pull 0         -> -
+        pull 1         -> answer 0 with 0, answer 1 with 1
+        switch hogwild -> -
+        push 0 1 0     -> reduce 0, answer 0 stop
+        held           -> -
+        push 1 1 1     -> drop 1 the job is complete, answer 1 stop
+        .next_policy   -> None
+        .policy.spec   -> sync-replicas:aggregate=1
+    """),
+    "non finite push is held like any other": ("sync-replicas", {"joined": 2}, """
+        pull 0         -> -
+        pull 1         -> answer 0 with 0, answer 1 with 1
+        push 0 1 0     -> -
+        switch hogwild -> -
+        push 1 1 1 bad -> reduce 0, switch hogwild, answer 0 with 2, answer 1 with 3
+        .refused       -> 1
+    """),
+    "push that is not at every shard keeps the barrier shut":
+    ("bounded-staleness:9", {"joined": 2, "shards": 2}, """
+        pull 0          -> answer 0 with 0
+        push 0 1 0      -> -
+        switch hogwild  -> -
+        held            -> -
+        push 0 1 0 at 1 -> apply 0, switch hogwild, answer 0 with 1
+        push 0 2 1      -> apply 0, answer 0 with 2
+    """),
+    "pull that other shards answered by themselves is not waited for":
+    ("hogwild", {"joined": 2, "shards": 2}, """
+        pull 0                     -> answer 0 with 0
+        switch bounded-staleness:1 -> -
+        push 0 1 0                 -> apply 0, switch bounded-staleness:1, answer 0 with 1
+        pull 1                     -> answer 1 with 2
+    """),
+    "leases beyond the last step are not computed under a policy of one push a step":
+    ("sync-replicas", {"joined": 2, "steps": 2, "lookahead": 1}, """
+        pull 0         -> -
+        pull 1         -> answer 0 with 0 2, answer 1 with 1 3
+        switch hogwild -> -
+        push 0 1 0     -> -
+        push 1 1 1     -> reduce 0 1, switch hogwild, answer 0
+        held           -> 1 waits for 0
+        leave 0        -> answer 1
+        push 1 2 3     -> apply 1, answer 1 stop
+        open           -> 2
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "fields", "script"), PLAYS.values(), ids=PLAYS)
+def test_orders_are_those_of_the_play(policy: str, fields: dict[str, Any], script: str) -> None:
+    playing(coordinator(policy, **fields))(script)
 
 
 def test_held_worker_waits_for_the_policy_to_change() -> None:
@@ -35,7 +133,9 @@ def test_held_worker_waits_for_the_policy_to_change() -> None:
         run.handle(PullArrived(worker))
     run.handle(SwitchPolicy("sync-replicas:aggregate=1"))
     run.handle(PushArrived(1, 1, 1))
-    assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
+    assert list(waiting.held(run)) == [
+        Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))
+    ]
 
 
 def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
@@ -50,132 +150,7 @@ def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
         push 1 1 2           -> apply 1, switch sync-replicas, answer 0 with 4, answer 1 with 5
         push 0 4 4           -> -
     """)
-    assert list(run.held()) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
-
-
-def test_unfinished_step_is_settled_under_the_old_policy() -> None:
-    run = coordinator("sync-replicas:aggregate=5", joined=2)
-    playing(run)("""
-        pull 0         -> -
-        pull 1         -> answer 0 with 0, answer 1 with 1
-        push 0 1 0     -> accumulate 0, answer 0 with 2
-        switch hogwild -> -
-        push 0 2 2     -> accumulate 0
-        push 1 1 1     -> accumulate 1, reduce, switch hogwild, answer 0 with 3, answer 1 with 4
-        push 1 2 4     -> apply 1, answer 1 with 5
-    """)
-    assert run.version == 2
-
-
-def test_worker_that_computes_and_leaves_opens_the_barrier() -> None:
-    playing(coordinator("hogwild", joined=2))("""
-        pull 0               -> answer 0 with 0
-        pull 1               -> answer 1 with 1
-        switch sync-replicas -> -
-        push 0 1 0           -> apply 0
-        leave 1              -> switch sync-replicas, answer 0 with 1
-        push 0 2 1           -> reduce 0, answer 0 with 2
-    """)
-
-
-def test_policy_changes_at_once_when_no_worker_computes() -> None:
-    run = coordinator("sync-replicas", joined=2)
-    playing(run)("""
-        pull 0         -> -
-        switch hogwild -> switch hogwild, answer 0 with 0
-        pull 1         -> answer 1 with 1
-    """)
-
-
-def test_policy_changes_while_no_worker_is_live() -> None:
-    playing(coordinator("hogwild"))("""
-        switch sync-replicas -> switch sync-replicas
-        join 1 1             -> -
-        pull 1               -> answer 1 with 0
-    """)
-
-
-def test_worker_that_joins_during_a_switch_begins_under_the_new_policy() -> None:
-    playing(coordinator("hogwild", joined=2))("""
-        pull 0                     -> answer 0 with 0
-        switch bounded-staleness:0 -> -
-        pull 1                     -> -
-        held                       -> 1 waits for 0
-        push 0 1 0                 -> apply 0, switch bounded-staleness:0, answer 0 with 1, \
-answer 1 with 2
-        push 0 2 1                 -> apply 0
-        held                       -> 0 waits for 1
-    """)
-
-
-def test_last_request_for_a_switch_wins() -> None:
-    playing(coordinator("hogwild", joined=2))("""
-        pull 0                     -> answer 0 with 0
-        switch sync-replicas       -> -
-        switch bounded-staleness:3 -> -
-        push 0 1 0                 -> apply 0, switch bounded-staleness:3, answer 0 with 1
-    """)
-
-
-def test_run_that_ends_during_a_switch_forgets_it() -> None:
-    run = coordinator("sync-replicas:aggregate=1", joined=2, steps=1)
-    playing(run)("""
-        pull 0         -> -
-        pull 1         -> answer 0 with 0, answer 1 with 1
-        switch hogwild -> -
-        push 0 1 0     -> reduce 0, answer 0 stop
-        held           -> -
-        push 1 1 1     -> drop 1 the job is complete, answer 1 stop
-    """)
-    assert run.next_policy is None
-    assert run.policy.spec == "sync-replicas:aggregate=1"
-
-
-def test_non_finite_push_is_held_like_any_other() -> None:
-    run = coordinator("sync-replicas", joined=2)
-    playing(run)("""
-        pull 0         -> -
-        pull 1         -> answer 0 with 0, answer 1 with 1
-        push 0 1 0     -> -
-        switch hogwild -> -
-        push 1 1 1 bad -> reduce 0, switch hogwild, answer 0 with 2, answer 1 with 3
-    """)
-    assert run.refused == 1
-
-
-def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut() -> None:
-    playing(coordinator("bounded-staleness:9", joined=2, shards=2))("""
-        pull 0          -> answer 0 with 0
-        push 0 1 0      -> -
-        switch hogwild  -> -
-        held            -> -
-        push 0 1 0 at 1 -> apply 0, switch hogwild, answer 0 with 1
-        push 0 2 1      -> apply 0, answer 0 with 2
-    """)
-
-
-def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for() -> None:
-    playing(coordinator("hogwild", joined=2, shards=2))("""
-        pull 0                     -> answer 0 with 0
-        switch bounded-staleness:1 -> -
-        push 0 1 0                 -> apply 0, switch bounded-staleness:1, answer 0 with 1
-        pull 1                     -> answer 1 with 2
-    """)
-
-
-def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push_a_step() -> None:
-    run = coordinator("sync-replicas", joined=2, steps=2, lookahead=1)
-    playing(run)("""
-        pull 0         -> -
-        pull 1         -> answer 0 with 0 2, answer 1 with 1 3
-        switch hogwild -> -
-        push 0 1 0     -> -
-        push 1 1 1     -> reduce 0 1, switch hogwild, answer 0
-        held           -> 1 waits for 0
-        leave 0        -> answer 1
-        push 1 2 3     -> apply 1, answer 1 stop
-    """)
-    assert run.ledger.open_batches() == (2,)
+    assert list(waiting.held(run)) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "sync-replicas"])
@@ -197,12 +172,12 @@ def test_no_worker_is_behind_when_a_policy_begins(after: str) -> None:
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 24):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
-    assert run.behind() == {0: 0, 1: 23}
+    assert waiting.behind(run) == {0: 0, 1: 23}
     run.handle(SwitchPolicy(after))
     run.handle(PushArrived(0, 24, run.ledger.leases[0][0]))
     run.handle(PushArrived(1, 1, 1))
     assert run.policy.spec == after
-    assert run.behind() == {0: 0, 1: 0}
+    assert waiting.behind(run) == {0: 0, 1: 0}
 
 
 def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
@@ -212,11 +187,11 @@ def test_worker_that_comes_back_is_not_behind_the_slowest() -> None:
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
         if sequence < 3:
             run.handle(PushArrived(1, sequence, run.ledger.leases[1][0]))
-    assert run.behind() == {0: 0, 1: 3}
+    assert waiting.behind(run) == {0: 0, 1: 3}
     run.handle(Joined(1, 2))
-    assert run.behind() == {0: 0}, "it takes no part yet"
+    assert waiting.behind(run) == {0: 0}, "it takes no part yet"
     run.handle(PullArrived(1))
-    assert run.behind() == {0: 0, 1: 0}
+    assert waiting.behind(run) == {0: 0, 1: 0}
 
 
 def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
@@ -224,8 +199,8 @@ def test_worker_that_the_bound_holds_is_ahead_by_the_bound() -> None:
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 4):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
-    assert [held.worker for held in run.held()] == [0]
-    assert run.behind() == {0: 0, 1: 2}
+    assert [held.worker for held in waiting.held(run)] == [0]
+    assert waiting.behind(run) == {0: 0, 1: 2}
 
 
 def test_worker_with_an_old_token_is_behind_by_steps_of_the_job() -> None:
@@ -234,4 +209,4 @@ def test_worker_with_an_old_token_is_behind_by_steps_of_the_job() -> None:
     playing(run)("pull 0 -> answer 0 with 0\npull 1 -> answer 1 with 1")
     for sequence in range(1, 5):
         run.handle(PushArrived(0, sequence, run.ledger.leases[0][0]))
-    assert run.behind() == {0: 0, 1: 1}
+    assert waiting.behind(run) == {0: 0, 1: 1}

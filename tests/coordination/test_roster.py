@@ -15,7 +15,7 @@ from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived,
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.protocol.orders import Answer, Order, Roster, Switch
-from zmqtrain.wire.messages import Close, Extend
+from zmqtrain.wire.control import Close, Extend
 
 EXAMPLES = 10
 

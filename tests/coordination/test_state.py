@@ -22,7 +22,8 @@ from zmqtrain.coordination.events import (
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.orders import Answer, Apply, Order
-from zmqtrain.wire.messages import Arrived, Close, Save, SwitchPolicy
+from zmqtrain.wire.control import Close, Save, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 SPECS = (
     "hogwild",

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.coordination.parts import TIMING, add_peer, begun_leader, host
+from tests.coordination.parts import TIMING, add_peer, begun_leader, host, make_leader
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import A_WORKER, PeerTable, names_of
 from zmqtrain.coordination.status import status_of
 from zmqtrain.job_checks import ENDLESS
@@ -35,8 +36,8 @@ def status() -> Status:
     leader = begun_leader(shards=2, peers=peers)
     for worker in (0, 1):
         leader.arrived(PullArrived(worker))
-    leader.applied(4, {0: 0, 1: 2}, 1.0)
-    leader.applied(5, {0: 1}, 2.0)
+    leader.figures.applied(leader.coordinator, 4, {0: 0, 1: 2}, 1.0)
+    leader.figures.applied(leader.coordinator, 5, {0: 1}, 2.0)
     shard.report = ShardReport(0, 7, 24)
     shard.heard_at = time.monotonic() - SILENT_S
     return status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False)
@@ -55,6 +56,18 @@ def test_staleness_is_that_of_all_gradients_and_of_each_worker(status: Status) -
     workers = {task.task: task.staleness for task in status.tasks if task.role == "worker"}
     assert workers == {"worker 0": 0.5, "worker 1": 2.0}
     assert (status.staleness["mean"], status.staleness["max"]) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("uncounted", "reason"), [(0, "the first epoch has not begun"), (4, "the epoch is over")]
+)
+def test_worker_that_waits_for_an_epoch_is_told_which(uncounted: int, reason: str) -> None:
+    leader = make_leader()
+    leader.begin(1, 0, Ledger(next_batch=uncounted, limit=uncounted))
+    leader.joined(add_peer(leader.peers, "worker 0"))
+    leader.arrived(PullArrived(0))
+    found = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False)
+    assert reason in [wait.reason for wait in found.waits if wait.owner == "worker 0"]
 
 
 def test_wait_for_a_silent_task_ends_when_that_is_given_up(status: Status) -> None:

@@ -59,3 +59,8 @@ def test_lock_is_held_by_one_task_at_a_time_and_its_file_stays(tmp_path: Path) -
     for _ in range(2):
         with one_task_at_a_time(path):
             assert path.with_name("index.lock").exists()
+
+
+def test_address_is_refused_with_the_way_out() -> None:
+    with pytest.raises(DataError, match=r"s3://bucket/x\.csv is an address; .*Stream\("):
+        files_of(["s3://bucket/x.csv"])

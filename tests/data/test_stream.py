@@ -352,3 +352,14 @@ def test_stream_that_cannot_be_read_is_refused(stream: Stream, text: str) -> Non
 def test_stream_without_a_sequence_or_a_function_is_refused(parts: Any, read: Any) -> None:
     with pytest.raises(ConfigError, match=r"^a Stream was given .*3.*; expected its parts"):
         Stream(parts, read)
+
+
+def test_parts_may_be_addresses_that_a_function_of_the_users_own_opens() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    addresses = [f"memory://zmqtrain/{number}.txt" for number in range(2)]
+    for number, address in enumerate(addresses):
+        with fsspec.open(address, "wt") as file:
+            file.writelines(f"{10 * number + line}\n" for line in range(3))
+    stream = Stream(addresses, lambda address: fsspec.open(address, "rt").open(), np.float32)
+    (batch,) = stream.take(StreamPlan(2, 3, 0).indices(1))
+    assert batch.tolist() == [10, 11, 12]

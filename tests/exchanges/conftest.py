@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -57,13 +57,18 @@ class Guest(JobActor):
 
 
 def guest_of(
-    plan: Plan, transport: MemoryTransport, *, lane: Literal["auto", "memory", "tcp"] = "auto"
+    plan: Plan,
+    transport: MemoryTransport,
+    *,
+    lane: Literal["auto", "memory", "tcp"] = "auto",
+    far: Collection[int] = (),
 ) -> tuple[Guest, Chief, list[ParameterServer]]:
-    """Return the actors of a job whose only worker is a guest."""
+    """Return the actors of a job whose only worker is a guest. ``far``: ps that map no memory."""
     config = TaskConfig(role=Role.WORKER, job="job", ps=plan.ps, lane=lane)
+    elsewhere = config.model_copy(update={"lane": "tcp"})
     servers = [
-        ParameterServer(config.of(Task(Role.PS, shard)), plan, transport)
-        for shard in range(plan.shards)
+        ParameterServer(of.of(Task(Role.PS, shard)), plan, transport)
+        for shard, of in ((n, elsewhere if n in far else config) for n in range(plan.shards))
     ]
     chief = Chief(config.of(Task(Role.CHIEF, 0)), plan, transport, lambda status: None)
     return Guest(config, plan, transport), chief, servers

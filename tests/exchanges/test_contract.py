@@ -125,6 +125,22 @@ async def test_every_batch_up_to_the_last_step_is_given_once(
         assert batches[:done] == list(range(6))
 
 
+async def test_rest_of_a_compressed_gradient_is_not_added_to_a_difference(
+    open_exchange: OpenExchange,
+) -> None:
+    job = make_job(policy="local-steps:1,after=1", compression="topk:ratio=0.25")
+    async with open_exchange(job) as exchange:
+        membership = await exchange.join()
+        exchange.begin()
+        for flat in membership.gradients:
+            flat[...] = np.arange(len(flat))
+        result = await exchange.finish(StepReport(0, 3, 0.5, True))
+        assert result.round is not None
+        before = values(membership)
+        await push(exchange, membership, 1, 0.0)
+        np.testing.assert_array_equal(values(membership), before)
+
+
 async def test_gradients_are_averaged_where_the_policy_says_so(
     open_exchange: OpenExchange,
 ) -> None:

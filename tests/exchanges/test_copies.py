@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import zmqtrain.chief.linked_job
 import zmqtrain.exchanges.lanes as lanes
 from tests.exchanges.conftest import KINDS, guest_of
 from tests.exchanges.test_state import make_job, train
@@ -49,10 +48,7 @@ async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
     plan, job = replace(plan, workers=1), plan.job
     transport, outcome = MemoryTransport(), Outcome()
 
-    map_segment, request, join = lanes.map_segment, Link.request, ParameterServerExchange.join
-
-    async def map_near(actor: Any, shard: int, joined: Any) -> Any:
-        return await map_segment(actor, shard, joined) if shard in near else None
+    request, join = Link.request, ParameterServerExchange.join
 
     async def note_read(link: Link, message: Any, **options: Any) -> Any:
         if isinstance(message, Read) and message.values and not message.copies:
@@ -65,11 +61,9 @@ async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
         return membership
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "map_segment", map_near)
-        patch.setattr(zmqtrain.chief.linked_job, "map_segment", map_near)
         patch.setattr(Link, "request", note_read)
         patch.setattr(ParameterServerExchange, "join", note_written)
-        guest, chief, servers = guest_of(plan, transport)
+        guest, chief, servers = guest_of(plan, transport, far={0, 1, 2} - near)
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             for actor in (*servers, guest, chief):
                 group.create_task(actor.run())

@@ -24,7 +24,7 @@ from zmqtrain.optim import SGD
 from zmqtrain.training.evaluation import evaluate, parts_of, rows_of
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge
-from zmqtrain.wire.messages import Evaluate, Evaluated
+from zmqtrain.wire.control import Evaluate, Evaluated
 
 RANDOM = np.random.default_rng(5)
 EXAMPLES, EVALUATED, BATCH = 24, 101, 2  # a prime

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.chunk_sizes import chunks_of
 from tests.exchanges.conftest import KINDS
 from tests.exchanges.test_clipping import CUT_UP, WAYS, clipped
 from tests.exchanges.test_state import values
@@ -155,14 +156,14 @@ async def train(job: Job, exchange: Exchange) -> list[dict[str, bytes]]:
     ids=["clipped", "in rounds", "one by one"],
 )
 async def test_mixed_batches_sent_while_they_are_computed_arrive_as_the_whole_does(
-    fields: dict[str, Any], compression: str, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], compression: str
 ) -> None:
-    monkeypatch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", 40)
     found = []
     for overlap in (False, True):
         job = make_job(compression=compression, overlap=overlap, **fields, **CUT_UP)
-        async with KINDS["2 ps, by messages"](job) as exchange:
-            found.append(await train(job, exchange))
+        with chunks_of(40):
+            async with KINDS["2 ps, by messages"](job) as exchange:
+                found.append(await train(job, exchange))
     async with KINDS["local"](job) as exchange:
         alone = await train(job, exchange)
     assert found[0] == found[1]

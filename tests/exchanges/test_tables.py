@@ -15,18 +15,13 @@ from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.models.tables import Ids, Rows, RowsOf, Table
-from zmqtrain.optim import SGD, Adagrad, RowwiseAdagrad, Rule
+from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
+from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
 SIZES = {"user": USERS, "item": ITEMS}
-
-
-@pytest.fixture(params=KINDS)
-def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
-    return KINDS[request.param]
 
 
 async def read(membership: Membership, *wanted: tuple[int, Any]) -> list[Rows]:
@@ -161,6 +156,25 @@ async def test_mean_counts_a_row_that_a_gradient_lacks_as_zero(open_exchange: Op
         np.testing.assert_array_equal(after, expected)
 
 
+class Seldom(Recommender):
+    """No step looks an item up, and every second one nothing at all."""
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        users = batch[0][:, 0] if parameters["bias"][0] < 0 else []
+        rows = parameters["user"].take(users)
+        out["user"].add(users, rows + 1)
+        out["bias"][...] = 1 if len(users) == 0 else -1
+        return 0.5
+
+
+async def test_step_may_leave_out_tables_or_all_of_them(open_exchange: OpenExchange) -> None:
+    async with open_exchange(make_job(Seldom(), optimizer=SGD(0.5), prefetch=0)) as exchange:
+        found = await train(make_job(Seldom(), optimizer=SGD(0.5), prefetch=0), exchange)
+    begin = Dense().parameters(0)
+    assert (found["user"] != begin["user"]).any()
+    np.testing.assert_array_equal(found["item"], begin["item"])
+
+
 async def test_gradient_that_is_not_finite_trains_no_row(open_exchange: OpenExchange) -> None:
     async with open_exchange(make_job()) as exchange:
         membership = await exchange.join()
@@ -240,6 +254,17 @@ def test_what_a_model_says_of_its_tables_counts_where_the_job_says_nothing() -> 
     assert [update.rule for update in job.table_updates()] == [Adagrad(0.1), SGD(0.5)]
 
 
+def test_rule_of_a_table_may_have_l2_of_its_own() -> None:
+    wrapped = Table(Update(Adam(0.1, catch_up=True), l2=0.25))
+    job = make_job(tables={"user": wrapped}, l2=0.5)
+    assert job.table_updates()[0] == Update(Adam(0.1, catch_up=True), l2=0.75)
+
+
+class Short:
+    def rows(self, key: int, ids: Ids, dim: int) -> Rows:
+        return np.zeros((1, dim), np.float32)
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -255,6 +280,13 @@ def test_what_a_model_says_of_its_tables_counts_where_the_job_says_nothing() -> 
         ({"tables": {"user": 3}}, "expected tables by patterns"),
         ({"optimizer": RowwiseAdagrad(0.1)}, "rule for rows of tables, but would train 'bias'"),
         ({"tables": {"user": Table(optimizer=SGD)}}, "this is a class; expected an object"),
+        ({"tables": {3: Table()}}, "expected tables by patterns"),
+        ({"tables": {"user": Table(LAMB(0.1))}}, "'user' has LAMB.* needs norms of whole"),
+        ({"tables": {"user": Table(Update(SGD(0.1), moving_average=0.9))}}, "no moving average"),
+        ({"tables": {"user": Table(initial=Uniform)}}, "initial .*'user' is <class .*Uniform"),
+        ({"tables": {"user": Table(initial=0.5)}}, "initial .* is 0.5; expected Uniform"),
+        ({"tables": {"user": Table(initial=Short())}}, r"returns shape \(1, 3\) for 2 ids"),
+        ({"tables": {"user": Table(initial=Given(np.ones((9, DIM))))}}, r"array of shape \(9, 3\)"),
     ],
 )
 def test_what_tables_cannot_have_is_refused_with_a_way_out(

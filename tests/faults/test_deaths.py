@@ -16,7 +16,8 @@ from simulation.schedule import WIDE
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.models.base import Batch, Gradients
-from zmqtrain.wire.messages import Close, Parameters
+from zmqtrain.wire.control import Close
+from zmqtrain.wire.messages import Parameters
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 DIRECT: dict[str, Any] = {"ps": 0, "workers": 3, "lane": "tcp", "in_chunks": True}
@@ -33,14 +34,14 @@ HOSTED: dict[str, Any] = {"ps": 0, "workers": 2, "lane": "shm"}
 @pytest.mark.parametrize(
     ("names", "fields", "lines", "policies"),
     [
-        (["worker 1"], {"lane": "tcp", "in_chunks": True}, range(1, 500, 50), POLICIES),
-        (["worker 1"], {"lane": "shm"}, range(1, 500, 50), POLICIES),
-        (["worker 0"], ON_A_BOARD, range(1, 700, 117), ["sync-replicas"]),
-        (["worker 1"], ON_A_BOARD, range(1, 700, 117), ["sync-replicas"]),
-        (["worker 0", "worker 1"], HOSTED, range(1, 900, 150), ["hogwild:whole"]),
-        (["worker 0", "worker 1"], HOSTED, range(1, 900, 150), ["sync-replicas"]),
-        (["ps 0", "ps 1"], {"lane": "tcp"}, range(1, 500, 83), ["sync-replicas"]),
-        (["ps 0", "ps 1"], {"lane": "shm"}, range(1, 500, 83), ["sync-replicas"]),
+        (["worker 1"], {"lane": "tcp", "in_chunks": True}, range(1, 500, 83), POLICIES),
+        (["worker 1"], {"lane": "shm"}, range(1, 500, 83), POLICIES),
+        (["worker 0"], ON_A_BOARD, range(1, 700, 175), ["sync-replicas"]),
+        (["worker 1"], ON_A_BOARD, range(1, 700, 175), ["sync-replicas"]),
+        (["worker 0", "worker 1"], HOSTED, range(1, 900, 225), ["hogwild:whole"]),
+        (["worker 0", "worker 1"], HOSTED, range(1, 900, 225), ["sync-replicas"]),
+        (["ps 0", "ps 1"], {"lane": "tcp"}, range(1, 500, 125), ["sync-replicas"]),
+        (["ps 0", "ps 1"], {"lane": "shm"}, range(1, 500, 125), ["sync-replicas"]),
     ],
 )
 def test_task_killed_anywhere_in_its_code_costs_no_push(
@@ -54,8 +55,8 @@ def test_task_killed_anywhere_in_its_code_costs_no_push(
 
 @pytest.mark.parametrize(
     ("fields", "lines"),
-    [(ON_A_BOARD, 0), (DIRECT, 100), (ON_A_BOARD, 250), (DIRECT, 400)],
-    ids=["board", "direct", "board, later", "direct, later"],
+    [(ON_A_BOARD, 250), (DIRECT, 100)],
+    ids=["board", "direct"],
 )
 def test_one_death_restarts_no_other_task_and_repeats_no_batch(
     fields: dict[str, Any], lines: int, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +117,7 @@ def test_deaths_that_come_together_cost_no_push(kills: tuple[Fault, ...], policy
     assert sorted(report.killed) == sorted(fault.names[0] for fault in kills)
 
 
-@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas:aggregate=2"])
+@pytest.mark.parametrize("policy", ["hogwild", "sync-replicas:aggregate=2"])
 def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(policy: str) -> None:
     kills = (Fault(0.2, "kill", ("worker 1",), 0.1, returns_as="worker 3"),)
     absent = frozenset({"worker 3"})
@@ -130,7 +131,7 @@ def test_task_killed_while_a_checkpoint_is_written_does_not_keep_the_job_from_be
     name: str,
 ) -> None:
     timing = calm().timing.model_copy(update={"lease_s": 0.4})
-    for number, lines in enumerate(range(1, 1000, 125)):
+    for number, lines in enumerate(range(1, 1000, 200)):
         faults = (Fault(0.3, "save"), kill(name, 0.3, lines=lines))
         policy = POLICIES[number % len(POLICIES)]
         saves = {"lane": "shm", "keeps": True, "save_secs": 1000.0, "timing": timing}
@@ -138,22 +139,21 @@ def test_task_killed_while_a_checkpoint_is_written_does_not_keep_the_job_from_be
 
 
 def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step() -> None:
-    for policy in POLICIES:
-        trace = trace_of(calm(policy=policy, faults=(kill("chief 0", lasts_s=10.0),)))
-        assert trace.of("ps 0 says: chief 0 is silent; training goes on without it")
-        assert trace.of("chief 0 says: taking over in generation 1")
-        assert len(trace.of("worker . joined")) == 3 * 2  # at every ps, once
+    trace = trace_of(calm(faults=(kill("chief 0", lasts_s=10.0),)))
+    assert trace.of("ps 0 says: chief 0 is silent; training goes on without it")
+    assert trace.of("chief 0 says: taking over in generation 1")
+    assert len(trace.of("worker . joined")) == 3 * 2  # at every ps, once
 
 
 def test_chief_stopped_while_it_takes_over_saves_what_was_learned_or_leaves_it() -> None:
     saved = []
-    for ms in range(1450, 1850, 25):
+    for ms in range(1450, 1850, 50):
         faults = (kill("chief 0", 0.8), Fault(ms / 1000, "interrupt"))
         trace = trace_of(calm(weather=WIDE, keeps=True, save_secs=1000.0, faults=faults))
         assert len(trace.of("ps 0 says: generation 1 begins")) == 1
         assert trace.of("chief 0 ended: exit code 130")
         saved += trace.of("chief 0 says: saved .*/step-0000000[1-9] ")
-    assert len(saved) > 2
+    assert len(saved) > 1
 
 
 def test_chief_stopped_before_its_first_order_is_answered_saves_what_was_learned() -> None:
@@ -175,12 +175,13 @@ def test_interrupted_step_ends_without_a_dead_worker_before_its_lease() -> None:
 
 def test_leaving_ps_admits_no_task_that_joins_its_next_life() -> None:
     """They come while it waits for the goodbyes of the run that Ctrl-C has ended as it began."""
-    for ms in range(45, 110, 8):
+    for ms in range(45, 110, 13):
         held(calm(weather=WIDE, faults=(Fault(ms / 1000, "interrupt"),)))
 
 
-@pytest.mark.parametrize("name", ["ps 0", "ps 1"])
-@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
+@pytest.mark.parametrize(
+    ("name", "policy"), [("ps 0", "bounded-staleness:1"), ("ps 1", "sync-replicas")]
+)
 def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
     policy: str, name: str
 ) -> None:
@@ -208,7 +209,7 @@ def test_ps_killed_between_a_drop_and_its_answer_gives_a_reason(name: str) -> No
 
 def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_being_written() -> None:
     """The leader lets its new life in when the lease of the old one is over: meanwhile."""
-    for lines in range(700, 1000, 50):
+    for lines in range(700, 1000, 75):
         faults = (Fault(0.5, "save"), Fault(0.5, "kill", ("ps 1",), 0.3, lines=lines))
         held(calm(policy="hogwild", lane="shm", keeps=True, save_secs=1000.0, faults=faults))
 

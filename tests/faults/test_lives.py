@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from simulation import fakes
 from simulation.faults import Fault
 from simulation.rules import before, delay, drop, refuse
 from simulation.run import simulate
-from tests.faults.test_clock_jump import HOUR_S, WallClock
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
-from zmqtrain.wire.messages import Initialize, Pull, Push, Read
+from zmqtrain.wire.control import Initialize
+from zmqtrain.wire.messages import Pull, Push, Read
 
-SET_BACK_AT_S = 1.1
 USUAL = calm(
     steps=40,
     lane="memory",
@@ -31,11 +29,8 @@ def run(*faults: Fault, **fields: Any) -> Trace:
 
 
 @pytest.mark.parametrize("lane", ["shm", "memory"], ids=["its memory", "a checkpoint"])
-def test_ps_numbers_a_new_life_above_the_last_one_known_from(
-    lane: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ps_numbers_a_new_life_above_the_last_one_known_from(lane: str) -> None:
     """The worker died as the youngest of all. Another shard knows it and lets no older life in."""
-    monkeypatch.setattr(fakes, "UNIX_S", WallClock(-HOUR_S, SET_BACK_AT_S))
     faults = [
         Fault(0.1, "kill", ("worker 1",), 0.7),
         Fault(1.2, "kill", ("worker 1",), 1.4),
@@ -43,7 +38,8 @@ def test_ps_numbers_a_new_life_above_the_last_one_known_from(
     ]
     if lane == "memory":
         faults.append(Fault(1.0, "save"))
-    trace = run(*faults, lane=lane, keeps=lane == "memory", slow=0)
+    set_back = (1.1, -3600.0)
+    trace = run(*faults, lane=lane, keeps=lane == "memory", slow=0, clock_set=set_back)
     assert len(trace.of("ps 1 says: worker 1 joined")) == 3
     assert not trace.of("has a newer life already")
 

@@ -15,7 +15,8 @@ from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.orders import Answer
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Orders, Pull, Push, ShardWritten, Shutdown
+from zmqtrain.wire.control import ShardWritten, Shutdown
+from zmqtrain.wire.messages import Orders, Pull, Push
 
 
 @pytest.mark.parametrize("fate", [drop, refuse], ids=["lost", "refused"])
@@ -115,7 +116,10 @@ def test_ps_that_gives_up_leaves_nothing_for_a_next_life() -> None:
 
 def test_tasks_that_need_a_ps_which_never_comes_back_end_in_time() -> None:
     lines: list[str] = []
-    simulate(calm(ps=2, lane="shm", faults=(Fault(0.5, "kill", ("ps 1",), 1000.0),)), lines.append)
+    patience = {"join_timeout_s": 5.0, "peer_timeout_s": 3.0}
+    timing = calm().timing.model_copy(update=patience)
+    kill = Fault(0.5, "kill", ("ps 1",), 200.0)
+    simulate(calm(ps=2, workers=2, lane="shm", timing=timing, faults=(kill,)), lines.append)
     for name in ("worker 0", "worker 1", "chief 0"):
         assert any(
             f" {name} ended: PeerLostError (ps 1 at ipc://simulated/1 has been silent" in line

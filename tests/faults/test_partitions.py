@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from simulation.fakes import CHUNK_SIZE
 from simulation.faults import Fault
-from simulation.network import Connection, Frames, Network
 from simulation.rules import drop
+from simulation.schedule import LOCAL
 from tests.traces import calm, held, trace_of
 from zmqtrain.config.timing import Timing
 
@@ -59,33 +57,14 @@ def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_witho
 def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(
     names: tuple[str, ...], keeps: bool
 ) -> None:
-    for policy, lasts_s in (("hogwild", SHORT_S), ("sync-replicas", LONG_S)):
-        held(calm(policy=policy, faults=(Fault(AT_S, "cut", names, lasts_s, mild=keeps),)))
+    policy, lasts_s = ("hogwild", SHORT_S) if keeps else ("sync-replicas", LONG_S)
+    held(calm(policy=policy, faults=(Fault(AT_S, "cut", names, lasts_s, mild=keeps),)))
 
 
 @pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
-def test_link_that_takes_half_a_lease_for_a_chunk_ends_no_life(
-    monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
+def test_link_that_takes_half_a_lease_for_a_chunk_ends_no_life(policy: str) -> None:
     """A gradient takes longer than a lease. Heartbeats wait in line behind its chunks."""
-    carry_once = Network._carry_once
     timing = Timing(heartbeat_s=0.2, lease_s=1.0, peer_timeout_s=2.0, grace_s=30.0)
-    nbytes_per_s = 4 * CHUNK_SIZE / (timing.lease_s / 2)
-
-    def slow(
-        network: Network,
-        connection: Connection,
-        frames: Frames,
-        up: bool,
-        earliest: float,
-        faults: Sequence[Any] = (),
-    ) -> None:
-        nbytes = sum(map(len, frames))
-        if nbytes > 4 * CHUNK_SIZE:  # what is small beside a chunk takes no time
-            begins = max(earliest, network._loop.time(), connection.last_at[up])
-            earliest = begins + nbytes / nbytes_per_s
-        carry_once(network, connection, frames, up, earliest, faults)
-
-    monkeypatch.setattr(Network, "_carry_once", slow)
-    trace = trace_of(calm(policy=policy, ps=1, workers=2, steps=4, in_chunks=True, timing=timing))
+    link = {"weather": replace(LOCAL, large_s=timing.lease_s / 2), "timing": timing}
+    trace = trace_of(calm(policy=policy, ps=1, workers=2, steps=4, in_chunks=True, **link))
     assert trace.of(f"{HAS_LEFT}|{BEGINS_AGAIN}|has been silent") == []

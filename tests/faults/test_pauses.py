@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import cycle
 
 import pytest
 
@@ -20,17 +21,18 @@ from zmqtrain.optim import SGD
 SHORT_S, LONG_S = 0.4, 3.0  # less and more than a lease
 HAS_LEFT = "it has left"
 BEGINS_AGAIN = "joining again"
+POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 
 
-@pytest.mark.parametrize("lane", ["tcp", "shm"])
-@pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0", "worker 1"])
+@pytest.mark.parametrize(
+    ("name", "lane"), list(zip(("ps 0", "ps 1", "chief 0", "worker 1"), cycle(("tcp", "shm"))))
+)
 def test_pause_shorter_than_a_lease_ends_no_life(name: str, lane: str) -> None:
     trace = trace_of(calm(lane=lane, faults=(Fault(0.4, "stop", (name,), SHORT_S),)))
     assert trace.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
 
 
-@pytest.mark.parametrize("lane", ["tcp", "shm"])
-@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
+@pytest.mark.parametrize(("policy", "lane"), list(zip(POLICIES, cycle(("tcp", "shm")))))
 def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
     policy: str, lane: str
 ) -> None:
@@ -51,8 +53,7 @@ def test_member_of_a_board_that_stood_still_begins_again_after_its_lease(lasts_s
     assert bool(trace.of(HAS_LEFT)) == bool(begins_again) == (lasts_s == LONG_S)
 
 
-@pytest.mark.parametrize("name", ["ps 0", "ps 1"])
-@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
+@pytest.mark.parametrize(("policy", "name"), list(zip(POLICIES, cycle(("ps 0", "ps 1")))))
 def test_ps_paused_for_longer_than_a_lease_ends_no_lease(name: str, policy: str) -> None:
     """What the others said meanwhile reaches it when it has already looked at its clock."""
     late = Fault(0.4, "cut", (name,), LONG_S + 0.1, mild=True)

@@ -48,11 +48,9 @@ def test_task_whose_ps_restarts_in_another_version_leaves_with_both_versions(
     for module in (actor, link):
         monkeypatch.setattr(module, "encode", encoded)
         monkeypatch.setattr(module, "decode", decoded)
-    monkeypatch.setattr("simulation.run.decode", lambda frames: "a message")
-    monkeypatch.setattr("simulation.monitor.MessageMonitor.saw", lambda *_: False)
-
     kill = Fault(0.5, "kill", ("ps 0",), 0.2)
-    report = simulate(calm(ps=2, workers=2, faults=(kill,)), lines.append)
+    schedule = calm(ps=2, workers=2, faults=(kill,))
+    report = simulate(schedule, lines.append, has_contents=False, is_monitored=False)
     assert report.broken == "the job did not end in order"
     for name in ("ps 1", "worker 0", "worker 1", "chief 0"):
         first, last = (line for line in lines if f" {name} ended: " in line)

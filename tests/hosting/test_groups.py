@@ -24,7 +24,7 @@ from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender, decode
-from zmqtrain.wire.messages import Gather
+from zmqtrain.wire.control import Gather
 
 MEMBERS = ("a:1", "b:1", "c:1")
 CONFIG = TaskConfig(role=Role.WORKER, job="j", ps="0", worker_addresses=MEMBERS, workers=3)

@@ -23,7 +23,7 @@ from zmqtrain.hosting import notes
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.planning.plan import plan_for
-from zmqtrain.wire.messages import Shutdown
+from zmqtrain.wire.control import Shutdown
 
 JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
 

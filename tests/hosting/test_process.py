@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import socket
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.fingerprint import changes_since, fingerprint_difference
 from zmqtrain.hosting.actors import run_all
-from zmqtrain.hosting.process import check_own_address
+from zmqtrain.hosting.process import check_own_address, serve_health
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.planning.plan import plan_for
@@ -131,3 +134,22 @@ def test_address_that_may_lead_here_or_is_not_needed_is_accepted(
     strategy: str, workers: tuple[str, ...], bind: str | None
 ) -> None:
     check(strategy, *workers, bind=bind)
+
+
+def test_taken_metrics_port_ends_no_task_that_did_not_ask_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    chief = Stub(Role.CHIEF)
+    config = TaskConfig(role=Role.CHIEF, job="job.py", ps=("127.0.0.1:2222",), workers=1)
+    asked = config.model_copy(update={"metrics_port": config.metrics_address[1]})
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(socket.socket())
+        with contextlib.suppress(OSError):  # then yet another process has it
+            other.bind(config.metrics_address)
+            other.listen()
+        with pytest.raises(ConfigError, match="is chief 0 already running on this host"):
+            serve_health(chief, asked, stack)
+        server = serve_health(chief, config, stack)
+        assert chief.metrics_address == f"127.0.0.1:{server.port}"
+        assert f"the metrics of chief 0 are at {chief.metrics_address}" in caplog.text

@@ -18,7 +18,7 @@ from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved, ShardFile
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.store.layout import ShardLayout
-from zmqtrain.wire.messages import HandedOver, HandOver
+from zmqtrain.wire.control import HandedOver, HandOver
 
 LAST = LastOrders(1, 1, (), Saved(0, "sync-replicas", LedgerState(0, (), 0)))
 FILE = ShardFile(0, "shard-00000.safetensors", 1, "0" * 64, 0)

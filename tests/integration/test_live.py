@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import urllib.request
 
-import pytest
-
-from tests.deploy import queries
 from tests.harness import Stage
 
 
@@ -46,27 +41,7 @@ def test_every_task_of_a_run_tells_its_health_and_its_metrics(stage: Stage) -> N
     stage.open_gate()
     run.summary()
 
-    exposed = set().union(*map(queries.exposed_names, expositions.values()))
-    known = exposed | queries.recorded_names()
-    read = {
-        (query.where, name)
-        for query in (*queries.dashboard_queries(), *queries.rule_queries())
-        for name in queries.metric_names(query.expr)
-    }
-    assert not {(where, name) for where, name in read if name not in known}
     for task, text in expositions.items():
         role, index = task.split()
         assert f'zmqtrain_task_info{{index="{index}",role="{role}"}} 1.0' in text
         assert 'zmqtrain_role_state{state="training"} 1.0' in text, task
-    for text in expositions.values():
-        check_with_promtool(text)
-
-
-def check_with_promtool(exposition: str) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
-    checked = subprocess.run(
-        [promtool, "check", "metrics"], input=exposition, capture_output=True, text=True
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

@@ -6,8 +6,6 @@ import signal
 import sys
 from typing import Any
 
-import pytest
-
 from tests.harness import Stage, check_counts
 from zmqtrain.errors import ExitCode
 
@@ -21,10 +19,9 @@ def counting_job(stage: Stage, **fields: Any) -> str:
     return stage.job("counting_job", gated=True, **common, **fields)
 
 
-@pytest.mark.parametrize("lane", ["auto", "tcp"])
-def test_killed_ps_goes_on_where_it_was(stage: Stage, lane: str) -> None:
+def test_killed_ps_goes_on_where_it_was(stage: Stage) -> None:
     cluster = stage.cluster(counting_job(stage, save_secs=1000, rows=True), ps=PS, workers=2)
-    patient = ("--lane", lane, "--lease-s", "60")  # no worker dies, and a busy machine is slow
+    patient = ("--lease-s", "60")  # no worker dies, and a busy machine is slow
     servers = [cluster.start("ps", index, *patient) for index in range(PS)]
     chief = cluster.start("chief", 0, *patient)
     workers = [cluster.start("worker", index, *patient) for index in range(2)]
@@ -34,9 +31,9 @@ def test_killed_ps_goes_on_where_it_was(stage: Stage, lane: str) -> None:
         step = cluster.until_status(lambda status, n=least: status.step >= n, "steps").step
         servers[index].signal(signal.SIGKILL)
         servers[index].exit_code()
-        if lane == "auto":  # workers that have mapped its memory wait, so that it is no rubbish
-            clean = stage.start("clean", sys.executable, "-m", "zmqtrain", "clean", "--json")
-            assert clean.summary()["removed"] == 0
+        # Workers that have mapped its memory wait, so that it is no rubbish.
+        clean = stage.start("clean", sys.executable, "-m", "zmqtrain", "clean", "--json")
+        assert clean.summary()["removed"] == 0
         servers[index] = cluster.start("ps", index, *patient)
         servers[index].until_line("this ps was killed at version .* of generation 1")
     stage.open_gate()

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.harness import Process, Stage, check_counts, status_of
 from zmqtrain.actors.client import ask
-from zmqtrain.errors import ExitCode, RefusedError
+from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Message, SwitchPolicy
+from zmqtrain.wire.messages import Message
 
 CLIENT = Owner("client")
 STEPS = 300
@@ -111,55 +108,6 @@ def test_job_with_keys_trains_and_obeys_clients(stage: Stage) -> None:
     job.end()
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
     assert job.tasks["worker 0"].lines("WARNING|ERROR") == []
-
-
-def test_stranger_is_refused_with_the_reason_and_counted(stage: Stage) -> None:
-    job = KeyedJob(stage, stage.job(gated=True))
-    job.add(Owner("worker", 9))
-    strange = job.directory.with_name("strange")
-    add_keys(strange, {Owner("worker", 1): make_pair()})
-    line = next(x for x in (job.directory / "registry").read_text().splitlines() if "ps 0" in x)
-    with (strange / "registry").open("a") as registry:
-        registry.write(f"{line}\n")
-    job.tasks = {
-        "ps 0": job.start("ps", 0),
-        "chief": job.start("chief"),
-        "worker 0": job.start("worker", 0),
-    }
-    job.until(lambda status: status.step > 0, "the first step")
-    before = job.turned_away()
-    refused = {
-        "it does not admit the key of worker 1, which is not in its registry or was revoked": (
-            job.cluster.start("worker", 1, "--keys", strange)
-        ),
-        "the key of worker 0 is not that of chief 0": (
-            job.cluster.start("chief", 0, "--keys", job.lend(Owner("worker", 0), Owner("chief")))
-        ),
-    }
-    for text, process in refused.items():
-        assert process.exit_code() == ExitCode.REFUSED, str(process)
-        assert process.lines(f" ERROR .*{re.escape(text)}"), str(process)
-    with pytest.raises(RefusedError, match="the key of worker 9 is not that of client"):
-        job.ask(SwitchPolicy("hogwild"), Owner("worker", 9))
-    stage.until(lambda: job.turned_away() >= before + len(refused) + 1, "the count of refusals")
-    for told in ("a key that is not known", "worker 9"):
-        job.tasks["ps 0"].until_line(f"WARNING .*refused: .*{told}")
-    job.end()
-
-
-def test_ps_of_a_former_job_is_tolerated_until_the_own_one_comes(stage: Stage) -> None:
-    """It was submitted again within seconds: an engine has not yet ended the one before."""
-    job = KeyedJob(stage, stage.job(steps=STEPS), workers=1)
-    former = stage.directory / "former"
-    add_keys(former, {Owner(role): make_pair() for role in ("ps", "chief", "worker")})
-    old = job.cluster.start("ps", 0, "--keys", former)
-    job.tasks = {"chief": job.start("chief"), "worker 0": job.start("worker")}
-    for task in job.tasks.values():
-        task.until_line("its key is not the one that our registry has for it")
-    old.signal(signal.SIGTERM)
-    assert old.exit_code() == ExitCode.TERMINATED
-    job.tasks["ps 0"] = job.start("ps")
-    job.end()
 
 
 def working(status: Status) -> int:

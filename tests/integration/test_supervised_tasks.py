@@ -83,7 +83,7 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage
         "ZMQTRAIN_HEARTBEAT_S": "0.2",
         "ZMQTRAIN_LEASE_S": "1",
     }
-    honcho = stage.start("honcho", "honcho", "start", "-c", "ps=2,worker=2", env=env)
+    honcho = stage.start("honcho", "honcho", "start", "-c", "ps=1,worker=1", env=env)
     leader = f"127.0.0.1:{port}"
 
     def until(condition: Callable[[Status], object], what: str) -> Status:
@@ -91,19 +91,19 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage
 
     stage.until(lambda: list(stage.logdir.glob("checkpoints/step-*/manifest.json")), "a checkpoint")
     killed: dict[str, int] = {}
-    for task in ("worker 1", "chief 0", "ps 0"):
-        status = until(lambda s: len(s.tasks) == 5, "everyone")
+    for task in ("worker 0", "chief 0", "ps 0"):
+        status = until(lambda s: len(s.tasks) == 3, "everyone")
         killed[task] = pid_of(status, task)
         os.kill(killed[task], signal.SIGKILL)
         status = until(
-            lambda s, task=task: len(s.tasks) == 5 and pid_of(s, task) != killed[task],
+            lambda s, task=task: len(s.tasks) == 3 and pid_of(s, task) != killed[task],
             f"the next life of {task}",
         )
         until(lambda s, step=status.step: s.step > step, f"steps after the death of {task}")
     stage.open_gate()
 
     assert honcho.exit_code() == 0, str(honcho)
-    assert "policy hogwild, 2 ps, 2 workers" in honcho.output
+    assert "policy hogwild, 1 ps, 1 worker" in honcho.output
     assert f"global step {STEPS}," in honcho.output
     assert honcho.output.count("was killed by signal 9 (SIGKILL) after ") == 3
     assert "9 of 10 restarts within 600 s are left" in honcho.output

@@ -20,7 +20,6 @@ from zmqtrain.cli.chaos import chaos_view
 from zmqtrain.cli.main import cli
 from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, PeerLostError
-from zmqtrain.local import chaos
 from zmqtrain.local.chaos import Act, Chaos, figures, schedule
 from zmqtrain.protocol.status import State, Status, TaskStatus
 
@@ -133,11 +132,15 @@ def test_task_that_cannot_be_reached_is_left_out(
     assert reason in text_of(chaos_view(report))
 
 
-@pytest.mark.parametrize("pid", ["-1", "0", "1", "", "x", "٣", "9" * 5000, "the shell"])
-def test_process_that_can_be_no_task_is_not_killed(
-    job: Job, pid: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sends_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the job ends its own processes."""
     monkeypatch.setattr(os, "kill", pytest.fail)
+
+
+@pytest.mark.parametrize("pid", ["-1", "0", "1", "", "x", "٣", "9" * 5000, "the shell"])
+@pytest.mark.usefixtures("sends_nothing")
+def test_process_that_can_be_no_task_is_not_killed(job: Job, pid: str) -> None:
     with subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE) as shell:
         named = f"{job.host}:{shell.pid if pid == 'the shell' else pid}"
         lying = replace(job.status(), tasks=(task("worker", named),))
@@ -148,12 +151,18 @@ def test_process_that_can_be_no_task_is_not_killed(
         shell.communicate(b"\n")
 
 
+def test_task_that_was_killed_and_is_not_back_yet_is_left_out(job: Job) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
+    report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
+    assert "the task is not back yet" in report.skipped[0]
+
+
 @pytest.mark.parametrize("role", ["chief", "ps"])
-def test_process_with_which_others_would_end_is_not_killed(
-    job: Job, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("sends_nothing")
+def test_process_with_which_others_would_end_is_not_killed(job: Job, role: str) -> None:
     """This process started the worker's, as `zmqtrain run` does, and is two tasks itself."""
-    monkeypatch.setattr(os, "kill", pytest.fail)
     here = f"{job.host}:{os.getpid()}"
     status = job.status()
     tasks = (task("ps", here), task("chief", here), status.tasks[-1])
@@ -163,14 +172,12 @@ def test_process_with_which_others_would_end_is_not_killed(
     assert (len(report.skipped), report.done) == (1, [])
 
 
-def test_worker_that_hosts_ps_and_chief_is_killed_with_them(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_that_hosts_ps_and_chief_is_killed_with_them(job: Job) -> None:
     status = job.status()
     worker = status.tasks[-1]
     tasks = (task("ps", worker.process), task("chief", worker.process), worker)
-    monkeypatch.setattr(chaos, "BACK_S", 0.0)
-    report = Chaos(lambda: replace(status, tasks=tasks), lambda line: None).run(1, [KILL], 0.0)
+    hosts = replace(status, tasks=tasks)
+    report = Chaos(lambda: hosts, lambda line: None, back_s=0.0).run(1, [KILL], 0.0)
     assert (len(report.done), report.skipped) == (1, [])
 
 
@@ -182,9 +189,7 @@ def test_job_that_ends_meanwhile_ends_the_chaos(job: Job) -> None:
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2])
-def test_job_that_answers_no_more_ends_the_chaos_with_a_report(
-    answers: int, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_that_answers_no_more_ends_the_chaos_with_a_report(answers: int, job: Job) -> None:
     """Without an answer before the first act there is nothing to report."""
     given = [job.status() for _ in range(answers)]
 
@@ -193,13 +198,13 @@ def test_job_that_answers_no_more_ends_the_chaos_with_a_report(
             raise PeerLostError("no answer")
         return given.pop(0)
 
-    monkeypatch.setattr(chaos, "BACK_S", 0.0)
+    chaos = Chaos(status, lambda line: None, back_s=0.0)
     text = "the job has not answered for 0 s: no answer"
     if not answers:
         with pytest.raises(PeerLostError, match=text):
-            Chaos(status, lambda line: None).run(1, [KILL], 1)
+            chaos.run(1, [KILL], 1)
         return
-    report = Chaos(status, lambda line: None).run(1, [KILL], 1)
+    report = chaos.run(1, [KILL], 1)
     assert report.silent == text
     assert len(report.done) == answers - 1 and report.lost() == []
 

@@ -401,7 +401,7 @@ def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
         ({"callbacks": [EarlyStopping()], "validation_data": None}, ConfigError, "there are loss"),
         ({"epochs": 0}, ConfigError, "epochs is 0; expected an int of at least 1"),
         ({"validation_data": (X[:0], Y[:0])}, DataError, "evaluation set has 0 examples"),
-        ({"shuffle": True}, ConfigError, "fit got shuffle=True; expected none: each pass"),
+        ({"shuffle": True}, ConfigError, r"fit got shuffle \(True\); expected none: each pass"),
         ({"seed": 3}, ConfigError, r"give it to Trainer\(seed="),
         ({"epoch": 3}, ConfigError, "no option 'epoch'.*did you mean epochs"),
         ({"sample_weight": {"a": Y[:17, 0]}}, ConfigError, "expected one, with a weight for each"),
@@ -412,7 +412,7 @@ def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
         ({"sample_weight": [1.0] * 16 + [1e39]}, DataError, "1e.39, which is infinite"),
         ({"sample_weight": [2**24 + 1] * 17}, DataError, "16777217 .* give weights as floats"),
         ({"class_weight": [1.0, 2.0]}, ConfigError, "class_weight"),
-        ({"train": None, "x": X}, ConfigError, r"data come first, as in fit\(features, labels\)"),
+        ({"train": None, "x": X}, ConfigError, r"fit got x \(.{,82}\); .* fit\(features, labels\)"),
         ({"train": None}, ConfigError, "fit got no examples"),
         ({"steps_per_epoch": -4}, ConfigError, "steps_per_epoch is -4; expected at least 0"),
         ({"train": ([1, 2], [3, 4])}, DataError, "arrays"),
@@ -430,8 +430,8 @@ def test_mistake_is_told_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"x": X}, "got x=.*data come first"),
-        ({"verbose": 0}, "got verbose=0"),
+        ({"x": X}, "got x .*data come first"),
+        ({"verbose": 0}, "got verbose .0"),
         ({"batchsize": 4}, "did you mean batch_size"),
         ({}, "got no examples"),
         ({"examples": X, "batch_size": -3}, "batch_size is -3"),

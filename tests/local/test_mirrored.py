@@ -15,6 +15,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.models import MLP
 from zmqtrain.optim import LAMB, SGD, Adam, Ftrl, Momentum
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 
 RULES = {"sgd": SGD(0.1), "momentum": Momentum(0.05), "adam": Adam(0.01), "ftrl": Ftrl(0.1),
          "lamb": LAMB(0.01)}  # fmt: skip
@@ -94,7 +95,7 @@ def test_workers_of_a_cluster_may_have_several_devices_each(ps: int) -> None:
 
 
 def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
-    two, three = (fingerprint_difference(job(n).fingerprint(), job(2).fingerprint())
+    two, three = (fingerprint_difference(job_fingerprint(job(n)), job_fingerprint(job(2)))
                   for n in (2, 3))  # fmt: skip
     assert two == ""
     assert three == "devices: 3 there, 2 here"

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.events import events_in
 from zmqtrain import Job
-from zmqtrain.callbacks import LambdaCallback
+from zmqtrain.callbacks import LambdaCallback, TensorBoard
 from zmqtrain.config.cluster import Role
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
@@ -104,6 +105,34 @@ def test_measure_that_would_be_lost_is_refused(
         for number, batch in enumerate(session.batches()):
             loss = session.module.loss_and_gradients(*batch)
             session.step(loss, **(then if number else first))
+
+
+@pytest.mark.parametrize("size", [{}, {"workers": 1, "ps": 1}], ids=str)
+def test_loop_logs_numbers_and_histograms_of_its_worker_by_global_step(
+    size: dict[str, int], tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tensorboardX")
+    own = job(steps=3, callbacks=[TensorBoard(tmp_path)])
+    with cluster(own, **size) if size else zmqtrain.attach(own) as session:
+        for parameters, batch, out in session.batches():
+            loss = session.module.loss_and_gradients(parameters, batch, out)
+            session.log({"loss": torch.tensor(loss, requires_grad=True), "slope": out["weights"]})
+            session.step(loss)
+        session.log({"end": 1})
+    found = [each for each in events_in(tmp_path) if each[0] == "worker-0"]
+    assert [(tag, step) for _, step, tag, _ in found if tag != "slope"] == [
+        *(("loss", step) for step in range(3)),
+        ("end", 3),
+    ]
+    assert [step for _, step, tag, _ in found if tag == "slope"] == [0, 1, 2]
+
+
+def test_log_without_a_board_is_refused() -> None:
+    with zmqtrain.attach(job()) as session:
+        with pytest.raises(ConfigError, match=r"expected a job with callbacks=\[TensorBoard"):
+            session.log({"norm": 1.0})
+        train(session)
 
 
 def test_loop_without_a_logdir_or_an_evaluation_set_cannot_save_or_evaluate() -> None:

@@ -43,8 +43,8 @@ def learned(summary: Summary) -> tuple[Any, ...]:
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 @pytest.mark.parametrize(
     "fields",
-    [{"steps": 6}, {"epochs": 2, "steps_per_epoch": 3}, {"steps": 6, "clip_norm": 0.05}],
-    ids=["steps", "epochs", "clipped"],
+    [{"epochs": 2, "steps_per_epoch": 3}, {"steps": 6, "clip_norm": 0.05}],
+    ids=["epochs", "clipped"],
 )
 def test_run_with_tables_is_the_run_with_parameters(cluster: Any, fields: Any) -> None:
     found = [train(model, cluster, **fields) for model in (Recommender(), Dense())]
@@ -79,12 +79,11 @@ def test_summary_counts_the_rows_that_were_trained(cluster: Any) -> None:
     assert item["nbytes"] and f"item: {item['trained']} rows trained" in "\n".join(summary.lines())
 
 
-@pytest.mark.parametrize("then", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("first", CLUSTERS.values(), ids=CLUSTERS)
-def test_checkpoint_has_the_rows_for_any_number_of_shards(
-    first: Any, then: Any, tmp_path: Path
-) -> None:
-    found = []
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_checkpoint_has_the_rows_for_any_number_of_shards(name: str, tmp_path: Path) -> None:
+    """Each kind of cluster leaves one for another kind, and goes on with that of a third."""
+    names, found = [*CLUSTERS], []
+    first, then = CLUSTERS[name], CLUSTERS[names[names.index(name) - 1]]
     for model in (Recommender(), Dense()):
         logdir = str(tmp_path / type(model).__name__)
         for cluster, steps in ((first, 3), (then, 6)):

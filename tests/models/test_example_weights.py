@@ -9,7 +9,8 @@ import pytest
 
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.metrics import Accuracy, Totals
+from zmqtrain.metrics import Accuracy
+from zmqtrain.metrics.sums import Totals
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.models.checks import labels_at
 

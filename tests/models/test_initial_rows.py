@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given, Normal, Uniform, key_of
 from zmqtrain.optim.kernels.random import initial_rows
 
@@ -66,3 +67,10 @@ def test_given_rows_are_those_of_the_array() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     found = initial_rows(Given(array), KEY, np.array([2, 0]), 3)
     np.testing.assert_array_equal(found, array[[2, 0]])
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, "0.05", None, True])
+@pytest.mark.parametrize("kind", [Uniform, Normal])
+def test_impossible_scale_is_refused(kind, value) -> None:
+    with pytest.raises(ConfigError, match="expected a finite number of at least 0"):
+        kind(value)

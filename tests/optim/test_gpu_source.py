@@ -20,6 +20,8 @@ from zmqtrain.optim.kernels.reference import FormulaKernel
 from zmqtrain.optim.kernels.source import source_for
 from zmqtrain.optim.sums import add_up
 
+MOST = gpu.MOST_TERMS
+
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 GRIDS = [(1, 1, False), (1, 32, True), (3, 33, False), (40, 256, True)]
@@ -179,11 +181,10 @@ def test_mean_on_a_device_has_the_bits_of_one_on_the_host(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("terms", [1, 4, 5, 13])
+@pytest.mark.parametrize("terms", [1, MOST, MOST + 1, 3 * MOST + 1])
 def test_sum_of_more_terms_than_a_kernel_takes_is_added_in_order(
-    terms: int, weighted: bool, cupy: Any, monkeypatch: pytest.MonkeyPatch
+    terms: int, weighted: bool, cupy: Any
 ) -> None:
-    monkeypatch.setattr(gpu, "MOST_TERMS", 4)
     given = [with_extremes(100, number) for number in range(terms)]
     weights = [1 / (1 + number) if weighted else 1 for number in range(terms)]
     options = {"factor": 1 / 3, "limit": 2.0}

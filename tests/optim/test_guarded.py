@@ -30,7 +30,7 @@ from zmqtrain.optim import (
     Update,
     new_slots,
 )
-from zmqtrain.optim.pipeline import factors_of
+from zmqtrain.optim.layers import factors_of
 from zmqtrain.optim.redo import KERNEL_BLOCK, Redo
 
 COPY = 3 * KERNEL_BLOCK

@@ -26,6 +26,7 @@ from zmqtrain.optim import (
     InverseTime,
     Lion,
     Momentum,
+    Muon,
     NAdam,
     NaturalExponential,
     Piecewise,
@@ -37,7 +38,7 @@ from zmqtrain.optim import (
     new_slots,
 )
 
-RULES = [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl, AdamW, Lion, LAMB, Adafactor]
+RULES = [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl, AdamW, Lion, LAMB, Adafactor, Muon]
 RULES += [NAdam, RAdam, Adamax]
 CALLS = iter(range(99))
 
@@ -85,6 +86,7 @@ IMPOSSIBLE: list[tuple[Any, dict[str, tuple[object, ...]]]] = [
     (Lion(), {"beta2": (1.0,), "weight_decay": (-0.1,)}),
     (LAMB(), {"beta2": (1.0,), "epsilon": (0.0,)}),
     (RowwiseAdagrad(0.1), {"initial_accumulator": (-1.0,), "epsilon": (0.0,)}),
+    (Muon(), {"rms": (0.0,), "ns_steps": (0,), "coefficients": ((1.0, 2.0), (1.0, 2.0, "c"))}),
     (Adafactor(), {"decay_exponent": (0.1,), "epsilon1": (0.0,), "clip": (0.0,)}),
     (Exponential(0.1, 10, 0.5), {"decay_steps": (0.99, 0), "decay_rate": (1.5, 0.0)}),
     (Exponential(0.1, 10, 0.5), {"staircase": (0.5,), "initial": (nan,)}),

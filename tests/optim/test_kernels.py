@@ -42,7 +42,7 @@ from zmqtrain.optim import (
 )
 from zmqtrain.optim.kernels import cpu
 from zmqtrain.optim.kernels.base import warn
-from zmqtrain.optim.kernels.loop import target_machine
+from zmqtrain.optim.kernels.llvm import target_machine
 from zmqtrain.optim.redo import Redo
 
 

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recommenders import make_job
 from zmqtrain import Job
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP
-from zmqtrain.models.tables import Table
-from zmqtrain.optim import LAMB, SGD
+from zmqtrain.optim import LAMB, SGD, Adafactor, Muon
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.planning.strategy import is_mirrored, local_cluster, task_under
 from zmqtrain.transport.keys import Owner
@@ -31,6 +29,7 @@ WITH_PS = Cluster(("p:1",), 2, chief=False, worker_addresses=("w:1", "v:1"))  # 
 THREE = Cluster((), 3, worker_addresses=("a:1", "b:1", "c:1"))
 ONE_PS = Cluster(("ipc:///tmp/ps-0",), 2)
 NEAR_PS = replace(ONE_PS, ps=("ipc:///tmp/ps-0", "ipc:///tmp/ps-1"))
+BIASES = {"*bias*": {"optimizer": SGD(0.1)}}
 SPREAD = {"exchange": "direct", "partition_nbytes": 4}
 
 
@@ -228,6 +227,31 @@ def test_cluster_that_cannot_share_a_board_exchanges_messages_or_is_refused(told
     assert told.rstrip(", ") in str(caught.value)
 
 
+@pytest.mark.parametrize("fields", [{}, {"placement": "contiguous"}], ids=str)
+@pytest.mark.parametrize("rule", [LAMB(0.1), Adafactor(0.1), Muon(), SGD(0.1)], ids=repr)
+def test_variable_that_its_rule_looks_at_as_a_whole_is_not_cut(
+    rule: Any, fields: dict[str, Any]
+) -> None:
+    groups = {"*bias*": {"optimizer": SGD(0.1)}}
+    own = job(model=MLP(20, 20, 2), optimizer=rule, groups=groups, partition_nbytes=16, **fields)
+    slices = [cut for layout in plan_for(own, TWO_PS).layouts for cut in layout.slices]
+    are_whole = all(cut.rows == cut.variable.shape[0] for cut in slices if len(cut.shape) > 1)
+    assert are_whole == (rule != SGD(0.1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"optimizer": Muon()}, r"would train '.*bias.*' of shape \(2,\); .*groups="),
+        ({"optimizer": Muon(), "l2": 0.1, "groups": BIASES}, "has l2=0.1 and Muon.*weight_decay"),
+        ({"inner": Muon(), "policy": "local-steps:5"}, r"of shape \(2,\); expected a matrix"),
+    ],
+)
+def test_variable_that_muon_cannot_train_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan_for(job(**fields), LOCAL)
+
+
 def test_one_holder_of_everything_is_a_worker_or_the_only_ps() -> None:
     assert plan_for(job(exchange="to-one"), LOCAL).hosts == (0,)
     assert plan_for(job(exchange="to-one"), ONE_PS).ps == ONE_PS.ps
@@ -245,7 +269,8 @@ def test_one_holder_of_everything_is_a_worker_or_the_only_ps() -> None:
         (LOCAL, {"copies": 2, "policy": "hogwild"}, "each part decides alone .*hogwild:whole"),
         (LOCAL, {"copies": 2, "compression": "int8"}, "compression is int8"),
         (LOCAL, {"copies": 2, "ps_device": "gpu"}, "ps_device is gpu"),
-        (THREE, {"copies": 2, "optimizer": LAMB(0.1)}, "whole variables, .* to-one"),
+        (THREE, {"copies": 2, "optimizer": LAMB(0.1)}, "norms by parts, .* to-one"),
+        (LOCAL, {"copies": 2, "optimizer": Muon(), "groups": BIASES}, "bits of Muon's products"),
     ],
 )
 def test_copies_that_would_differ_or_lack_a_worker_are_refused(
@@ -253,13 +278,6 @@ def test_copies_that_would_differ_or_lack_a_worker_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         plan_for(job(partition_nbytes=4, **fields), cluster)
-
-
-def test_tables_whose_parts_forget_rows_by_their_number_have_no_copies() -> None:
-    limited = make_job(copies=2, policy="sync-replicas", tables={"item": Table(max_rows=9)})
-    with pytest.raises(ConfigError, match=r"cannot keep shares of max_rows \(item\)"):
-        plan_for(limited, LOCAL)
-    assert plan_for(make_job(copies=2, policy="sync-replicas"), LOCAL).copies == 2
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ SPECS = [
     "sync-replicas:aggregate=2,tokens=0",
     "sync-replicas:aggregate=2,tokens=3",
     "sync-replicas:aggregate=6,tokens=3",
+    "local-steps:2",
+    "local-steps:2,async",
+    "local-steps:2,async,bound=0",
+    "local-steps:2,after=3,async,bound=1",
 ]
 WORKERS = 4
 
@@ -172,7 +176,8 @@ def test_some_worker_computes_while_one_is_live(spec: str, schedule: list[tuple[
         if "tokens" in spec and event[1] == "leave":
             continue  # a token that is gone with its worker may hang the others
         world.play([event])
-        waits_for_first = "sync-replicas" in spec and len(world.live) < WORKERS
+        is_sync = "sync-replicas" in spec or spec == "local-steps:2" or "after" in spec
+        waits_for_first = is_sync and len(world.live) < WORKERS
         begun = world.has_released and "tokens" not in spec
         if world.live and (begun or not waits_for_first):
             world.expect(bool(world.computing), "nobody computes")

@@ -42,6 +42,38 @@ def test_staleness_bound_holds_the_worker_that_runs_ahead() -> None:
     """)
 
 
+def test_results_count_alone_once_the_warm_up_is_over() -> None:
+    playing("local-steps:2,after=1,async,bound=1")("""
+        start 0 2 -> -
+        join 0    -> -
+        join 1    -> release 0, release 1
+        push 1    -> -
+        held      -> 1 waits for 0
+        push 0    -> reduce 0 1, release 0, release 1
+        push 1    -> apply 1, release 1
+        push 1    -> apply 1
+        held      -> 1 waits for 0
+        join 2    -> release 2
+        leave 2   -> -
+        push 0    -> apply 0, release 0, release 1
+        drain     -> -
+    """)
+
+
+def test_worker_that_leaves_may_end_the_warm_up() -> None:
+    playing("local-steps:2,after=1,async,bound=0")("""
+        start 0 2 -> -
+        join 0    -> -
+        join 1    -> release 0, release 1
+        push 1    -> -
+        leave 0   -> reduce 1, release 1
+        push 1    -> apply 1, release 1
+        join 0    -> release 0
+        push 1    -> apply 1
+        held      -> 1 waits for 0
+    """)
+
+
 def test_tokens_are_taken_in_the_order_of_the_pushes() -> None:
     policy = playing("sync-replicas:aggregate=2,tokens=1")("""
         start 4 3 -> -
@@ -124,6 +156,9 @@ def test_token_sync_replicas_say_how_far_the_step_is() -> None:
         ("sync-replicas", True, False, 0),
         ("sync-replicas:aggregate=3", True, False, 0),
         ("sync-replicas:aggregate=3,tokens=2", True, False, None),
+        ("local-steps:5,after=2", True, False, 0),
+        ("local-steps:5,async", True, False, 20),
+        ("local-steps:5,after=2,async,bound=3", True, False, 15),
     ],
 )
 def test_policy_has_the_properties_of_its_kind(

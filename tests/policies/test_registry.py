@@ -12,6 +12,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.policies import load_policy, make_policy, registry, try_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
+from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
 
 PLUG_IN = """
@@ -69,6 +70,10 @@ def plain():
         ("sync-replicas:aggregate=2", SyncReplicas),
         ("sync-replicas:aggregate=2,tokens=0", TokenSyncReplicas),
         ("sync-replicas:tokens=3,aggregate=2", TokenSyncReplicas),
+        ("local-steps:5", LocalSteps),
+        ("local-steps:5,after=9", LocalSteps),
+        ("local-steps:5,after=9,async", AsyncLocalSteps),
+        ("local-steps:5,bound=2,async,after=9", AsyncLocalSteps),
     ],
 )
 def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
@@ -109,6 +114,14 @@ def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
         ("sync-replicas:tokens=2", "needs aggregate=R"),
         ("sync-replicas:2", "'2'"),
         ("sync-replicas:total=2", "'total=2'"),
+        ("local-steps", "local-steps:H: got ''"),
+        ("local-steps:async", "local-steps:H: got 'async'"),
+        ("local-steps:5,", "unknown option '' of local-steps: expected after=N"),
+        ("local-steps:5,async=2", "unknown option 'async=2' of local-steps"),
+        ("local-steps:5,async,async", "local-steps has async twice"),
+        ("local-steps:5,after=1,async,after=2", "local-steps has after twice"),
+        ("local-steps:5,async,bound=x", "bound=R: got 'x'"),
+        ("local-steps:5,bound=2", "expected async as well"),
         ("json:nope", "module json has no 'nope'"),
         ("json:", "'json:'"),
         ("math:pi", "names a float, expected a class"),

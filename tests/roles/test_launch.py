@@ -21,7 +21,6 @@ from zmqtrain.errors import ExitCode
 from zmqtrain.planning.plan import Plan
 from zmqtrain.roles import launch
 
-FEW = 256  # files
 TF_CONFIG = json.dumps(
     {
         "cluster": {"ps": ["a:2222", "b:2222"], "worker": ["c:2222"]},
@@ -133,12 +132,3 @@ def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
     monkeypatch.setattr(launch.uvloop, "run", lambda main: main.close() or ExitCode.CRASH)
     assert launch.launch(Role.CHIEF, ["--job", str(path)]) == ExitCode.OK
     assert ran == [str(path)]
-
-
-def parse_task(text: str) -> Task:
-    role, index = text.split()
-    return Task(Role(role), int(index))
-
-
-def config_of(address: str) -> TaskConfig:
-    return TaskConfig(role=Role.PS, job="job.py", ps=(address,))

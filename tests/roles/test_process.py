@@ -52,6 +52,7 @@ def set_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[st
         ({"TF_CONFIG": json.dumps({"cluster": TWO})}, "but this process has no role"),
         ({"ZMQTRAIN_ROLE": "boss"}, "expected ps, worker or chief"),
         ({"ZMQTRAIN_ROLE": "worker", "ZMQTRAIN_INDEX": "4"}, "expected at most 0"),
+        (OF_PS | {"ZMQTRAIN_POLICY": "hogwyld"}, "did you mean hogwild?"),
     ],
 )
 def test_every_entry_ends_with_a_mistake_in_the_variables_of_its_task(
@@ -66,6 +67,23 @@ def test_every_entry_ends_with_a_mistake_in_the_variables_of_its_task(
         entry()
     assert ended.value.code == ExitCode.USAGE
     assert told in caplog.text
+
+
+@pytest.mark.parametrize("is_task", [False, True])
+def test_wrong_option_of_a_trainer_is_refused_at_once(
+    is_task: bool,
+    set_variables: Callable[[dict[str, str]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if is_task:
+        set_variables(OF_PS)
+    with pytest.raises(SystemExit if is_task else ConfigError) as ended:
+        Trainer(LinearRegression(), SGD(0.01), policy="sync-replica")
+    if isinstance(ended.value, SystemExit):
+        assert ended.value.code == ExitCode.USAGE
+    told = caplog.text if is_task else str(ended.value)
+    assert told.count("'sync-replica'") == 1
+    assert "did you mean sync-replicas?" in told
 
 
 class Debugged(LinearRegression):

@@ -178,7 +178,7 @@ def test_checkpoint_that_is_being_written_lacks_the_steps_of_the_next_roster(
     BoardHost(state, Waits("ps 0"), 60.0).begin(Roster((0,), steps=9, next_batch=0))
     assert shard.tables is not None
     memory = reach_tables(shard.tables.memory.name, job.layouts, writable=True)
-    tables = Tables(job.tables, job.updates, memory)
+    tables = Tables(job.updates, memory)
     member = Shard(shard.layout, job.update, shard.segment, safe=True, tables=tables)
     seat = Board(shard.segment).seat_of(0, 1, member)
     assert seat is not None

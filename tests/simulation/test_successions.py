@@ -12,7 +12,8 @@ from simulation.rules import before, delay, drop, duplicate
 from simulation.schedule import Schedule
 from tests.simulation.test_measuring import dying
 from tests.traces import Trace, calm, trace_of
-from zmqtrain.wire.messages import HandedOver, HandOver, Orders
+from zmqtrain.wire.control import HandedOver, HandOver
+from zmqtrain.wire.messages import Orders
 
 LEASE_S = calm().timing.lease_s
 NEVER_S = 1000.0  # between two checkpoints: what is not handed on is lost

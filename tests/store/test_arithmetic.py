@@ -48,8 +48,10 @@ class Apart:
         return arrays
 
 
-def make_shard(update: Update, device: Any = None, size: int = SIZE) -> Shard:
-    (layout,) = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)
+def make_shard(
+    update: Update, device: Any = None, size: int = SIZE, shape: tuple[int, ...] | None = None
+) -> Shard:
+    (layout,) = place([Variable("w", shape or (size,))], 1, partition_nbytes=4 * size)
     shard = Shard(layout, update, device=device)
     shard.initialize(normal(99, size))
     return shard

@@ -19,7 +19,7 @@ from zmqtrain.store import board as boards
 from zmqtrain.store import words
 from zmqtrain.store.board import DONE, MADE, Board, Figures, Holder, Seat, Terms
 from zmqtrain.store.board_share import owned
-from zmqtrain.store.holdings import dense
+from zmqtrain.store.holdings import dense, dense_part
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -34,7 +34,7 @@ VARIABLES = (
 )
 UPDATE = Update(Adam(0.1), l2=0.01, moving_average=0.9, fused=False)
 BEGAN = 5
-INTERRUPTED = (boards.__file__, dense.__file__, redo.__file__)
+INTERRUPTED = (boards.__file__, dense.__file__, dense_part.__file__, redo.__file__)
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def seat(job: Job, shard: Shard, member: int) -> Seat:
     """Return a seat as a process of its own has it."""
     assert shard.tables is not None
     memory = reach(shard.tables.memory.name, job.layouts, writable=True)
-    own = Tables(job.tables, job.updates, memory)
+    own = Tables(job.updates, memory)
     given = LAYOUT, job.update, shard.segment
     mine = Shard(*given, safe=True, batch_size=4, tables=own)
     found = Board(shard.segment).seat_of(member, 7, mine)

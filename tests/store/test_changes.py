@@ -15,12 +15,12 @@ import pytest
 from tests.kills import dying_at
 from tests.store.conftest import CutParts
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import LAMB, SGD, Adam, Flat, Momentum, Update, redo
-from zmqtrain.optim.outer import RESIDUAL, Outer
+from zmqtrain.optim import LAMB, SGD, Adafactor, Adam, Flat, Momentum, Muon, Update, redo, whole
+from zmqtrain.optim.outer import CLOSES, RESIDUAL, Outer
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store import changes
 from zmqtrain.store import shard as shards
-from zmqtrain.store.holdings import dense
+from zmqtrain.store.holdings import dense, dense_part
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -31,7 +31,7 @@ BLOCK = 4096
 """Elements that are changed at once."""
 
 VARIABLES = (
-    Variable("w", (2 * BLOCK,)),
+    Variable("w", (BLOCK // 32, 64)),
     Variable("b", (1005,)),
     Variable("mean", (7,), "float32", "state"),
     Variable("count", (2,), "int64", "state"),
@@ -56,10 +56,26 @@ GROUPED = Update(
 ABSENT = Update(Adam(0.1), moving_average=0.9, groups=GROUPED.groups, clip_norm=0.5, fused=False)
 """Without any gradient of the first variable, which takes two whole blocks."""
 
+MATRIX = Update(
+    Muon(0.1),
+    groups={"b": {"optimizer": Adafactor(0.1, weight_decay=0.1), "l2": 0.1}},
+    moving_average=0.9,
+    clip_norm=0.5,
+    fused=False,
+)
+"""With directions of whole variables, which the interrupted update has changed in part."""
+
 OUTER = Update(Adam(0.1), outer=Outer(Momentum(0.7, 0.5, nesterov=True)), fused=False)
 """With a rule, and a slot, for the results of local steps."""
 
-INTERRUPTED = (shards.__file__, changes.__file__, dense.__file__, redo.__file__)
+INTERRUPTED = (
+    shards.__file__,
+    changes.__file__,
+    dense.__file__,
+    dense_part.__file__,
+    whole.__file__,
+    redo.__file__,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +141,7 @@ CHANGES: dict[str, Callable[[Shard], object]] = {
     "accumulate": lambda shard: shard.carry_out(Accumulate(1), 7),
     "reduce": lambda shard: shard.carry_out(Reduce((2, 0, 1)), 7),
     "round": lambda shard: shard.carry_out(Reduce((2, 0, 1), local_steps=5), 7),
+    "arrival": lambda shard: shard.carry_out(Apply(1, None, 5, among=3, cycle=CLOSES), 7),
 }
 
 
@@ -151,13 +168,16 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
         ("accumulate", UPDATE, SIZE // 3),
         ("reduce", LAYERED, SIZE // 3),
         ("reduce", GROUPED, SIZE // 3),
+        ("reduce", MATRIX, SIZE // 3),
         ("reduce", ABSENT, SIZE // 3),
         ("round", OUTER, SIZE // 3),
         ("round", ABSENT, SIZE // 3),
+        ("arrival", OUTER, SIZE // 3),
     ],
     ids=[
-        *("apply", "accumulate", "reduce by LAMB", "reduce in groups", "without a gradient"),
-        *("round by momentum", "round of means"),
+        *("apply", "accumulate", "reduce by LAMB", "reduce in groups", "reduce by Muon"),
+        "without a gradient",
+        *("round by momentum", "round of means", "arrival by momentum"),
     ],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(

@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zmqtrain.store import hot_ids
 from zmqtrain.store.hot_ids import HotIds
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_ids, "_EVERY_S", 0.0)
-
-
 @pytest.mark.parametrize("kept", [4096, 64])
-def test_ids_of_most_updates_are_the_hottest(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_ids, "KEPT", kept)
-    random, hot = np.random.default_rng(0), HotIds()
+def test_ids_of_most_updates_are_the_hottest(kept: int) -> None:
+    random, hot = np.random.default_rng(0), HotIds(kept, every_s=0)
     often = np.array([-3, 5, 2**62])
     for _ in range(100):
         hot.saw(np.unique(np.concatenate([often, random.integers(10, 10**9, 40)])))
@@ -28,9 +21,8 @@ def test_ids_of_most_updates_are_the_hottest(kept: int, monkeypatch: pytest.Monk
     assert len(first) == 10
 
 
-def test_large_updates_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_ids, "KEPT", 50)
-    hot = HotIds()
+def test_large_updates_are_sampled() -> None:
+    hot = HotIds(50, every_s=0)
     for number in range(200):
         hot.saw(np.union1d([7], np.arange(1000 * (number + 1), 1000 * (number + 1) + 400)))
         hot.hottest()
@@ -39,9 +31,8 @@ def test_large_updates_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 200 / 10 < count < 200 / 5
 
 
-def test_ids_are_counted_at_most_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_ids, "_EVERY_S", 1e9)
-    hot = HotIds()
+def test_ids_are_counted_at_most_once_in_a_while() -> None:
+    hot = HotIds(every_s=1e9)
     assert hot.hottest() == ()
     for id_ in (1, 2):
         hot.saw(np.array([id_]))

@@ -59,16 +59,6 @@ def test_checkpoint_without_readable_manifest_is_ordered_by_step_in_the_latest_g
     assert (found[0].name, skipped) == ("step-00000015", ["step-00000017"])
 
 
-def test_prune_keeps_the_newest(job, tmp_path: Path) -> None:
-    for step in (10, 20, 30, 40):
-        job.save(tmp_path, step)
-    prune(tmp_path, keep=3)
-    assert _names(tmp_path) == ["step-00000040", "step-00000030", "step-00000020"]
-    prune(tmp_path, keep=1)
-    assert _names(tmp_path) == ["step-00000040"]
-    assert newest_valid(tmp_path, _never) is not None
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "shard-00000.safetensors"])
 def test_prune_does_not_count_a_damaged_checkpoint(job, tmp_path: Path, name: str) -> None:
     paths = [job.save(tmp_path, step) for step in (10, 20, 30, 40)]

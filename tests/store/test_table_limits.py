@@ -9,9 +9,10 @@ import pytest
 
 from tests.store.with_tables import Job, push, rows, table
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.tables import Table
+from zmqtrain.models.tables import Table, shards_of
 from zmqtrain.optim import SGD, Adagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Rate, Reduce
+from zmqtrain.store.changes import UPDATE, Change, Contribution
 from zmqtrain.store.shard import Shard
 
 
@@ -46,6 +47,18 @@ def test_row_is_trained_once_enough_updates_had_a_gradient_of_it(
         train(shard, 7, *([8] if number % 2 else []), workers=workers)
         often = {7: number + 1, 8: (number + 1) // 2}
         assert trained(shard) == [id_ for id_, count in often.items() if count > admit_after]
+
+
+def test_forgotten_row_is_admitted_anew() -> None:
+    shard = begin(admit_after=1, max_rows=16)
+    for id_ in range(17):
+        train(shard, id_)
+        train(shard, id_)
+    assert 0 not in trained(shard)
+    train(shard, 0)
+    assert 0 not in trained(shard)
+    train(shard, 0)
+    assert 0 in trained(shard)
 
 
 def test_gradient_before_admission_changes_nothing() -> None:
@@ -96,6 +109,46 @@ def test_rows_trained_last_are_kept() -> None:
     assert trained(shard) == [0, 1, *range(5, 30), 40, 41, 50]
 
 
+def limited(count: int, copies: int) -> list[Shard]:
+    """Return shards with at most 8 rows of each owner, after updates of many rows."""
+    shards = Job([table("t", max_rows=8 * count)], [Update(SGD(0.1))]).shards(count, copies)
+    for shard in shards:
+        shard.initialize(np.zeros(shard.layout.size, np.float32))
+        assert shard.tables is not None
+        for step in range(60):
+            ids = np.random.default_rng(step).integers(-30, 30, step % 5)
+            owners = shards_of(ids, count)
+            train(shard, *ids[shard.tables.place.holds(owners)].tolist())
+    return shards
+
+
+def test_copies_keep_of_each_owner_what_the_owner_keeps() -> None:
+    count = 4
+    alone, copied = limited(count, 1), limited(count, 2)
+    held = [np.array(trained(shard)) for shard in copied]
+    for owner in range(count):
+        expected = trained(alone[owner])
+        assert 0 < len(expected) <= 8
+        for holder in (owner, (owner + 1) % count):
+            is_own = shards_of(held[holder], count) == owner
+            assert held[holder][is_own].tolist() == expected
+
+
+def test_rows_are_forgotten_whoever_has_inserted_those_before() -> None:
+    shard = begin(max_rows=8)
+    assert shard.tables is not None
+    train(shard, *range(6))
+    other = shard.tables.beside(0, range(1), 1)
+    other.begin_own()
+    for step in range(1, 4):  # as a member of a board does
+        push(shard, 0, [rows(table("t"), 1, [10 + step])])
+        change = Change(UPDATE, (Contribution(0, 0, 0, 4.0),), 4.0, 4.0, step)
+        other.begin(change)
+        other.update(change)
+    train(shard, 99)
+    assert trained(shard) == [2, 3, 4, 5, 11, 12, 13, 99]
+
+
 WRONG = {
     "admit_after": [-1, 2.0, None, True, 1 << 16],
     "forget_after": [0, -3, 1.5],
@@ -138,12 +191,13 @@ def test_status_of_a_table_counts_what_updates_did_to_its_rows() -> None:
     for number in range(40):
         train(shard, 7, number, workers=2)
         train(shard, number)
+    train(shard, 98, 99)
     status = shard.tables.status()["t"]
     assert status.max_rows == 16
-    assert status.updated == 2 * 40 + 40 - 1  # once 7 is both ids
+    assert status.updated == 2 * 40 + 40 - 1 + 2  # once 7 is both ids
     assert status.trained + status.forgotten > 39
     assert status.trained <= 16
-    assert status.waiting > 0
+    assert status.waiting == 2
     assert status.is_full
 
 

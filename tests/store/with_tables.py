@@ -75,7 +75,7 @@ class Job:
         return shard
 
     def _shard(self, segment: Segment, memory: TableMemory) -> Shard:
-        tables = Tables(self.tables, self.updates, memory)
+        tables = Tables(self.updates, memory)
         return Shard(LAYOUT, self.update, segment, safe=True, batch_size=4, tables=tables)
 
     def shards(self, count: int, copies: int = 1) -> list[Shard]:
@@ -83,7 +83,7 @@ class Job:
         made, placed = [], place(VARIABLES, count, partition_nbytes=100)
         for layout in with_copies(placed, copies, has_tables=True):
             memory = TableMemory.private(self.layouts)
-            own = Tables(self.tables, self.updates, memory, RowPlace(layout.shard, count, copies))
+            own = Tables(self.updates, memory, RowPlace(layout.shard, count, copies))
             made.append(Shard(layout, self.update, batch_size=4, tables=own))
         return made
 

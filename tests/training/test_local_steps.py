@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -80,31 +82,51 @@ def test_one_worker_ends_as_without_local_steps_bit_for_bit(
     assert all(each["step"] % every in (0, 17 % every) for each in found.evaluations)
 
 
-def trained_by_hand(workers: int, every: int, rate: float, momentum: float) -> dict[str, Any]:
-    """Return what 7 steps of local SGD give, with Nesterov's outer rule of rate 0.7."""
+def rounds_of(batches: range, workers: int, every: int) -> Iterator[list[range]]:
+    """Yield the batches of each worker, round by round."""
+    while batches:
+        these, batches = batches[: workers * every], batches[workers * every :]
+        yield [these[worker::workers] for worker in range(workers) if these[worker::workers]]
+
+
+def trained_by_hand(
+    workers: int, every: int, rate: float, momentum: float, passes: int = 0
+) -> dict[str, Any]:
+    """Return what 7 steps of local SGD give, or some passes, with Nesterov's outer rule of 0.7."""
     whole, model = job(), MLP(5, 4, 3)
     common = whole.initial_parameters()
     velocity = {name: np.zeros_like(value) for name, value in common.items()}
-    plan = BatchPlan(len(ROWS), 4, whole.seed)
-    first = 0
-    for steps in (every, every, 7 - 2 * every):
-        results = []
-        for worker in range(workers):
+    plan = BatchPlan(len(ROWS), 4, whole.seed, exact=passes > 0)
+    size = plan.of_pass if passes else 7 * workers
+    parts = [range(number * size, (number + 1) * size) for number in range(passes or 1)]
+    for batches in chain.from_iterable(rounds_of(part, workers, every) for part in parts):
+        results, weights = [], []
+        for own_batches in batches:
             own = {name: value.copy() for name, value in common.items()}
             out = {name: np.empty_like(value) for name, value in common.items()}
-            for step in range(steps):
-                at = plan.indices(first + step * workers + worker)
+            for at in map(plan.indices, own_batches):
                 model.loss_and_gradients(own, (ROWS[at], CLASSES[at]), out)
                 for name in own:
                     own[name] -= np.float32(rate) * out[name]
             results.append(own)
-        first += steps * workers
+            weights.append(sum(map(plan.rows, own_batches)))
         for name in common:
-            change = common[name] - sum(own[name] for own in results) / workers
+            mean = np.average([own[name] for own in results], axis=0, weights=weights)
+            change = common[name] - mean
             velocity[name] = momentum * velocity[name] + change
             step_of = momentum * velocity[name] + change if momentum else change
             common[name] = common[name] - np.float32(0.7 if momentum else 1.0) * step_of
     return common
+
+
+@pytest.mark.parametrize("ps", [0, 2])
+def test_short_rounds_at_the_end_of_a_pass_weigh_as_their_examples(ps: int) -> None:
+    found = zmqtrain.run(
+        job(policy="local-steps:3", optimizer=SGD(0.1), epochs=2), workers=2, ps=ps
+    )
+    expected = trained_by_hand(2, 3, 0.1, 0.0, passes=2)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found.parameters[name], value, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -117,6 +139,33 @@ def test_workers_make_the_steps_of_local_sgd(momentum: float, compression: str, 
     expected = trained_by_hand(2, 3, 0.1, momentum)
     for name, value in expected.items():
         np.testing.assert_allclose(found.parameters[name], value, rtol=2e-5, atol=2e-6)
+
+
+OUTERS = [None, SGD(0.8), Momentum(0.7, 0.9, nesterov=True)]
+
+
+@pytest.mark.parametrize("outer", OUTERS, ids=str)
+@pytest.mark.parametrize("fields", [{"epochs": 2}, {"evaluate_every": 3}, {"compression": "bf16"}])
+def test_one_worker_without_rounds_is_one_with_them_up_to_rounding(
+    outer: Any, fields: dict[str, Any]
+) -> None:
+    given = {"outer": outer, "optimizer": SGD(0.1)} | fields
+    found = zmqtrain.run(job(policy="local-steps:5,async", **given), workers=1, ps=2)
+    expected = zmqtrain.run(job(policy="local-steps:5", **given))
+    for name, value in expected.parameters.items():
+        tolerance = 2e-2 if "compression" in fields else 2e-6
+        np.testing.assert_allclose(found.parameters[name], value, rtol=1e-5, atol=tolerance)
+    assert (found.global_step, found.examples) == (expected.global_step, expected.examples)
+
+
+@pytest.mark.parametrize("ps", [0, 1, 2])
+def test_without_rounds_a_step_is_a_batch_of_one_worker(ps: int) -> None:
+    given: dict[str, Any] = {"steps": 60, "evaluate_every": 20}
+    found = zmqtrain.run(job(policy="local-steps:4,after=2,async", **given), workers=3, ps=ps)
+    assert (found.global_step, found.examples) == (60, (2 * 3 + 58) * 4)
+    assert {each["step"] for each in found.evaluations} <= {20, 40, 60}
+    epochs = zmqtrain.run(job(policy="local-steps:4,async", epochs=3), workers=2, ps=ps)
+    assert (epochs.global_step, epochs.examples) == (3 * 10, 3 * 38)
 
 
 @pytest.mark.parametrize("ps", [0, 2])
@@ -177,6 +226,15 @@ def test_round_begins_from_the_common_parameters() -> None:
     assert (report.batch, report.batches, report.examples) == (7, 1, 4)
 
 
+def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:
+    local, common, result = member(optimizer=SGD(0.5))
+    local.go_on(Round(0, 2, sends_difference=True))
+    local.load()
+    common[:] = 7
+    made(local)
+    np.testing.assert_allclose(elements(result), -0.5, rtol=1e-5)
+
+
 def test_result_that_is_not_finite_is_reported() -> None:
     local, common, _ = member(optimizer=SGD(0.5))
     common[0] = np.inf
@@ -204,6 +262,14 @@ def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_p
         ({"outer": Adam(0.1)}, "expected SGD or Momentum"),
         ({"outer": Momentum(0.1, dampening=0.5)}, "expected no dampening"),
         ({"exchange": "board"}, "the policy is local-steps:5 instead of sync-replicas"),
+        (
+            {"outer": Momentum(0.7), "policy": "local-steps:5,async"},
+            r"Nesterov's; expected SGD, Momentum\(..., nesterov=True\) or None",
+        ),
+        (
+            {"inner_state": "keep", "policy": "local-steps:5,async", "logdir": "logs"},
+            "use inner_state fresh, or leave out async",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(fields: dict[str, Any], text: str) -> None:

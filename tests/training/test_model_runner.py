@@ -115,30 +115,18 @@ class Bench:
         self.reported.append((sorted(names), self.is_complete))
 
 
-def test_complete_gradients_are_reported_once_they_are_in_the_memory() -> None:
-    bench = Bench(Reporting())
+@pytest.mark.parametrize("device", [None, Apart()], ids=["in the memory", "on a device"])
+@pytest.mark.parametrize(
+    ("replaces", "reported"), [(False, (["a", "b"], True)), (True, (["b"], False))]
+)
+def test_gradients_are_reported_once_they_are_in_the_memory(
+    replaces: bool, reported: tuple[list[str], bool], device: Device | None
+) -> None:
+    """One that lies elsewhere is not reported, but is there in the end."""
+    bench = Bench(Reporting(replaces=replaces), device)
     report = bench.runner.compute(BATCH, 0, 2)
     assert (report.loss, report.finite) == (0.5, True)
-    assert bench.reported == [(["a", "b"], True)]
-
-
-def test_gradients_on_a_device_are_reported_once_they_are_in_the_memory() -> None:
-    bench = Bench(Reporting(), Apart())
-    bench.runner.compute(BATCH, 0, 2)
-    assert bench.reported == [(["a", "b"], True)]
-
-
-def test_gradient_on_a_device_that_is_not_reported_is_in_the_memory_in_the_end() -> None:
-    bench = Bench(Reporting(replaces=True), Apart())
-    bench.runner.compute(BATCH, 0, 2)
-    assert bench.reported == [(["b"], False)]
-    assert bench.is_complete
-
-
-def test_gradient_outside_the_memory_is_not_reported_before_the_end() -> None:
-    bench = Bench(Reporting(replaces=True))
-    bench.runner.compute(BATCH, 0, 2)
-    assert bench.reported == [(["b"], False)]
+    assert bench.reported == [reported]
     assert bench.is_complete
 
 
@@ -197,7 +185,7 @@ class Looking(Reporting):
         self.replaced, self.value = replaces, value
 
     def tables(self, seed: int) -> dict[str, Any]:
-        return {"user": Table(dim=2)}
+        return {"unused": Table(dim=3), "user": Table(dim=2)}
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         if self.replaced:
@@ -217,7 +205,7 @@ def test_report_has_the_rows_of_a_step() -> None:
     bench = looking()
     for _ in range(2):  # nothing is left of a step before
         [rows] = bench.runner.compute(BATCH, 0, 2).rows
-        assert (rows.table, rows.ids.tolist()) == (0, [4, 9])
+        assert (rows.table, rows.ids.tolist()) == (1, [4, 9])
         assert rows.rows.tolist() == [[1, 1], [3, 3]]
 
 

@@ -15,7 +15,8 @@ from tests.wire.values import values_of
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import DTYPES, FRAME_NBYTES, MAX_DIMENSIONS, Buffer, Tensor
 from zmqtrain.wire.codec import INLINE_NBYTES, Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Heartbeat, Message, Push, Shutdown
+from zmqtrain.wire.control import Shutdown
+from zmqtrain.wire.messages import Heartbeat, Message, Push
 
 KINDS = typing.get_args(Message)
 SIGNED = st.integers(-(2**63), 2**64 - 1)

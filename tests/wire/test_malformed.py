@@ -101,7 +101,7 @@ def test_other_protocol_version_is_refused_with_any_content(parts: list[Any]) ->
             for given, field in (
                 (["Reduce", [0, "1"], None, 0], "Orders.orders: Reduce.workers"),
                 (["Rate", "fast"], "Rate.learning_rate"),
-                (["Apply"], "2 fields of Apply"),
+                (["Apply"], "5 fields of Apply"),
                 (["Explode", 1], "one of Apply, Accumulate"),
                 ([["Apply"], 1], "one of Apply, Accumulate"),
                 ([], "a name and fields"),

@@ -53,5 +53,10 @@ def test_name_that_is_no_error_of_zmqtrain_is_a_refusal(name: str) -> None:
     assert str(error) == "ps 1: no"
 
 
+def test_peer_that_names_itself_is_named_once() -> None:
+    assert str(error_of(Refusal("CheckpointError", "ps 1: no space"), "ps 1")) == "ps 1: no space"
+    assert str(error_of(Refusal("CheckpointError", "ps 2: no"), "ps 0")) == "ps 0: ps 2: no"
+
+
 def test_error_unknown_to_the_peer_arrives_as_a_refusal() -> None:
     assert type(error_of(refusal_of(LocalError("no")), "ps 0")) is RefusedError

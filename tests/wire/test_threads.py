@@ -15,7 +15,8 @@ import msgpack.fallback
 
 from zmqtrain.coordination import state
 from zmqtrain.wire.codec import Envelope, Sender, encode
-from zmqtrain.wire.messages import Extend, PushReply
+from zmqtrain.wire.control import Extend
+from zmqtrain.wire.messages import PushReply
 
 assert msgpack.Packer is msgpack.fallback.Packer
 message = PushReply(1, "applied", 2, (3,) * 9)

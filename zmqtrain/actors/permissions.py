@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from zmqtrain.errors import RefusedError
 from zmqtrain.transport.keys import Owner
-from zmqtrain.wire import messages
+from zmqtrain.wire import control, messages
 from zmqtrain.wire.codec import Envelope, Sender
 
 _CLIENT = "client"  # the command line; its index is a process id
 _GRADIENT = (messages.Chunk, messages.RowChunk, messages.Push)
 _OF_THE_CHIEF = (
-    *(messages.EndGeneration, messages.Initialize, messages.Keep, messages.Save),
-    *(messages.SaveEnded, messages.Close, messages.Extend, messages.SetRate, messages.Shutdown),
+    *(control.EndGeneration, control.Initialize, control.Keep, control.Save),
+    *(control.SaveEnded, control.Close, control.Extend, control.SetRate, control.Shutdown),
 )
 _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
-        ("worker",): (messages.Pull, *_GRADIENT, messages.HandedOver),
-        ("worker", "chief"): (messages.HandOver, messages.Lookup),
-        ("worker", "ps"): (messages.Evaluated,),  # a ps passes it on
-        ("chief", "ps"): (messages.Evaluate,),
-        ("worker", "ps", "chief"): (messages.Gather,),
+        ("worker",): (messages.Pull, *_GRADIENT, control.HandedOver),
+        ("worker", "chief"): (control.HandOver, messages.Lookup),
+        ("worker", "ps"): (control.Evaluated,),  # a ps passes it on
+        ("chief", "ps"): (control.Evaluate,),
+        ("worker", "ps", "chief"): (control.Gather,),
         ("chief",): _OF_THE_CHIEF,
-        ("ps",): (messages.Arrived, messages.ShardReport, messages.ShardWritten),
-        ("chief", _CLIENT): (messages.SwitchPolicy, messages.RequestStop),
+        ("ps",): (messages.Arrived, messages.ShardReport, control.ShardWritten),
+        ("chief", _CLIENT): (control.SwitchPolicy, control.RequestStop),
         # A ps that leaves, and a worker whose own loop saves.
-        ("worker", "chief", "ps", _CLIENT): (messages.RequestSave,),
+        ("worker", "chief", "ps", _CLIENT): (control.RequestSave,),
     }.items()
     for kind in kinds
 }
@@ -34,7 +34,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
 
 def may_ask_for_a_client(envelope: Envelope) -> bool:
     """Say whether the holder of any key may send this as a client: it changes nothing."""
-    return envelope.sender.role == _CLIENT and type(envelope.message) is messages.GetStatus
+    return envelope.sender.role == _CLIENT and type(envelope.message) is control.GetStatus
 
 
 def check_identity(owner: Owner, sender: Sender, expected: Owner) -> None:

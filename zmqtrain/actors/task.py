@@ -22,7 +22,7 @@ from zmqtrain.transport.base import Transport
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Gather
+from zmqtrain.wire.control import Gather, Shutdown
 
 if TYPE_CHECKING:
     from zmqtrain.observe.traces import Traces
@@ -42,10 +42,10 @@ class JobActor(Actor):
         }
         self.lingers = not plan.group  # the next group begins anew
         self.lane = config.lane
-        self.security = plan.security(config)
         self.ps_endpoints = [connect_endpoint(address) for address in plan.ps]
         self.fingerprint = plan.fingerprint()
         self.process = process_name()
+        self.end: Shutdown | None = None  # of the run, once the chief has sent it
         self.nonce = ""
         self.last_incarnation = 0  # of the life before
         self.known_generation = 0  # the highest in any welcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -84,3 +85,13 @@ class Waits:
             )
             for entry in sorted(self._entries.values(), key=lambda entry: entry.since)
         )
+
+
+async def within(limit_s: float, event: asyncio.Event) -> bool:
+    """Wait for an event; return whether it came in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -7,13 +7,11 @@ computation without a copy where they lie on JAX's device, and gradients leave i
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +30,18 @@ except ImportError as missing:
     raise not_installed("JAX", "jax") from missing
 
 from zmqtrain.adapters.jax_memory import Differentiated, limit_threads, store, taken
-from zmqtrain.adapters.jax_tables import TableOf, gathered, look_up
-
-Tree: TypeAlias = Any
-"""A pytree."""
-
-Leaves: TypeAlias = dict[str, Any]
-"""Leaves of pytrees by name."""
+from zmqtrain.adapters.jax_tables import TableOf, gathered, look_up, take_gradients
+from zmqtrain.adapters.jax_trees import (
+    Leaves,
+    Tree,
+    check_module,
+    encoded,
+    filled,
+    fitting,
+    is_float,
+    leaves_of,
+    may_be_classes,
+)
 
 
 class _Outline(NamedTuple):
@@ -150,7 +153,7 @@ class JaxModel(BaseModel):
 
     def state(self, seed: int) -> Leaves:
         """Return the variables that a step renews."""
-        return self._values(seed, list(_leaves(self._outline().state)))
+        return self._values(seed, list(leaves_of(self._outline().state)))
 
     def tables(self, seed: int) -> dict[str, Table]:
         return {name: table.table() for name, table in self._tables.items()}
@@ -158,7 +161,7 @@ class JaxModel(BaseModel):
     def empty(self, method: str) -> Leaves:
         """Return zeros instead of parameters or state; nothing is compiled for them."""
         outline = self._outline()
-        shapes = {n: v for n, v in _leaves(outline.parameters).items() if n in outline.trained}
+        shapes = {n: v for n, v in leaves_of(outline.parameters).items() if n in outline.trained}
         if method == "state":
             shapes = jax.eval_shape(self._plain, outline.state)
         return {name: np.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
@@ -171,7 +174,7 @@ class JaxModel(BaseModel):
         names = [*self._outline().trained, *found.rows]
         given = found.values(parameters), found.batch
         loss, measures, results = self._step(names, *given, self._seeds)
-        found.take_gradients(results, out)
+        take_gradients(found.unique, results, out)
         store(results, out)
         if is_measured(out):
             measured(out, None, numbers_of(measures, self))
@@ -231,8 +234,8 @@ class JaxModel(BaseModel):
         """Return (parameters, state)."""
         found = self.init(jax.random.key(seeds[0]))
         parameters, state = self._pair(found, "init") if self._has_state else (found, ())
-        self._check_module(parameters)
-        for name, leaf in [*_leaves(parameters).items(), *_leaves(state).items()]:
+        check_module(parameters, self)
+        for name, leaf in [*leaves_of(parameters).items(), *leaves_of(state).items()]:
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
                 raise ConfigError(
                     f"{name!r} of {self!r} is a {type(leaf).__name__}; expected arrays only: keep "
@@ -267,7 +270,7 @@ class JaxModel(BaseModel):
         if self._metrics is None and self._predict is not None and isinstance(batch, tuple):
             outputs = self._predict(*trees, inputs[0])
             at = 1 if self.labels_at is None and len(batch) == 2 else self.labels_at
-            if at and at < len(batch) and _may_be_classes(outputs, labels := batch[at]):
+            if at and at < len(batch) and may_be_classes(outputs, labels := batch[at]):
                 measures["accuracy"] = (outputs.argmax(1) == labels).mean()
                 are_classes = ((labels >= 0) & (labels < outputs.shape[1])).all()
         return measures, are_classes
@@ -275,14 +278,14 @@ class JaxModel(BaseModel):
     def _apply(self, values: Leaves, inputs: Batch) -> Any:
         assert self._predict is not None
         outputs = self._predict(*self._trees(values), *self._cast(inputs))
-        return jax.tree.map(lambda x: x.astype(np.float32) if _is_float(x) else x, outputs)
+        return jax.tree.map(lambda x: x.astype(np.float32) if is_float(x) else x, outputs)
 
     def _values(self, seed: int, names: Sequence[str]) -> Leaves:
         """Return initial values."""
         if not names:
             return {}
         parameters, state = self._first(_seeds(seed, 0))
-        values = _leaves(parameters) | self._plain(state)
+        values = leaves_of(parameters) | self._plain(state)
         return {name: np.array(values[name]) for name in names}
 
     # Pytrees.
@@ -296,8 +299,8 @@ class JaxModel(BaseModel):
         if self._known_outline is None:
             limit_threads()
             parameters, state = jax.eval_shape(self._initial, self._seeds)
-            leaves = _leaves(parameters)
-            frozen = self._fitting(leaves)
+            leaves = leaves_of(parameters)
+            frozen = fitting(self._patterns, leaves, self)
             trained = [name for name in leaves if name not in frozen]
             for name in trained:
                 if leaves[name].dtype != np.float32:
@@ -312,37 +315,27 @@ class JaxModel(BaseModel):
     def trained_tree(self, values: Leaves) -> Tree:
         """Return the parameters as ``init`` has them, with None for those without a value here."""
         structure = jax.tree.structure(self._outline().parameters)
-        names = _leaves(self._outline().parameters)
+        names = leaves_of(self._outline().parameters)
         return jax.tree.unflatten(structure, [values.get(name) for name in names])
-
-    def _fitting(self, leaves: Leaves) -> list[str]:
-        """Return the names that fit a pattern of ``frozen``."""
-        found = {p: [name for name in leaves if fnmatchcase(name, p)] for p in self._patterns}
-        for pattern, names in found.items():
-            if not names:
-                raise ConfigError(
-                    f"frozen={pattern!r} of {self!r} fits no parameter; it has {', '.join(leaves)}"
-                )
-        return [name for name in leaves if any(name in names for names in found.values())]
 
     def _trees(self, values: Leaves) -> list[Tree]:
         """Return the first arguments of the functions: parameters, and state if there is any."""
         outline = self._outline()
-        own = _filled(outline.parameters, values)
+        own = filled(outline.parameters, values)
         trees = [self._cast(gathered(self._tables, values, own))]
-        return [*trees, _filled(outline.state, values)] if self._has_state else trees
+        return [*trees, filled(outline.state, values)] if self._has_state else trees
 
     def _cast(self, tree: Tree) -> Tree:
         """Return a pytree in the dtype of computations."""
         if self._dtype is None:
             return tree
-        return jax.tree.map(lambda x: x.astype(self._dtype) if _is_float(x) else x, tree)
+        return jax.tree.map(lambda x: x.astype(self._dtype) if is_float(x) else x, tree)
 
     def _plain(self, state: Tree) -> Leaves:
         """Return the state by name, in dtypes of NumPy."""
         outline = self._outline().state
         found = self._like(outline, state, "new state")
-        return {name: _encoded(found[name], shape) for name, shape in _leaves(outline).items()}
+        return {name: encoded(found[name], shape) for name, shape in leaves_of(outline).items()}
 
     def _like(self, outline: Tree, tree: Tree, what: str) -> Leaves:
         """Return the leaves of a pytree that has the names and shapes of the outline.
@@ -350,8 +343,8 @@ class JaxModel(BaseModel):
         Raises:
             ConfigError: it has others.
         """
-        leaves = _leaves(tree)
-        if text := difference(leaves, _leaves(outline)):
+        leaves = leaves_of(tree)
+        if text := difference(leaves, leaves_of(outline)):
             raise ConfigError(
                 f"the {what} of {self!r}: {text}; expected a pytree like that of init"
             )
@@ -366,25 +359,13 @@ class JaxModel(BaseModel):
         return found
 
     def _check_loss(self, loss: Any) -> None:
-        is_number = isinstance(loss, jax.Array | np.generic | float) and _is_float(loss)
+        is_number = isinstance(loss, jax.Array | np.generic | float) and is_float(loss)
         if not is_number or np.shape(loss) != ():
             shape = getattr(loss, "shape", None)
             found = f"{loss!r:.80}" if shape is None else f"of shape {shape}, {loss.dtype}"
             raise ConfigError(
                 f"the loss of {self!r} is {found}; expected one floating-point number: return "
                 "the mean over the batch"
-            )
-
-    def _check_module(self, parameters: Tree) -> None:
-        """Check that a module of Flax's nnx has no variables that would be trained by mistake."""
-        nnx = sys.modules.get("flax.nnx")
-        if nnx is None or not isinstance(parameters, nnx.Module):
-            return
-        if rest := _leaves(nnx.state(parameters, nnx.Not(nnx.Param))):
-            raise ConfigError(
-                f"init of {self!r} returned a {type(parameters).__name__} with variables that are "
-                f"no Param: {', '.join(rest)}; expected them in the state: with has_state=True, "
-                "return the second and the third part of nnx.split(module, nnx.Param, ...)"
             )
 
 
@@ -402,65 +383,10 @@ def load_pytree(
     """
     values = weights_of(weights, average=average)
     tree = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), tree)
-    plain = {n: jax.eval_shape(partial(_encoded, like=v), v) for n, v in _leaves(tree).items()}
+    plain = {n: jax.eval_shape(partial(encoded, like=v), v) for n, v in leaves_of(tree).items()}
     if text := difference({n: v for n, v in values.items() if n in plain}, plain):
         raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")
-    return jax.tree.map(jnp.asarray, _filled(tree, values))
-
-
-def _leaves(tree: Tree) -> Leaves:
-    """Return the leaves by name, in order.
-
-    Raises:
-        ConfigError: two have the same name.
-    """
-    found = [
-        (jax.tree_util.keystr(path, simple=True, separator=".") or "value", leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    leaves = dict(found)
-    if len(leaves) < len(found):
-        names = [name for name, _ in found]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(
-            f"two leaves of a pytree are called {twice!r}; expected names that differ"
-        )
-    return leaves
-
-
-def _filled(tree: Tree, values: Mapping[str, Any]) -> Tree:
-    """Return a pytree like this one with the values of these names."""
-    leaves = [_decoded(values[name], like) for name, like in _leaves(tree).items()]
-    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _encoded(leaf: Any, like: Any) -> Any:
-    """Return a leaf in a dtype that NumPy has: that of ``like``, but keys as numbers."""
-    if _is_key(like):
-        return jax.random.key_data(leaf)
-    return jnp.asarray(leaf, np.float32 if like.dtype == jnp.bfloat16 else like.dtype)
-
-
-def _decoded(value: Any, like: Any) -> Any:
-    """Return the inverse of :func:`_encoded`."""
-    if _is_key(like):
-        return jax.random.wrap_key_data(value)
-    return value.astype(like.dtype)
-
-
-def _is_float(value: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))
-
-
-def _may_be_classes(outputs: Any, targets: Any) -> bool:
-    """Return whether outputs are scores (n, classes) of at least two classes, and targets whole
-    numbers (n,)."""
-    is_scores = isinstance(outputs, jax.Array) and outputs.ndim == 2 and outputs.shape[1] > 1
-    return is_scores and targets.shape == outputs.shape[:1] and not _is_float(targets)
+    return jax.tree.map(jnp.asarray, filled(tree, values))
 
 
 def _seeds(seed: int, batch: int) -> NDArray[np.uint32]:

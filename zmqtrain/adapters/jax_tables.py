@@ -59,10 +59,11 @@ class LookedUp(NamedTuple):
         places = {PLACES: self.places} if self.places else {}
         return {**parameters, **self.rows, **places}
 
-    def take_gradients(self, results: dict[str, Any], out: Gradients) -> None:
-        """Move the gradients of the rows from a step's results to those of the tables."""
-        for name, unique in self.unique.items():
-            out[name].add_unique(unique, np.asarray(results.pop(name))[: len(unique)])
+
+def take_gradients(unique: Mapping[str, Ids], results: dict[str, Any], out: Gradients) -> None:
+    """Move the gradients of unique rows from a step's results to those of the tables."""
+    for name, ids in unique.items():
+        out[name].add_unique(ids, np.asarray(results.pop(name))[: len(ids)])
 
 
 def look_up(tables: Mapping[str, TableOf], parameters: Parameters, batch: Batch) -> LookedUp:

@@ -13,6 +13,7 @@ import numpy as np
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.jax_memory import Differentiated, Values, store, taken
+from zmqtrain.adapters.jax_tables import take_gradients
 from zmqtrain.adapters.keras_jax_tables import JaxTables
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.models.checks import check_classes, written_in_a_step
@@ -59,7 +60,7 @@ class OnJax:
         loss, beside, results = self._call(step, parts, *given, sizes=found.sizes)
         self._network.initial_seed = None  # other tasks build their own, which may differ
         self._check_labels(parts[1])
-        found.take_gradients(results, out)
+        take_gradients(found.unique, results, out)
         store(results, out)
         if not is_measured:
             return loss, None, {}

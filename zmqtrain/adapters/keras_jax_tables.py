@@ -14,7 +14,7 @@ from jax import numpy as jnp
 from zmqtrain.adapters.jax_tables import padded
 from zmqtrain.adapters.keras_tables import TableLayer
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Gradients, Parameters
+from zmqtrain.models.base import Parameters
 from zmqtrain.models.rows import read_ahead
 from zmqtrain.models.tables import Ids
 
@@ -31,11 +31,6 @@ class LookedUp(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """The numbers of rows, for which a step is compiled."""
         return tuple(len(self.values[name]) for name in self.unique)
-
-    def take_gradients(self, results: dict[str, Any], out: Gradients) -> None:
-        """Move the gradients of the rows from a step's results to those of the tables."""
-        for name, unique in self.unique.items():
-            out[name].add_unique(unique, np.asarray(results.pop(name))[: len(unique)])
 
 
 class JaxTables:

@@ -16,7 +16,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
 from zmqtrain.models.checks import check_rows
 from zmqtrain.models.rows import TableReader
-from zmqtrain.optim.pipeline import Pattern
+from zmqtrain.optim.groups import Pattern
 
 Weights: TypeAlias = dict[str, NDArray[Any]]
 

@@ -15,6 +15,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     LAMB,
     SGD,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
@@ -69,9 +70,11 @@ def rule_of(optimizer: Any) -> Rule:
     # On torch, Keras has a class of the same name for each optimizer.
     if not type(optimizer).__module__.startswith("keras.") or _name(optimizer) not in _RULES:
         inside = f"keras.optimizers.{_name(optimizer)}(...)"
+        expected = f"expected one of {', '.join(_RULES)}"
+        if _name(optimizer) == "Muon":  # which trains some variables by AdamW
+            expected = "give Job(optimizer=Muon(rms=0.2), groups=...) of zmqtrain.optim"
         raise _no_twin(
-            f"the optimizer {_name(optimizer)}",
-            f"expected one of {', '.join(_RULES)}; or {train_inside(inside)}",
+            f"the optimizer {_name(optimizer)}", f"{expected}; or {train_inside(inside)}"
         )
     rule = _rule_of(_name(optimizer), options)
     decay = options.get("weight_decay")
@@ -97,6 +100,7 @@ _RULES: dict[str, Rule] = {
     "Ftrl": Ftrl(0.0),
     "Lion": Lion(),
     "Lamb": LAMB(weight_decay=0.0),
+    "Adafactor": Adafactor(),
 }
 _SCHEDULES: dict[str, Any] = {
     "ExponentialDecay": Exponential,
@@ -108,6 +112,10 @@ _SCHEDULES: dict[str, Any] = {
 _OURS = {
     "beta_1": "beta1",
     "beta_2": "beta2",
+    "beta_2_decay": "decay_exponent",
+    "epsilon_1": "epsilon1",
+    "epsilon_2": "epsilon2",
+    "clip_threshold": "clip",
     "initial_accumulator_value": "initial_accumulator",
     "l1_regularization_strength": "l1",
     "l2_regularization_strength": "l2",
@@ -125,8 +133,10 @@ def _rule_of(name: str, options: dict[str, Any]) -> Rule:
         rule = _RULES["AdamW"]
     given = {n: 0.0 if v is None else v for n, v in options.items()}
     given["learning_rate"] = _rate_of(options["learning_rate"])
-    if name == "Lamb":
+    if name in ("Lamb", "Adafactor"):
         del given["weight_decay"]  # which is another than the rule's
+    if name == "Adafactor" and isinstance(options["learning_rate"], dict):
+        given["relative_step"] = False  # a schedule is taken as it is
     return cast(Rule, replace(rule, **options_of(rule, given, _OURS)))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given, Table
-from zmqtrain.optim.pipeline import Pattern, fits
+from zmqtrain.optim.groups import Pattern, fits
 
 LookUp: TypeAlias = Callable[[Any], Any]
 """Returns the rows of a tensor of integers."""

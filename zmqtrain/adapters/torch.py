@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
+from zmqtrain.adapters.common import check_build, name_of, numbers_of
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.checks import CheckSchedule
@@ -42,7 +42,8 @@ from zmqtrain.adapters.torch_objective import Objective
 from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
 from zmqtrain.adapters.torch_parts import IGNORED, PartsCheck, comparing, has_ignored, own_loss
 from zmqtrain.adapters.torch_structure import buffers_of
-from zmqtrain.adapters.torch_tables_of import tables_in, weights_in
+from zmqtrain.adapters.torch_tables_of import tables_in
+from zmqtrain.adapters.torch_weights import load_state_dict as load_state_dict
 
 log = logging.getLogger(__name__)
 
@@ -385,37 +386,3 @@ class TorchModel(BaseModel):
     def _autocasting(self) -> Any:
         kind = self._built.device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast is not None)
-
-
-def load_state_dict(
-    module: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
-) -> None:
-    """Load trained weights into a module: those of a logdir, or the result of `zmqtrain.load`.
-
-    ``average``: the moving averages of a logdir.
-
-    Raises:
-        ConfigError: names or shapes are not those of the module.
-        CheckpointError: the logdir has no checkpoint.
-    """
-    values = weights_of(weights, average=average)
-    tables = weights_in(module)
-    tensors = {}
-    for name, value in values.items():
-        is_table = isinstance(value, TableReader)
-        if is_table and name in tables:
-            tables[name].bind(value, None, torch.device("cpu"), torch.float32)
-        else:
-            tensors[name] = torch.from_numpy(np.array(value.whole() if is_table else value))
-    first: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        shared = first.setdefault(id(parameter), name)  # a checkpoint has tied ones once
-        if shared in tensors:
-            tensors.setdefault(name, tensors[shared])
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"the weights do not fit the module: {error}; expected those of this module: leave out "
-            "the others, by {name: weights[name] for name in module.state_dict()}"
-        ) from None

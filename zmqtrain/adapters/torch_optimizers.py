@@ -21,7 +21,18 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from zmqtrain.adapters.common import options_of, train_inside
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import SGD, Adagrad, Adamax, AdamW, Momentum, NAdam, RAdam, RMSProp
+from zmqtrain.optim import (
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adamax,
+    AdamW,
+    Momentum,
+    Muon,
+    NAdam,
+    RAdam,
+    RMSProp,
+)
 from zmqtrain.optim.schedules import Function
 from zmqtrain.user_code import user_code
 
@@ -34,8 +45,18 @@ _TWINS: dict[str, Any] = {
     "RAdam": RAdam(),
     "Adagrad": Adagrad.torch(),
     "RMSprop": RMSProp.torch(),
+    "Adafactor": Adafactor.torch(),
+    "Muon": Muon(),
 }
-_OURS = {"eps": "epsilon", "alpha": "rho", "initial_accumulator_value": "initial_accumulator"}
+_DECOUPLED = ("AdamW", "Adafactor", "Muon")
+_OURS = {
+    "eps": "epsilon",
+    "alpha": "rho",
+    "initial_accumulator_value": "initial_accumulator",
+    "beta2_decay": "decay_exponent",
+    "d": "clip",
+    "ns_coefficients": "coefficients",
+}
 _REMEDIES = {
     "maximize": "return the negative of the loss",
     "NoneType": "return the optimizer, or a tuple of it and its scheduler",
@@ -179,7 +200,11 @@ def _twin(
         given["momentum"] = table.schedule(2 * number + 1) if momentum else momentum
     if "betas" in group:
         given |= {"beta1": given["momentum"], "beta2": float(group["betas"][1])}
-    is_decoupled = group.get("decoupled_weight_decay", name == "AdamW")
+    if name == "Adafactor":
+        first, given["epsilon2"] = group["eps"]
+        given["epsilon1"] = twin.epsilon1 if first is None else first
+    given["rms"] = 0.2 if group.get("adjust_lr_fn") == "match_rms_adamw" else None
+    is_decoupled = group.get("decoupled_weight_decay", name in _DECOUPLED)
     given["weight_decay"], l2 = (decay, 0.0) if is_decoupled else (0.0, decay)
     return replace(twin, **options_of(twin, group | given, _OURS)), l2
 

@@ -212,7 +212,7 @@ class TableWeight:
         self._ahead_padding = self._padding(padding_id)
         if not torch.is_grad_enabled():
             rows = rows.detach()
-        return rows if ids.ndim == 1 else rows.reshape(*ids.shape, -1)
+        return rows if ids.ndim == 1 else rows.reshape(*ids.shape, rows.shape[-1])
 
     def _is_known(self, ids: Any) -> bool:
         """Return whether these ids are those of the first look-up that is expected."""
@@ -227,7 +227,7 @@ class TableWeight:
         take = partial(self._take, found.unique, padding_id=padding_id)
         given = [Gathering(found, self._rows(found.unique), take)]
         (rows,) = gathered(given, is_trained=self._is_differentiated)
-        return rows.reshape(*ids.shape, -1)
+        return rows.reshape(*ids.shape, rows.shape[-1])
 
     def look_up(self, ids: Any, padding_id: int | None = None) -> tuple[Any, Any, int | None]:
         """Return each id's place among unique rows, these rows as a leaf of autograd, and the place

@@ -18,8 +18,8 @@ from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.models.rows import RowGradient, TableReader, read_ahead
 from zmqtrain.models.tables import Given, Ids, Initial, Normal, Table
 from zmqtrain.models.trees import leaves
+from zmqtrain.optim.groups import Pattern, fits
 from zmqtrain.optim.kernels.look_ups import LookUps
-from zmqtrain.optim.pipeline import Pattern, fits
 
 _LOOK_UPS = nn.Embedding, nn.EmbeddingBag
 _KEPT = 4  # batches whose ids were sorted ahead, at most

@@ -37,6 +37,14 @@ class _Monitor(Callback):
         self.best: float | None = None  # of no epoch yet
         self._follow({})
 
+    def begin(self) -> None:
+        """Forget the epochs of another training."""
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        super().set_params(params)
+        if params:  # a training begins, not an evaluation
+            self.begin()
+
     def set_model(self, model: Any) -> None:
         """
         Raises:
@@ -104,18 +112,13 @@ class EarlyStopping(_Monitor):
         self.restore_best = restore_best
         self.start_from_epoch = start_from_epoch
         self.baseline = baseline
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self.best, self.wait = None, 0
         self.best_epoch: int | None = None
         self.stopped_epoch: int | None = None
         self._best_weights: Weights | None = None
-
-    def set_params(self, params: Mapping[str, Any]) -> None:
-        super().set_params(params)
-        if params:  # a training begins, not an evaluation
-            self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         value = self.value(logs)
@@ -232,12 +235,10 @@ class ReduceLROnPlateau(_Monitor):
         if not 0 < factor < 1:
             raise ConfigError(f"ReduceLROnPlateau: factor is {factor}; expected above 0, below 1")
         self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
-        self.wait = self.cooling = 0
+        self.begin()
 
-    def set_params(self, params: Mapping[str, Any]) -> None:
-        super().set_params(params)
-        if params:  # a training begins, not an evaluation
-            self.best, self.wait, self.cooling = None, 0, 0
+    def begin(self) -> None:
+        self.best, self.wait, self.cooling = None, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         rate = self.model.optimizer.learning_rate

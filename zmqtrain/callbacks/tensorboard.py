@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from zmqtrain.callbacks.base import Callback, Logs
 from zmqtrain.errors import imported
@@ -73,6 +76,14 @@ class TensorBoard(Callback):
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+    def write(self, kind: str, values: Mapping[str, Any], step: int) -> None:
+        """Write numbers as scalars and arrays, of any framework, as histograms of ``kind``."""
+        writer = self._writer(kind)
+        for name, value in values.items():
+            detached = value.detach().float().cpu() if hasattr(value, "detach") else value
+            array = np.asarray(detached)
+            (writer.add_histogram if array.ndim else writer.add_scalar)(name, array, step)
 
     def _write(self, at: int, *, number: int) -> None:
         """Write what is no measure, at this epoch or step; ``number``: of the summary."""

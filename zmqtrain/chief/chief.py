@@ -28,7 +28,10 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Evaluated, Gather, Heartbeat, Leave
+from zmqtrain.wire.control import Evaluated, Gather
+from zmqtrain.wire.messages import Heartbeat, Leave
+
+AWAY_S = 2.5  # without an answer: ps 0 is away
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +130,7 @@ class Chief(JobActor):
         A job that has begun waits for a later chief, which saves what was learned.
         """
         if self._is_leaving:
-            return self._leave()
+            return await self._leave()
         if self.incarnation and not self._may_have_begun:
             reason = f"{self._cluster.stopped[1]} before the job began: nothing to save"
             await self._shut_down(self.stop_code, reason)
@@ -144,17 +147,17 @@ class Chief(JobActor):
         # A ps that has gone before would let it wait for its next life.
         patience_s = self.timing.grace_s if self._leaves_on_term else None
         if not await self._unless_stopped(watching, patience_s):
-            return self._leave()
+            return await self._leave()
         status = watching.result()
         if self._is_leaving and not (status.stop or status.failure):
             with contextlib.suppress(ZmqTrainError, TimeoutError):
                 saving = asyncio.ensure_future(self._save_for_leavers(status))
                 await self._unless_stopped(saving, self.timing.grace_s)
-            return self._leave()
+            return await self._leave()
         self.metrics.role_state.set("draining")
         ending = asyncio.ensure_future(self._end(status))
         if not await self._unless_stopped(ending, None):
-            return self._leave()
+            return await self._leave()
         return ending.result()
 
     @property
@@ -178,10 +181,11 @@ class Chief(JobActor):
             async with asyncio.timeout(patience_s):
                 status = await self._cluster.status(status.event, min(WATCH_S, patience_s / 2))
 
-    def _leave(self) -> int:
+    async def _leave(self) -> int:
         """Let the next chief take over; training goes on meanwhile."""
         log.info("leaving; the job goes on, and waits for another chief")
         self._cluster.leave()
+        await self._conductor.record.leave(self.job.logdir)
         return self.stop_code
 
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:
@@ -244,7 +248,7 @@ class Chief(JobActor):
         conductor, seen, begins = self._conductor, 0, True
         while True:
             at_once = begins and not self._evaluations.is_done  # before the first step to evaluate
-            status = await self._cluster.status(seen, 0.0 if at_once else WATCH_S)
+            status = await self._status(seen, 0.0 if at_once else WATCH_S)
             seen = status.event
             self._cluster.check(status)
             await conductor.show(status)
@@ -258,6 +262,14 @@ class Chief(JobActor):
             if not self._ps_left.is_set():
                 await conductor.save_if_due(status.step, is_wanted=status.save_wanted)
             await self._evaluations.follow(status.step)
+
+    async def _status(self, seen: int, wait_s: float) -> Status:
+        """Return the next status; note in the record if ps 0 does not send it."""
+        miss = asyncio.get_running_loop().call_later(AWAY_S, self._conductor.record.miss)
+        try:
+            return await self._cluster.status(seen, wait_s)
+        finally:
+            miss.cancel()
 
     async def _end(self, status: Status) -> int:
         """End the job and tell all tasks; return its exit code.

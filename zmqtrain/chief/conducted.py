@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from zmqtrain.callbacks.base import Weights
 from zmqtrain.chief.saving import Saver
+from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.models.rows import TableReader
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, Tables
 
-
-@dataclass(slots=True)
-class Progress:
-    """The fields of a :class:`Status` that epochs need, for a worker that is asked every step."""
-
-    step: int
-    uncounted: int
-    limit: int | None
-    pass_loss: float
-    pass_examples: int
-    pass_sums: Mapping[str, float]
-    pass_weight: float
-    learning_rate: float | None
-
-
-At: TypeAlias = Progress | Status
-"""How far a job is."""
+At: TypeAlias = PassFigures | Status
+"""How far a job is: its status, or what epochs need of it if they ask after each step."""
 
 
 class Conducted(Protocol):

@@ -174,7 +174,7 @@ class Conductor:
             code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
         final = await conducted.status()
         self._on_progress(final)
-        self.record.take(final, is_last=True)
+        self.record.take(final, ended=ended)
         await self.record.save(self._job.logdir)
         last, average = chosen or await conducted.read_parameters(), self._job.evaluate_average
         result = chosen or await conducted.read_parameters(True) if average else last

@@ -21,7 +21,8 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
 from zmqtrain.wire.codec import Envelope
-from zmqtrain.wire.messages import EndGeneration, HandedOver, HandOver, Message
+from zmqtrain.wire.control import EndGeneration, HandedOver, HandOver
+from zmqtrain.wire.messages import Message
 
 log = logging.getLogger(__name__)
 

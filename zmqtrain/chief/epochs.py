@@ -25,9 +25,10 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.job import Job
 from zmqtrain.job_checks import ENDLESS
-from zmqtrain.metrics import gained
+from zmqtrain.metrics.sums import gained
 from zmqtrain.models.base import as_model
 from zmqtrain.optim.schedules import has_rate, rate_at
+from zmqtrain.planning.job_fingerprint import optimizer_text
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.durable import writing
 from zmqtrain.training.measuring import measures_of
@@ -229,7 +230,7 @@ class Epochs:
                 "epoch": epoch,
                 "logs": {name: plain(value) for name, value in logs.items()},
                 "learning_rate": self._rate,
-                "optimizer": self._job.optimizer_text,
+                "optimizer": optimizer_text(self._job),
                 "callbacks": self._callbacks.state(),
                 # Where training goes on: if the new weights never come to be, neither was this.
                 "generation": self._conducted.generation + int(self.model.weights_changed),
@@ -351,7 +352,7 @@ class Epochs:
         """Return the learning rate to go on with: of this step, or set after the last epoch."""
         if not self._records or self._place(at)[1]:
             return at.learning_rate
-        record, optimizer = self._records[-1], self._job.optimizer_text
+        record, optimizer = self._records[-1], optimizer_text(self._job)
         is_of_it = record.get("optimizer", optimizer) == optimizer
         rate: float | None = record["learning_rate"] if is_of_it else at.learning_rate
         return rate

@@ -15,7 +15,7 @@ from zmqtrain.exchanges.evaluations import received_sums
 from zmqtrain.job import Job
 from zmqtrain.metrics import Metric
 from zmqtrain.training.evaluation import PartSums
-from zmqtrain.wire.messages import Evaluate, Evaluated
+from zmqtrain.wire.control import Evaluate, Evaluated
 
 AHEAD = 2  # parts that a worker has: one that it measures, and the next
 

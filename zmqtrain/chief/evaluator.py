@@ -20,6 +20,7 @@ from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.rows import readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.evaluation import PartSums, evaluate, measure, parts_of, rows_of
+from zmqtrain.units import measures_text
 
 log = logging.getLogger(__name__)
 
@@ -184,4 +185,4 @@ class Evaluator:
 
 def shown(measures: Measures) -> str:
     """Return the measures that are numbers, in one line."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in numbers(measures).items())
+    return measures_text(numbers(measures))

@@ -14,20 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from zmqtrain.actors.process_identity import process_name
-from zmqtrain.chief.conducted import Progress
 from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.endings import ending
+from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.status import COUNTED
 from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
+from zmqtrain.planning.job_fingerprint import restored_rate
 from zmqtrain.planning.plan import Plan
 from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
@@ -39,8 +41,6 @@ from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, LoopEndedError, Place
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
-
-COUNTED = "applied", "dropped", "refused"  # pushes
 
 log = logging.getLogger(__name__)
 
@@ -133,25 +133,17 @@ class LocalRun:
         else:
             manifest = read_manifest(path)
             shard.restore(path, manifest)
-            shard.learning_rate = self._job.restored_rate(manifest)
+            shard.learning_rate = restored_rate(self._job, manifest)
             ledger = restored_ledger(manifest, self._fingerprint)
         self.generation = generation + 1
         await self.saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
-    async def progress(self) -> Progress:
-        coordinator, shard = self._running.coordinator, self._running.shard
-        ledger = coordinator.ledger
-        return Progress(
-            coordinator.version,
-            ledger.uncounted,
-            None if coordinator.finished else ledger.limit,
-            ledger.mean_loss,
-            ledger.pass_examples,
-            ledger.pass_sums,
-            ledger.pass_weight,
-            shard.learning_rate,
-        )
+    async def progress(self) -> PassFigures:
+        found = PassFigures.of(self._running.coordinator)
+        found.learning_rate = self._running.shard.learning_rate
+        found.limit = None if self._running.coordinator.finished else found.limit
+        return found
 
     async def _between_steps(self) -> None:
         """Call back, evaluate, show progress and save when due, while no step is under way."""
@@ -230,12 +222,9 @@ class LocalRun:
             state="done" if coordinator.finished else "computing",
             incarnation=0,
             step=exchange.steps,
-            silent_s=0.0,
             leases=tuple(coordinator.ledger.leases.get(WORKER, ())),
             loss=exchange.loss,
             process=process_name(),
-            metrics="",
-            lanes="",
         )
         return Status(
             event=0,
@@ -260,5 +249,6 @@ class LocalRun:
             strategy=MIRRORED if job.devices else "local",
             tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
+            idle_s=exchange.throughput.idle_s(time.monotonic()),
             **asdict(await self.progress()),
         )

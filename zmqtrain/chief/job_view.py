@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.protocol.status import Status, TableStatus, TaskStatus, Wait
-from zmqtrain.units import NOTHING, counted, data_size, duration, rate, shortened
+from zmqtrain.units import NOTHING, counted, data_size, duration, measure_text, rate, shortened
 
-WINDOW = 6  # statuses over which speeds are measured
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
 STALL_S, STALL_STEPS = 5.0, 10.0  # without a step: seconds, and usual steps; both count as a stall
 ABSENT = ("silent", "left")
@@ -68,6 +66,9 @@ class JobView:
         if not status.initialised:
             return "waiting for the chief to begin the job"
         parts = [f"training for {self._trained}"]
+        if not status.seconds and not status.idle_s:  # since ps 0 was started
+            since = f"since step {status.step}" if status.step else "yet"
+            parts = [f"no step has been made {since}"]
         if self.is_stalled:
             parts.append(f"no step for {duration(status.idle_s)}")
         if status.save_wanted:
@@ -205,19 +206,6 @@ class JobView:
             found.append(f"the policy changes to {status.switching} once no worker computes")
         return found
 
-    def news(self, before: Status) -> list[str]:
-        """Return a sentence for each thing that happened since another status."""
-        status = self.status
-        known = {task.task: task for task in before.tasks}
-        found = [_news_of(task, known.get(task.task)) for task in status.tasks]
-        if status.step < before.step:
-            found.append(f"the job went back from step {before.step} to {status.step}")
-        if status.group > before.group:
-            found.append(f"group {self.group} goes on")
-        if status.policy != before.policy:
-            found.append(f"the policy is {status.policy}; it was {before.policy}")
-        return [*filter(None, found)]
-
     def why_json(self) -> dict[str, object]:
         """Return the waits, the absent tasks, and pending changes of the job for a script."""
         return {
@@ -274,38 +262,6 @@ class JobView:
         return f"{task.task} ({task.process}) {text}"
 
 
-class Watched:
-    """The last statuses of a job; times are of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, Status]] = deque(maxlen=WINDOW)
-        self.away_s = 0.0  # how old the last one is, while ps 0 does not answer
-
-    def take(self, status: Status | None, at: float) -> list[str]:
-        """Add a status, None if ps 0 did not answer; return the news since the last one."""
-        if status is None:
-            was_away, self.away_s = self.away_s > 0, at - self._seen[-1][0]
-            return [] if was_away else ["ps 0 does not answer"]
-        news = ["ps 0 answers again"] if self.away_s else []
-        self.away_s = 0.0
-        if self._seen:
-            news += JobView.of(status).news(self._seen[-1][1])
-        self._seen.append((at, status))
-        return news
-
-    @property
-    def view(self) -> JobView:
-        """The last status, with speeds since the oldest one that is still known."""
-        (began, earlier), (at, status) = self._seen[0], self._seen[-1]
-        return JobView(status, earlier, at - began)
-
-    @property
-    def end(self) -> str:
-        """How the job ended, once no further status comes."""
-        is_known = self.view.status.stop or self.view.status.failure
-        return self.view.state if is_known else "the job has ended"
-
-
 def spent_s(task: TaskStatus, earlier: TaskStatus | None) -> tuple[float, ...]:
     """Return the seconds that a worker spent in each phase since an earlier status.
 
@@ -324,20 +280,8 @@ def wait_row(wait: Wait) -> Sequence[str]:
     return wait.owner, wait.peer, duration(wait.since_s), until, wait.reason
 
 
-def _news_of(task: TaskStatus, earlier: TaskStatus | None) -> str:
-    if earlier is None:
-        return f"{task.task} joined"
-    if task.state == "left" != earlier.state:
-        return f"{task.task} left"
-    if task.restarts > earlier.restarts:
-        return f"{task.task} was started again"
-    if task.role == Role.CHIEF and task.step > earlier.step:
-        return f"a checkpoint of step {task.step} was saved"
-    return ""
-
-
 def _loss(loss: float) -> str:
-    return NOTHING if math.isnan(loss) else f"{loss:.4f}"
+    return NOTHING if math.isnan(loss) else measure_text(loss)
 
 
 def _rounds(status: Status) -> str:
@@ -366,7 +310,7 @@ def _holding(task: TaskStatus) -> str:
 
 def _joined(task: TaskStatus) -> str:
     """Return when this life of a task began; its incarnation is that time in milliseconds."""
-    if not task.incarnation:  # ps 0 has none: all others join it
+    if not task.incarnation:
         return NOTHING
     return datetime.fromtimestamp(task.incarnation / 1000).strftime("%a %H:%M")
 

@@ -27,20 +27,18 @@ from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
-from zmqtrain.wire.messages import (
+from zmqtrain.wire.control import (
     Close,
     Extend,
     GetStatus,
     Initialize,
     Keep,
-    Leave,
-    Parameters,
-    Read,
     Save,
     SaveEnded,
     SetRate,
     Shutdown,
 )
+from zmqtrain.wire.messages import Leave, Parameters, Read
 
 KEPT_NBYTES = 1 << 28
 """Bytes of tables, at most, of which the rows are kept after a run: of the first that fit."""

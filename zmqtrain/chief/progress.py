@@ -15,6 +15,7 @@ from rich.table import Column
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import A_WORKER
 from zmqtrain.protocol.status import Status
+from zmqtrain.units import measure_text
 
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0
@@ -106,7 +107,10 @@ def _steps(status: Status) -> str:
 
 
 def _speed(status: Status) -> str:
-    return f"{status.steps_per_second:.0f} steps/s  loss {shown_loss(status)}"
+    loss = (
+        measure_text(status.loss) if any(status.pushes.values()) else "-"
+    )  # before the first push
+    return f"{status.steps_per_second:.0f} steps/s  loss {loss}"
 
 
 def _without_workers(status: Status) -> str:
@@ -115,8 +119,3 @@ def _without_workers(status: Status) -> str:
     if not ends or ends[0] is None:
         return "none"
     return f"none; the job ends in {ends[0]:.0f} s unless one joins"
-
-
-def shown_loss(status: Status) -> str:
-    """Return the loss of the last push, "-" before the first one."""
-    return f"{status.loss:.4f}" if any(status.pushes.values()) else "-"

@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from zmqtrain.chief.job_view import JobView, Watched, spent_s
+from zmqtrain.chief.job_view import JobView, spent_s
+from zmqtrain.chief.watched import Watched
 from zmqtrain.config.cluster import Role
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.metrics import numbers
@@ -49,6 +50,8 @@ class Earlier(BaseModel):
     samples: list[list[float | None]]
     events: list[tuple[float, str]]
     evaluations: list[dict[str, float | None]]
+    restarts: dict[str, int] = {}
+    saved: int = 0
 
 
 class RunRecord:
@@ -65,20 +68,31 @@ class RunRecord:
         self._seen = 0  # of the evaluations of this life
         self._watched = Watched()
         self._sampled: Status | None = None
-        self._interval_s, self._saved_at = SAMPLE_S, clock()
-        self._is_resumed = False  # the record of an earlier life is looked for at the first save
+        self._interval_s, self._began_at = SAMPLE_S, clock()
+        self._saved_at = self._began_at
+        self._earlier: asyncio.Future[dict[str, Any] | None] | None = None  # of an earlier life
+        self._is_resumed = False
 
-    def take(self, status: Status, *, is_last: bool = False) -> None:
-        """Note what happened since the last status, and its figures if the last ones are old."""
+    def take(self, status: Status, *, ended: str = "") -> None:
+        """Note what happened since the last status, and its figures if the last ones are old.
+
+        ``ended``: why the job has ended, if this is its last status.
+        """
         now = self._clock()
-        self._events += ((now, text) for text in self._watched.take(status, now))
+        self._note(self._watched.take(status, now))
+        if ended:
+            self._note([f"the job has ended: {ended}"])
         evaluations = self._evaluations()
         self._evaluated += ({"at": now} | numbers(each) for each in evaluations[self._seen :])
         self._seen = len(evaluations)
         if len(self._evaluated) > MOST_SAMPLES:
             self._evaluated = self._evaluated[::2]
-        if is_last or not self._samples or now - self._samples[-1][0] >= self._interval_s:
+        if ended or not self._samples or now - self._samples[-1][0] >= self._interval_s:
             self._sample(status, now)
+
+    def miss(self) -> None:
+        """Note that ps 0 does not answer."""
+        self._note(self._watched.take(None, self._clock()))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data, with the tasks and waits of the last status."""
@@ -89,12 +103,17 @@ class RunRecord:
             "samples": list(self._samples),
             "events": list(self._events),
             "evaluations": list(self._evaluated),
+            "restarts": dict(self._watched.restarts),
+            "saved": self._watched.saved,
         }
         if self._sampled is not None:
             record |= described(self._watched.view)
         return record
 
     async def save_if_due(self, logdir: str | None) -> None:
+        """Save the record now and then; go on with that of an earlier life once it is read."""
+        if logdir is not None and self._look_back(logdir).done():
+            self._go_on(await self._look_back(logdir))
         if self._clock() - self._saved_at >= SAVE_S:
             await self.save(logdir)
 
@@ -103,24 +122,43 @@ class RunRecord:
         self._saved_at = self._clock()
         if logdir is None:
             return
-        if not self._is_resumed:
-            self._is_resumed = True
-            record = await asyncio.to_thread(read_record, Path(logdir))
-            if record is not None:
-                self.resume(record)
+        self._go_on(await self._look_back(logdir))
         try:
             await asyncio.to_thread(_write, self.as_dict(), Path(logdir) / RECORD_FILE)
         except OSError as error:
             log.warning("the record of the run cannot be written: %s", error)
+
+    async def leave(self, logdir: str | None) -> None:
+        """Note that this chief leaves the job, and save the record for the next one."""
+        if self._sampled is not None:
+            self._note(["the chief was stopped and left; the job goes on"])
+            await self.save(logdir)
+
+    def _look_back(self, logdir: str) -> asyncio.Future[dict[str, Any] | None]:
+        """Return the record of an earlier life, which is read once, while the job goes on."""
+        if self._earlier is None:
+            self._earlier = asyncio.ensure_future(asyncio.to_thread(read_record, Path(logdir)))
+        return self._earlier
+
+    def _go_on(self, record: Mapping[str, Any] | None) -> None:
+        if record is not None and not self._is_resumed:
+            self.resume(record)
+        self._is_resumed = True
 
     def resume(self, record: Mapping[str, Any]) -> None:
         """Go on with the record of an earlier life."""
         columns = [*FIGURES, *Phases.names()]
         if record["columns"] == columns and {*map(len, record["samples"])} <= {len(columns)}:
             self._samples = [*record["samples"], *self._samples]
-        earlier = [*record["events"], (self._clock(), "the job is resumed")]
-        self._events.extendleft(reversed(earlier))
+        took_over = self._sampled is not None and self._sampled.seconds > 0
+        text = "a new chief took over" if took_over else "the job is resumed"
+        events = [*record["events"], (self._began_at, text), *self._events]
+        self._events = deque(events, maxlen=MOST_EVENTS)
+        self._watched.resume(record["restarts"], record["saved"])
         self._evaluated = [*record["evaluations"], *self._evaluated]
+
+    def _note(self, texts: Sequence[str]) -> None:
+        self._events += ((self._clock(), text) for text in texts)
 
     def _sample(self, status: Status, now: float) -> None:
         before, self._sampled = self._sampled, status

@@ -277,10 +277,7 @@ class Saver:
             raise CheckpointError(f"the shards' reports do not fit together: {error}") from error
 
     def _check_known(self, path: Path, manifest: Manifest) -> None:
-        """
-        Raises:
-            CheckpointError: the checkpoint has variables that the job would leave out.
-        """
+        """Refuse a checkpoint with variables that the job would leave out."""
         job = self._job
         own = {*job.frozen(), *(each.name for each in job.variables())}
         own |= {table.name for table in job.table_variables()}

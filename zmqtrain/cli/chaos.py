@@ -42,11 +42,10 @@ def chaos_command(
 ) -> None:
     """Kill and pause tasks of a running job.
 
-    Only tasks on this host are touched. A supervisor must restart what was killed:
-    zmqtrain supervise, as in the Procfile, or Kubernetes. The chief of zmqtrain run is
-    not killed, for all other tasks would end with it. A pause stops a process
-    as a debugger does. The schedule depends only on the seed and on the size of
-    the cluster.
+    Only tasks on this host are touched. A supervisor must restart killed tasks: zmqtrain supervise,
+    as in the Procfile, or Kubernetes. The chief of zmqtrain run is not killed, because all other
+    tasks would end with it. A pause stops a process as a debugger does. The schedule depends only
+    on the seed and on the size of the cluster.
 
     \b
     Examples:

@@ -178,7 +178,7 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
         texts = ", ".join(f"{source} gives {index}" for source, index in known.items())
-        problems.warnings.append(f"the index is given twice: {texts}; {first} counts")
+        problems.warnings.append(f"the index is given twice: {texts}; {first} has precedence")
     return next(iter(known), "")
 
 
@@ -267,8 +267,8 @@ def _check_machine(config: TaskConfig, plan: Plan, problems: Problems, *, needs_
     with problems.caught():
         if shard is not None:
             _check_segment(config, plan, shard if needs_room else None)
-    host, port = config.metrics_address
-    _check_port(f"the metrics of {config.task}", host, port, problems)
+    metrics_port = config.metrics_port or 0  # a default one is replaced if it is taken
+    _check_port(f"the metrics of {config.task}", config.metrics_host, metrics_port, problems)
     if not endpoint.startswith(IPC):
         host, _, port_text = endpoint.removeprefix("tcp://").rpartition(":")
         _check_port(str(config.task), host.strip("[]"), int(port_text), problems)

@@ -12,7 +12,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import say, shape_of, show, show_json, table
+from zmqtrain.cli.output import say, shape_of, show_result, table
 from zmqtrain.config.help import command
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import read_parameters
@@ -29,8 +29,8 @@ from zmqtrain.units import NOTHING, counted, data_size
 def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
     """Show the checkpoints in LOGDIR, and their variables.
 
-    Newest first; the variables are those of the newest complete one. Every file is
-    read and compared with its checksum.
+    The newest comes first; the variables are those of the newest complete one. Every file is read
+    and compared with its checksum.
 
     \b
     Examples:
@@ -40,27 +40,28 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
     found = [_described(path) for path in checkpoints(logdir)]
     if not found:
         raise no_checkpoint(logdir)
-    if as_json:
-        show_json({"logdir": str(logdir), "checkpoints": found})
-    else:
-        show(_view(found))
+    show_result({"logdir": str(logdir), "checkpoints": found}, _view(found), as_json=as_json)
 
 
 @command("export")
 @click.argument("logdir", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="which checkpoint [default: the newest]")
+@click.option(
+    "--step", type=click.IntRange(min=0), help="step of the checkpoint (default: the newest)"
+)
 @click.option("--average", is_flag=True, help="write the moving averages")
 @click.option(
     "--to",
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="ends with .safetensors or .npz; a table's also with .parquet",
+    help="the file to write, .safetensors or .npz; for a table also .parquet",
 )
 @click.option("--table", "name", metavar="NAME", help="write the trained rows of this table")
-@click.option("--dtype", type=click.Choice(["float32", "float16"]), help="of the table's rows")
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), help="type of the table's rows")
 @click.option(
-    "--max-rows", type=click.IntRange(min=1), help="write at most so many rows, those trained last"
+    "--max-rows",
+    type=click.IntRange(min=1),
+    help="write at most this many rows, those trained last",
 )
 @click.option(
     "--since", type=click.IntRange(min=0), help="write the rows that changed since that step"
@@ -79,7 +80,7 @@ def export_command(
     """Write the weights of a checkpoint in LOGDIR into a file.
 
     The file holds all variables by name, without tables, or the rows of one table: "ids", "rows"
-    and "step". With --since, the checkpoint of that step must still be there (0 is the begin of
+    and "step". With --since, the checkpoint of that step must still be there (0 is the start of
     the job), and "forgotten" has the ids whose rows are no longer kept.
 
     \b

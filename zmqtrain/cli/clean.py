@@ -13,7 +13,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.config.help import command
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.run_file import old_notes
@@ -49,7 +49,8 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
     """Remove what killed tasks left on this host.
 
     A killed ps leaves its segment: a file that takes up main memory until it is removed. A killed
-    zmqtrain run leaves a directory with sockets, a lost task on Ray one with its keys and its log.
+    zmqtrain run leaves a directory with sockets; a lost task on Ray leaves one with its keys and
+    its log.
     The command lists but keeps what belongs to a live ps, or to workers that wait for a dead one.
 
     A restarted ps goes on from its segment. This host cannot see workers of other hosts, so clean
@@ -63,10 +64,7 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
       zmqtrain clean --json | jq .freed_nbytes
     """
     found = list(clean(_directory(segment_dir), Path(tempfile.gettempdir()), dry_run=dry_run))
-    if as_json:
-        show_json(clean_json(found))
-    else:
-        show(clean_view(found))
+    show_result(clean_json(found), clean_view(found), as_json=as_json)
 
 
 def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[Found]:

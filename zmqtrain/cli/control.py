@@ -22,11 +22,12 @@ from zmqtrain.observe.outcome import Outcome
 from zmqtrain.policies import load_policy
 from zmqtrain.protocol.status import Status
 from zmqtrain.units import duration
-from zmqtrain.wire.messages import Done, RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.control import RequestSave, RequestStop, SwitchPolicy
+from zmqtrain.wire.messages import Done
 
 WAIT_S = 60.0
 NOT_BEGUN = "the job has not begun: there is nothing to save"
-NOT_ASKED = "removed without its end: nothing was saved"
+NOT_ASKED = "removed at once: nothing was saved"
 
 
 @command("policy")
@@ -81,7 +82,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
 def save_command(job: RemoteJob, *, wait_s: float) -> None:
     """Save a checkpoint of a running job.
 
-    Prints the path of the checkpoint once it is durable. The job needs a logdir.
+    The command prints the path of the checkpoint once it is durable. The job needs a logdir.
 
     \b
     Examples:
@@ -100,22 +101,22 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
 @command("stop")
 @about_a_job
 @seconds_option("--wait-s", WAIT_S, "seconds to wait for the end")
-@click.option("--force", is_flag=True, help="remove a submitted job at once, without its end")
+@click.option("--force", is_flag=True, help="remove a submitted job at once, and save nothing")
 def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     """End a running job early, as Ctrl-C on its chief does.
 
     Workers finish their steps, and a job with a logdir saves a checkpoint, from which the same
-    commands resume. All tasks end with exit code 130, or 0 under --on-term leave: neither
-    supervisors nor engines restart them. Prints how the job ended. The job ends even if this
-    command stops waiting.
+    commands resume. All tasks end with exit code 130, or 0 under --on-term leave, after which
+    neither supervisors nor engines restart them. The command prints how the job ended. The job ends
+    even if the command stops waiting.
 
     A submitted job is also removed from its engine, with its keys; a job that does not run, has not
     begun, or has ended is only removed. Use --force for a job that cannot end, for example because
-    its chief is pending: nothing is saved then. If its engine does not answer either, its objects
-    there are left.
+    its chief is pending: then nothing is saved. If the engine does not answer, its objects stay
+    there.
 
-    For 30 days zmqtrain status still says how the job ended, and zmqtrain resubmit starts it again.
-    --force removes the record of a stopped job, too.
+    For 30 days zmqtrain status still shows how the job ended, and zmqtrain resubmit submits it
+    again. For a job that is stopped already, --force removes its record.
 
     \b
     Examples:
@@ -217,6 +218,6 @@ def late(what: str, waited_s: float, status: Status, then: str) -> PeerLostError
     state = _chief_state(status)
     chief = {"": "has not joined", "left": "has left"}.get(state, f"is {state}")
     return PeerLostError(
-        f"{what} within {duration(waited_s)}; {computing}the chief, which saves and ends, {chief}; "
-        f"{then}; wait longer with --wait-s, or see zmqtrain why"
+        f"{what} within {duration(waited_s)}; {computing}the chief, which saves and ends the job, "
+        f"{chief}; {then}; wait longer with --wait-s, or see zmqtrain why"
     )

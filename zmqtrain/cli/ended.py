@@ -23,6 +23,7 @@ from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainErro
 from zmqtrain.files import read_file
 from zmqtrain.observe.outcome import FILE, STOPPED_BY, Outcome, outcome_in
 from zmqtrain.store.logdir import checkpoints
+from zmqtrain.units import measure_text, measures_text
 
 OUTCOME_S, POLL_S = 10.0, 0.5
 """How long, and how often, the outcome of a job that has just been stopped is asked for."""
@@ -59,7 +60,7 @@ class EndedJob:
     @property
     def reason(self) -> str:
         """Why the job ended."""
-        return "no record of its end is left" if self.outcome is None else self.outcome.ended
+        return "its end was not recorded" if self.outcome is None else self.outcome.ended
 
     @property
     def checkpoint(self) -> str:
@@ -78,11 +79,12 @@ class EndedJob:
         if outcome is not None:
             at = datetime.fromtimestamp(outcome.at).astimezone().isoformat(" ", "seconds")
             known = {name: value for name, value in outcome.measures.items() if value is not None}
+            loss = outcome.train_loss
             figures |= {
                 "ended": f"{at}, exit code {outcome.exit_code}",
                 "step": "" if outcome.step is None else str(outcome.step),
-                "evaluated": ", ".join(f"{name} {value:.4f}" for name, value in known.items()),
-                "train loss": "" if outcome.train_loss is None else f"{outcome.train_loss:.4f}",
+                "evaluated": measures_text(known),
+                "train loss": "" if loss is None else measure_text(loss),
             }
         figures |= {"checkpoint": self.checkpoint or "none is known", "next": self.remedy}
         return {name: text for name, text in figures.items() if text}
@@ -112,31 +114,43 @@ def ended_job(job: Submitted) -> EndedJob | None:
     Raises:
         ZmqTrainError: its engine does not answer.
     """
-    if job.stopped_at:
-        outcome = outcome_in(job.outcome)
-        return _ended(job, _state_of(outcome), outcome, "")
-    engine = engine_of(job)
-    state = engine.state(job)
-    if not is_over(state):
+    state = state_of(job)
+    if not (job.stopped_at or is_over(state)):
         return None
-    outcome = outcome_in(engine.outcome(job)) or _outcome_of(job.logdir)
-    if state == ENDED and outcome is not None:  # Slurm forgets how
-        state = _state_of(outcome)
-    log = "" if state == GONE else f"{log_of(job.name, job.concluding)} shows its log"
-    return _ended(job, state, outcome, log)
-
-
-def _ended(job: Submitted, state: str, outcome: Outcome | None, log: str) -> EndedJob:
-    newest, again = _newest(job.logdir), f"zmqtrain resubmit {job.name} submits it again"
+    log = f"{log_of(job.name, job.concluding)} shows its log"
+    if job.stopped_at or state == GONE:
+        log = ""
+    again = f"zmqtrain resubmit {job.name} submits it again"
     if job.is_applied_by_others:
         again = "apply its manifests again"
     if state == COMPLETED and not job.stopped_at:
         again = f"zmqtrain stop {job.name} removes it from its engine"
-    ended = EndedJob(job.name, state, outcome, newest, log, again)
-    goes_on = ended.checkpoint and state != COMPLETED
-    return (
-        replace(ended, again=f"{again}, and it goes on from its checkpoint") if goes_on else ended
-    )
+    ended = EndedJob(job.name, state, _outcome_of(job), _newest(job.logdir), log, again)
+    if state == COMPLETED or not ended.checkpoint:
+        return ended
+    return replace(ended, again=f"{again}, and it goes on from its checkpoint")
+
+
+def state_of(job: Submitted) -> str:
+    """Return the state of a submitted job, in a word or two.
+
+    Raises:
+        ZmqTrainError: its engine does not answer.
+    """
+    state = STOPPED if job.stopped_at else engine_of(job).state(job)
+    if state not in (STOPPED, ENDED):  # these words do not tell how
+        return state
+    outcome = _outcome_of(job)
+    return state if outcome is None and state == ENDED else _state_after(outcome)
+
+
+def _outcome_of(job: Submitted) -> Outcome | None:
+    if job.stopped_at:
+        return outcome_in(job.outcome)
+    if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
+        return outcome
+    outcome = _outcome_in(job.logdir)  # perhaps of an earlier job that had this logdir
+    return outcome if outcome is not None and outcome.at >= job.submitted_at else None
 
 
 def ended_in(logdir: str) -> EndedJob:
@@ -145,19 +159,19 @@ def ended_in(logdir: str) -> EndedJob:
     Raises:
         ConfigError: there was none.
     """
-    outcome, newest = _outcome_of(logdir), _newest(logdir)
+    outcome, newest = _outcome_in(logdir), _newest(logdir)
     if outcome is None and not newest:
         raise ConfigError(
             f"--logdir is {logdir!r}; expected the logdir of a job, with checkpoints in it; "
             "correct it"
         )
     again = "start it again with this logdir: it goes on from its checkpoint"
-    if (state := _state_of(outcome)) == COMPLETED:
+    if (state := _state_after(outcome)) == COMPLETED:
         again = f"zmqtrain export {logdir} --to FILE writes its weights"
     return EndedJob(logdir, state, outcome, newest, "", again)
 
 
-def _state_of(outcome: Outcome | None) -> str:
+def _state_after(outcome: Outcome | None) -> str:
     if outcome is None:
         return LOST
     stops = ExitCode.INTERRUPTED, ExitCode.TERMINATED
@@ -177,7 +191,7 @@ def left_outcome(job: Submitted, known: Outcome) -> Outcome:
     return known
 
 
-def _outcome_of(logdir: str) -> Outcome | None:
+def _outcome_in(logdir: str) -> Outcome | None:
     with contextlib.suppress(OSError):
         return outcome_in(read_file(Path(logdir, FILE))) if logdir else None
     return None

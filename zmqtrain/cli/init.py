@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from zmqtrain.cli.output import say
+from zmqtrain.cli.output import say, write_named
 from zmqtrain.config.help import command
 from zmqtrain.data import CSV, Digits, Holdout
 from zmqtrain.errors import ConfigError
@@ -58,15 +58,16 @@ class Source:
 
 @command("init")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="job.py")
-@click.option("--framework", type=click.Choice(FRAMEWORKS), help="what the model is made with")
+@click.option("--framework", type=click.Choice(FRAMEWORKS), help="framework of the model")
 @click.option(
-    "--data", help=f"{DIGITS}, which come with zmqtrain, or a CSV file whose last column is learnt"
+    "--data",
+    help=f"{DIGITS}, which come with zmqtrain, or a CSV file whose last column is the target",
 )
 def init_command(*, file: Path, framework: str | None, data: str | None) -> None:
-    """Write a job into FILE (default: job.py), to be changed.
+    """Write an example of a job into FILE, for you to change.
 
-    It runs as it is. What is not given is asked for on a terminal, and guessed elsewhere: the first
-    framework that is installed, and digits.
+    It runs as it is. On a terminal the command asks for options that are not given; otherwise it
+    takes the first framework that is installed, and digits.
 
     \b
     Examples:
@@ -86,7 +87,7 @@ def init_command(*, file: Path, framework: str | None, data: str | None) -> None
     text = (files("zmqtrain.cli") / f"templates/{framework}.py.txt").read_text()
     for name, value in {"file": str(file), "backend": backend, **source.names}.items():
         text = text.replace(f"@{name}@", value)
-    file.write_text(text)
+    write_named(file, text)
     say(f"{file} is written; train it with: zmqtrain run {file} --workers 2")
 
 

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import RenderableType
 
-from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.submitted import submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role
@@ -19,7 +18,6 @@ from zmqtrain.transport.curve import make_keys, make_pair
 from zmqtrain.transport.keys import (
     ALLOWED,
     REGISTRY,
-    Entry,
     Owner,
     Pair,
     add_keys,
@@ -152,10 +150,10 @@ def _tell_what_is_left(directory: Path, but: str = "") -> None:
 @keys_command.command("rotate")
 @click.argument("name")
 def rotate_command(*, name: str) -> None:
-    """Give the workers, the chief and the people of a submitted job new keys while it runs.
+    """Give workers, chief and clients of a submitted job new keys while it runs.
 
-    Also brings the registry to its tasks, after a revoke or an add in its directory of keys (see
-    zmqtrain jobs --json). Tasks with new keys are started again by their supervisors within
+    The command also sends the tasks the registry, with what was revoked or added in the job's
+    directory of keys (see zmqtrain jobs --json). Supervisors restart the tasks with new keys within
     seconds; nothing is lost.
 
     The former keys stay valid until all tasks have the new ones, on Kubernetes for two minutes. An
@@ -185,12 +183,12 @@ def rotate_command(*, name: str) -> None:
             )
         time.sleep(engine.keys_arrive_s)
     engine.send_keys(job)
-    click.echo(f"{len(owners)} tasks and people of {name} have new keys")
+    click.echo(f"{len(owners)} tasks and clients of {name} have new keys")
     _tell_what_is_left(directory, but=name)
 
 
 def _new_pairs(directory: Path) -> dict[Owner, Pair]:
-    """Return new keys for all tasks and people with a secret here, except for the ps."""
+    """Return new keys for all tasks and clients with a secret here, except for the ps."""
     return {owner: make_pair() for owner in secrets_in(directory) if owner.role != Role.PS}
 
 
@@ -208,34 +206,22 @@ def list_command(*, keys: str | None, as_json: bool) -> None:
     directory = _directory(keys)
     entries = read_registry(directory)
     held = set(secrets_in(directory))
-    if as_json:
-        show_json({"directory": str(directory), "keys": [_row(entry, held) for entry in entries]})
-    else:
-        show(_view(entries, held))
-
-
-def _row(entry: Entry, held: set[Owner]) -> dict[str, object]:
-    return {
-        "role": entry.owner.role,
-        "index": entry.owner.index,
-        "revoked": entry.revoked,
-        "secret": entry.state == ALLOWED and entry.owner in held,
-        "public": entry.public,
-    }
-
-
-def _view(entries: tuple[Entry, ...], held: set[Owner]) -> RenderableType:
-    rows = [
-        (
-            entry.owner,
-            cell(entry.state, "red" if entry.revoked else ""),
-            "here" if _row(entry, held)["secret"] else NOTHING,
-            entry.public,
+    known, rows = [], []
+    for entry in entries:
+        owner, secret = entry.owner, entry.state == ALLOWED and entry.owner in held
+        known.append(
+            {
+                "role": owner.role,
+                "index": owner.index,
+                "revoked": entry.revoked,
+                "secret": secret,
+                "public": entry.public,
+            }
         )
-        for entry in entries
-    ]
-    headings = ("task", "state", "secret", "public key")
-    return table(*headings, rows=rows, folded=("public key",))
+        state = cell(entry.state, "red" if entry.revoked else "")
+        rows.append((owner, state, "here" if secret else NOTHING, entry.public))
+    view = table("task", "state", "secret", "public key", rows=rows, folded=("public key",))
+    show_result({"directory": str(directory), "keys": known}, view, as_json=as_json)
 
 
 def _directory(keys: str | None) -> Path:

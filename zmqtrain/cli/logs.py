@@ -33,9 +33,11 @@ Failure = ZmqTrainError | None
 @command("logs")
 @click.argument("name")
 @click.argument("tasks", metavar="[TASK]...", nargs=-1)
-@click.option("-f", "--follow", is_flag=True, help="go on until Ctrl-C or the end of the job")
 @click.option(
-    "-p", "--previous", is_flag=True, help="Kubernetes: of earlier lives of the tasks instead"
+    "-f", "--follow", is_flag=True, help="keep printing until Ctrl-C or the end of the job"
+)
+@click.option(
+    "-p", "--previous", is_flag=True, help="Kubernetes: print the logs of earlier lives instead"
 )
 @click.option("--json", "as_json", is_flag=True, help="print each line as a JSON object")
 def logs_command(
@@ -43,9 +45,9 @@ def logs_command(
 ) -> None:
     """Print the logs of a submitted job.
 
-    TASK is chief, ps=0, worker=3; without it all tasks are shown, with the name of the task before
-    each line. They can be shown after the end, too, as long as the engine has them. On Kubernetes a
-    log is that of one life of its task; elsewhere it has all lives.
+    TASK is one such as chief, ps=0 or worker=3. Without it the logs of all tasks are shown, with
+    the name of the task before each line. After the end they are shown as long as the engine has
+    them. On Kubernetes a log covers one life of its task; elsewhere it covers all.
 
     \b
     Examples:

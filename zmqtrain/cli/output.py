@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from zmqtrain.errors import ConfigError
+from zmqtrain.files import replace_file
 from zmqtrain.observe.summary import as_json
 from zmqtrain.texts import printable, printable_lines
 
@@ -32,9 +35,32 @@ def show(view: RenderableType) -> None:
         click.echo(text_of(view), nl=False)
 
 
+def show_result(value: Any, view: RenderableType, *, as_json: bool) -> None:
+    """Write a result to stdout: its value as a line of JSON, else its view."""
+    if as_json:
+        show_json(value)
+    else:
+        show(view)
+
+
 def say(text: str) -> None:
     """Write a text to stdout; control characters, which a peer may have put in, are escaped."""
     click.echo(printable_lines(text))
+
+
+def write_named(path: Path, text: str) -> None:
+    """Write a file that the user has named.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; expected a file in a directory that "
+            "exists and that this user can write to; make the directory, or name another file"
+        ) from None
 
 
 def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:

@@ -9,7 +9,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import cell, shape_of, show, show_json, table
+from zmqtrain.cli.output import cell, shape_of, show_result, table
 from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
@@ -46,7 +46,7 @@ from zmqtrain.units import NOTHING, data_size
 def placement_command(job: str, ps: int, workers: int, *, as_json: bool, **flags: Any) -> None:
     """Show which variable of JOB is on which ps.
 
-    If a variable is cut, it shows the rows of each part. JOB is file.py, file.py:name or
+    For a variable that is cut, the rows of each part are shown. JOB is file.py, file.py:name or
     package.module:name. Nothing is started; every task of the cluster computes this placement.
 
     \b
@@ -59,10 +59,7 @@ def placement_command(job: str, ps: int, workers: int, *, as_json: bool, **flags
     plan = plan_for(loaded, spread_cluster(ps, workers))
     how = {"placement": plan.job.placement, "partition_nbytes": plan.job.partition_nbytes}
     placed = described(loaded.variables(), plan.layouts, loaded.ps_device)
-    if as_json:
-        show_json({"job": job, **how, **placed})
-    else:
-        show(placement_view(placed))
+    show_result({"job": job, **how, **placed}, placement_view(placed), as_json=as_json)
 
 
 def described(
@@ -100,26 +97,13 @@ def described(
 
 def placement_view(placed: Mapping[str, Any]) -> RenderableType:
     """Return slices, totals of each ps and the balance for a person."""
-    slices = [
-        (
-            cut["variable"],
-            shape_of(cut["shape"]),
-            _rows(cut),
-            cut["ps"],
-            cut["device"],
-            data_size(cut["nbytes"]),
-        )
-        for cut in placed["slices"]
-    ]
-    totals = [
-        (
-            each["ps"],
-            each["slices"],
-            data_size(each["nbytes"]),
-            f"{100 * each['nbytes'] / placed['nbytes']:.1f} %",
-        )
-        for each in placed["ps"]
-    ]
+    slices, totals = [], []
+    for cut in placed["slices"]:
+        where = cut["ps"], cut["device"], data_size(cut["nbytes"])
+        slices.append((cut["variable"], shape_of(cut["shape"]), _rows(cut), *where))
+    for each in placed["ps"]:
+        share = f"{100 * each['nbytes'] / placed['nbytes']:.1f} %"
+        totals.append((each["ps"], each["slices"], data_size(each["nbytes"]), share))
     names = ("variable", "shape", "rows", "ps", "device", "size")
     of_ps = ("ps", "slices", "size", "share")
     return Group(

@@ -38,7 +38,8 @@ from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Message
+from zmqtrain.wire.control import GetStatus
+from zmqtrain.wire.messages import Message
 
 TIMEOUT_S = 5.0
 MOST_ASKED = 32  # at once
@@ -49,7 +50,7 @@ OPTIONS = {
     "host:port (default: from TF_CONFIG, else the one job that runs on this host)",
     "base_port": None,
     "keys": "directory with a client's key and the job's registry",
-    "insecure": "connect without keys, to a job that runs with --insecure: any process that "
+    "insecure": "connect without keys to a job that runs with --insecure; any process that "
     "listens at its address is trusted",
 }
 """The options that find a job, with their help where it differs from that of a task."""
@@ -195,11 +196,9 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
     with contextlib.ExitStack() as stack:
         try:
             address = stack.enter_context(engine_of(submitted).located(submitted))
-        except NotRunningError as error:
-            yield replace(lost, unreachable=error, ended=ended_job(submitted))
-            return
         except (PeerLostError, RefusedError) as error:
-            yield replace(lost, unreachable=error)
+            ended = ended_job(submitted) if isinstance(error, NotRunningError) else None
+            yield replace(lost, unreachable=error, ended=ended)
             return
         found = find_job({"ps": (address,), "keys": submitted.keys}, timeout_s)
         yield replace(found, name=name, submitted=submitted)
@@ -248,22 +247,24 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         flags = {name: options.pop(name) for name in OPTIONS}
         ways = {"NAME": names, "--ps": flags["ps"], "--logdir": logdir}
         if len(given := [way for way, value in ways.items() if value]) > 1:
-            raise ConfigError(f"the job is given twice, by {' and '.join(given)}; keep one")
-        if not names:
-            if logdir is not None:
-                return command(of_logdir(logdir, flags, timeout_s), **options)
-            return command(find_job(flags, timeout_s), **options)
+            raise ConfigError(f"the job is named by {' and '.join(given)}; expected one of them")
         if len(names) > 1:
             raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
-        if options.get("force"):  # which asks nobody
-            return command(RemoteJob("", names[0], submitted=submitted_job(names[0])), **options)
-        with reached(names[0], timeout_s) as job:
+        with contextlib.ExitStack() as stack:
+            if names and options.get("force"):  # which asks nobody
+                job = RemoteJob("", names[0], submitted=submitted_job(names[0]))
+            elif names:
+                job = stack.enter_context(reached(names[0], timeout_s))
+            elif logdir is not None:
+                job = of_logdir(logdir, flags, timeout_s)
+            else:
+                job = find_job(flags, timeout_s)
             return command(job, **options)
 
     run = seconds_option("--timeout-s", TIMEOUT_S, "seconds to wait for an answer from ps 0")(run)
     for name, help in reversed(OPTIONS.items()):
         run = option_of(TaskConfig, name, help=help, optional=True)(run)
-    which = "the job of this logdir, also if it is over"
+    which = "the job with this logdir, even if it has ended"
     run = click.option("--logdir", metavar="DIR", help=which)(run)
     return click.argument("names", metavar="[NAME]", nargs=-1)(run)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from zmqtrain.chief.run_record import RECORD_FILE, read_record
-from zmqtrain.cli.output import say
+from zmqtrain.cli.output import say, write_named
 from zmqtrain.config.help import command
 from zmqtrain.errors import ConfigError
-from zmqtrain.files import replace_file
 from zmqtrain.observe.page import report
 
 
@@ -27,8 +26,8 @@ from zmqtrain.observe.page import report
 def report_command(*, logdir: Path, path: Path) -> None:
     """Write a page of the run in LOGDIR: its curves, and what happened.
 
-    It is one file that needs no network, also of a run that has failed or was killed. While a job
-    runs, its chief serves the same page at its metrics address.
+    The page is one file that needs no network. It can also be made of a run that failed or was
+    killed. While a job runs, its chief serves the same page at its metrics address.
 
     \b
     Examples:
@@ -41,5 +40,5 @@ def report_command(*, logdir: Path, path: Path) -> None:
             f"{logdir} has no {RECORD_FILE}; expected the logdir of a job that has trained for "
             "some seconds"
         )
-    replace_file(path, report(record).encode())
+    write_named(path, report(record))
     say(f"{path} is written; open it in a browser")

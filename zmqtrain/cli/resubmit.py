@@ -35,10 +35,10 @@ _options = click.argument(
 def resubmit_command(name: str, options: tuple[str, ...]) -> None:
     """Submit a job that is over again, with the same options.
 
-    It may have ended, be lost or be stopped. It has the same name and number of workers, and new
-    keys unless it was submitted with --keys. With a logdir it goes on from its checkpoint. Options
-    of zmqtrain submit that follow replace those of before. Values of --env are not kept, as they
-    may be secret: they are taken from the variables of this command, or given again.
+    It may have ended by itself, been lost, or been stopped. It keeps its name and number of
+    workers, and gets new keys unless it was submitted with --keys. With a logdir it resumes from
+    its checkpoint. Options of zmqtrain submit that follow replace the earlier ones. Values of --env
+    are not kept, as they may be secret: set these variables for this command, or give --env again.
 
     \b
     Examples:
@@ -51,8 +51,8 @@ def resubmit_command(name: str, options: tuple[str, ...]) -> None:
         ended = ended_job(job)
         if ended is None:
             raise ConfigError(
-                f"{name} runs; expected a job that has ended; end it with zmqtrain stop {name}, or "
-                f"let zmqtrain upgrade {name} stop it with a checkpoint and submit it again"
+                f"{name} is running; expected a job that has ended; end it with zmqtrain stop "
+                f"{name}, or have zmqtrain upgrade {name} stop it with a checkpoint and resubmit it"
             )
         remove(job, ended.outcome)
     _submit(again)
@@ -65,9 +65,9 @@ def resubmit_command(name: str, options: tuple[str, ...]) -> None:
 def upgrade_command(name: str, options: tuple[str, ...], wait_s: float) -> None:
     """Stop a job with a checkpoint, and submit it again.
 
-    Options that follow, such as another image, replace those of before; all others stay the same,
-    see zmqtrain resubmit. The job goes on from the checkpoint. What can be checked is checked
-    before the job is stopped.
+    Options that follow, such as another image, replace the earlier ones; all others stay the same,
+    see zmqtrain resubmit. The job resumes from the checkpoint. The new submission is checked as far
+    as possible before the job is stopped.
 
     \b
     Examples:
@@ -98,8 +98,8 @@ def _again(job: Submitted, more: tuple[str, ...]) -> SubmitPlan:
     """
     if not job.words:
         raise ConfigError(
-            f"it is not known how {job.name} was submitted: its record is of an older version; "
-            "stop it, and use zmqtrain submit"
+            f"the record of {job.name} does not say how it was submitted, as an older version "
+            "wrote it; stop it, and use zmqtrain submit"
         )
     if job.is_applied_by_others:
         raise ConfigError(

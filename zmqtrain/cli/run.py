@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from zmqtrain.chief.job_view import Watched
 from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from zmqtrain.chief.job_view import JobView
 from zmqtrain.cli.ended import EndedJob
-from zmqtrain.cli.output import cell, show, show_json, task_table
+from zmqtrain.cli.output import cell, show_result, task_table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.submitted import FAILED
 from zmqtrain.config.help import command
@@ -43,16 +43,14 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
     the time since the task's last message; "lane" is how its tensors reach the ps. A narrow
     terminal hides the last columns. Staleness counts updates by all workers between a gradient's
     pull and its push; the S of bounded-staleness counts a worker's own steps. zmqtrain top watches
-    a job. For a job that is over, by its name or its logdir, both print how it ended.
+    a job. Given the name or the logdir of a job that has ended, both print how it ended.
     """
     if job.ended is not None:
         show_ended(job.ended, as_json=as_json)
         return
     status = job.status()
-    if as_json:
-        show_json(status_json(status, job))
-    else:
-        show(status_view(JobView.of(status), f"{job.name or 'job'} at {job.address}"))
+    view = status_view(JobView.of(status), f"{job.name or 'job'} at {job.address}")
+    show_result(status_json(status, job), view, as_json=as_json)
 
 
 def status_view(view: JobView, title: str) -> RenderableType:
@@ -62,10 +60,8 @@ def status_view(view: JobView, title: str) -> RenderableType:
 
 
 def show_ended(job: EndedJob, *, as_json: bool) -> None:
-    if as_json:
-        show_json(job.json())
-    else:
-        show(Group(cell(job.name, "bold"), _grid(job.figures(), failed=job.state == FAILED)))
+    view = Group(cell(job.name, "bold"), _grid(job.figures(), failed=job.state == FAILED))
+    show_result(job.json(), view, as_json=as_json)
 
 
 def _grid(figures: Mapping[str, str], *, failed: bool) -> Table:

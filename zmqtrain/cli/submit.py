@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from zmqtrain.cli.ended import ended_job
-from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.ended import ended_job, state_of
+from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
@@ -32,7 +32,7 @@ from zmqtrain.clusters.submitted import (
     submitted_jobs,
 )
 from zmqtrain.config.help import command
-from zmqtrain.config.job_file import load_job
+from zmqtrain.config.job_file import load_job, refuse_script
 from zmqtrain.config.options import names_of, option_of, options_of, values_of, variable_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
@@ -61,9 +61,9 @@ _name = click.argument("name")
     "--record",
     "is_recorded",
     is_flag=True,
-    help="with --print: know the job here, since you apply it yourself",
+    help="with --print: remember the job, which you apply yourself",
 )
-@click.option("--dry-run", is_flag=True, help="let the engine check the job, but submit nothing")
+@click.option("--dry-run", is_flag=True, help="have the engine check the job, but submit nothing")
 @options_of(Job, optional=True)
 @click.pass_context
 def submit_command(
@@ -72,17 +72,15 @@ def submit_command(
     """Submit JOB to Kubernetes, Slurm, Ray, or hosts by ssh.
 
     JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
-    working directory of the image, else at the same path as here. It is loaded here, too, to learn
-    the memory of the ps; with --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, else
-    a directory that chief and ps share.
+    working directory of the image, elsewhere at the same path as here. It is loaded here, too, to
+    compute the memory of the ps, unless --ps-memory is given. --logdir is pvc:CLAIM/PATH on
+    Kubernetes, elsewhere a directory that chief and ps share.
 
-    The commands status, why, logs, scale, policy, save, stop, resubmit and upgrade then take the
-    job's name.
+    Afterwards top, why, logs, scale, stop and other commands take its name.
 
-    With --print the manifests or scripts go to stdout, and nothing else happens. Those for
-    Kubernetes and ssh hold the job's secret keys, new ones each time unless --keys is given: keep
-    them like a password. Without --print keys are not shown. With --record, too, the commands above
-    take the name of a job that kubectl, kustomize or Helm applies: names and labels have to stay.
+    --print writes manifests or scripts to stdout and does nothing else. For Kubernetes and ssh they
+    contain secret keys, new ones unless --keys is given: keep them like a password. With --record,
+    too, these commands know the job once kubectl, kustomize or Helm has applied it.
 
     \b
     Examples:
@@ -99,20 +97,18 @@ def submit_command(
             raise ConfigError(
                 "--record is given; expected it with --print and --on kubernetes; leave it out"
             )
-        recorded = _recorded(plan, kind.chosen(plan.asked), kind.rendered)
-        sys.stdout.write(kind.rendered(recorded[1]))
-        return
-    if not (is_printed or dry_run):
+        plan = _recorded(plan, kind.chosen(plan.asked), kind.rendered)[1]
+    elif is_printed or dry_run:
+        with tempfile.TemporaryDirectory() as temporary:
+            plan = _with_keys(plan, Path(temporary) / "keys")
+    else:
         submit_plan(plan)
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        held = _new_keys(Path(temporary) / "keys", plan) if _makes_keys(plan) else None
-        plan = replace(plan, keys=_texts(held or Path(plan.keys_directory), plan))
     if is_printed:
         sys.stdout.write(kind.rendered(plan))
-        return
-    kind.chosen(plan.asked).check(plan, dry_run=True)
-    click.echo(f"{plan.name} could be submitted; nothing was")
+    else:
+        kind.chosen(plan.asked).check(plan, dry_run=True)
+        click.echo(f"{plan.name} could be submitted; nothing was")
 
 
 def planned(context: click.Context) -> SubmitPlan:
@@ -129,6 +125,7 @@ def planned(context: click.Context) -> SubmitPlan:
     name = asked.name or name_for(
         reference, [secrets.choice(LETTERS) for _ in range(SUFFIX_LENGTH)]
     )
+    refuse_script(reference)
     job = _loaded(reference, overrides) if asked.ps_memory is None else None
     logdir = overrides.pop("logdir", None if job is None else job.logdir)
     kept = Path(keys).absolute() if keys else directory_of(name) / "keys"
@@ -173,27 +170,25 @@ def jobs_command(*, as_json: bool) -> None:
       zmqtrain jobs --json | jq -r '.jobs[] | select(.state != "completed") | .name'
     """
     jobs = submitted_jobs()
-    states = states_of(jobs, lambda job: engine_of(job).state(job))
-    rows = [asdict(job) | {"state": states[job.name]} for job in jobs]
-    if as_json:
-        show_json({"jobs": rows})
-        return
+    states = states_of(jobs, state_of)
+    rows = []
+    for job in jobs:
+        where = "/".join(filter(None, (job.context, job.namespace)))
+        state = textwrap.shorten(states[job.name], SHOWN_STATE, placeholder=" ...")
+        rows.append((job.name, job.engine, where, job.job, job.ps, job.workers, state))
     headings = ("name", "engine", "where", "job", "ps", "workers", "state")
-    for row in rows:
-        row["where"] = "/".join(filter(None, (row["context"], row["namespace"])))
-        row["state"] = textwrap.shorten(row["state"], SHOWN_STATE, placeholder=" ...")
-    cells = [[row[heading] for heading in headings] for row in rows]
-    shown = table(*headings, rows=cells, folded=("state",))
-    show(shown if rows else cell("no job was submitted"))
+    view = table(*headings, rows=rows, folded=("state",)) if rows else cell("no job was submitted")
+    known = [asdict(job) | {"state": states[job.name]} for job in jobs]
+    show_result({"jobs": known}, view, as_json=as_json)
 
 
 @command("scale")
 @_name
-@click.option("--workers", type=click.IntRange(min=1), required=True, help="how many workers")
+@click.option("--workers", type=click.IntRange(min=1), required=True, help="new number")
 def scale_command(name: str, *, workers: int) -> None:
     """Change the number of workers of a submitted job.
 
-    Surplus workers finish their steps and leave; nothing is lost.
+    Surplus workers finish their steps and leave, so nothing is lost.
 
     \b
     Examples:
@@ -208,10 +203,10 @@ def scale_command(name: str, *, workers: int) -> None:
     if workers > job.max_workers:
         raise ConfigError(
             f"--workers is {workers}; {name} has keys and memory for {job.max_workers}; expected "
-            f"at most that; submit it anew with a larger {names_of('max_workers')}"
+            f"at most that; submit it again with a larger {names_of('max_workers')}"
         )
     if (ended := ended_job(job)) is not None:
-        raise ConfigError(f"{ended.fact}; expected a job that runs; {ended.remedy}")
+        raise ConfigError(f"{ended.fact}; expected a running job; {ended.remedy}")
     engine_of(job).scale(job, workers)
     words = (*job.words, "--workers", str(workers)) if job.words else ()
     replace(job, workers=workers, words=words).save()
@@ -240,13 +235,11 @@ def _recorded(
     where = plan.asked.kind, engine.context, engine.namespace
     how = plan.words, plan.working, plan.logdir or ""
     job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
+    job = replace(job, submitted_at=time.time())
     job.claim()
     try:
         job.save()
-        kept = Path(job.keys)
-        if _makes_keys(plan):
-            _new_keys(kept, plan)
-        plan = replace(plan, keys=_texts(kept, plan))
+        plan = _with_keys(plan, Path(job.keys))
         check(plan)
     except BaseException:
         job.forget()
@@ -275,32 +268,22 @@ def _with_our_paths(plan: SubmitPlan) -> SubmitPlan:
     return replace(plan, job=job, logdir=logdir, python=python)
 
 
-def _makes_keys(plan: SubmitPlan) -> bool:
-    """Return whether the job gets new keys."""
-    return Path(plan.keys_directory) == directory_of(plan.name) / "keys"
-
-
-def _new_keys(directory: Path, plan: SubmitPlan) -> Path:
-    make_keys(directory, _keys_of(plan))
-    return directory
-
-
-def _keys_of(plan: SubmitPlan) -> dict[str, int]:
-    """Return the number of keys for each role, and for clients."""
-    return {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
-
-
-def _texts(keys: Path, plan: SubmitPlan) -> dict[str, str]:
-    """Return the files of a directory of keys."""
-    files = key_files(keys)
-    for role, count in _keys_of(plan).items():
-        for index in range(count):
-            if role != "client" and secret_name(Owner(role, index)) not in files:
-                raise ConfigError(
-                    f"{keys} has no secret key of {role} {index}; expected one for each task; make "
-                    f"it by zmqtrain keys add {role} {index} --keys {keys}"
-                )
-    return files
+def _with_keys(plan: SubmitPlan, directory: Path) -> SubmitPlan:
+    """Return a plan with the keys that the user has named, else with new ones in a directory."""
+    counts = {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
+    if Path(plan.keys_directory) == directory_of(plan.name) / "keys":
+        make_keys(directory, counts)
+    else:
+        directory = Path(plan.keys_directory)
+    files = key_files(directory)
+    tasks = [(role, i) for role, count in counts.items() for i in range(count) if role != "client"]
+    for role, index in tasks:
+        if secret_name(Owner(role, index)) not in files:
+            raise ConfigError(
+                f"{directory} has no secret key of {role} {index}; expected one for each task; "
+                f"make it by zmqtrain keys add {role} {index} --keys {directory}"
+            )
+    return replace(plan, keys=files)
 
 
 def _loaded(reference: str, overrides: Mapping[str, Any]) -> Job:

@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from zmqtrain.chief.job_view import Watched
 from zmqtrain.chief.progress import line
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import show_ended, status_json
@@ -37,9 +37,9 @@ def top_command(job: RemoteJob, *, as_json: bool) -> None:
 
     Speeds are those of the last seconds. A worker's bar shows where its steps spend their time: in
     getting data, pulling parameters, computing, pushing the gradient, updating (on a board; else
-    the ps do that during the push), and waiting for others. Below the tasks stand those that are
-    absent, the longest waits, and what has happened meanwhile. If ps 0 is away, its last answer
-    stays until it is back. Without a terminal it prints lines.
+    the ps do that during the push), and waiting for others. Below the tasks are the absent
+    ones, the longest waits, and what has happened meanwhile. While ps 0 is away, its last answer is
+    shown. Without a terminal the command prints lines.
 
     \b
     Examples:

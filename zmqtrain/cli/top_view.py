@@ -9,7 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.chief.job_view import JobView, Watched
+from zmqtrain.chief.job_view import JobView
+from zmqtrain.chief.watched import Watched
 from zmqtrain.cli.output import FirstThatFits, cell, narrowing_line, task_table
 from zmqtrain.observe.metrics import Phases
 from zmqtrain.units import counted, duration

@@ -11,14 +11,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.chief.job_view import SHORT_S, JobView, wait_row
-from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.help import command
 from zmqtrain.errors import PeerLostError
 from zmqtrain.protocol.status import Wait
-from zmqtrain.units import counted, duration
+from zmqtrain.units import counted, duration, shortened
 
 if TYPE_CHECKING:
     from zmqtrain.clusters.engine import Reason
@@ -34,9 +34,9 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     """Show which task of a running job waits for which.
 
     First come the tasks that are silent or have left, and how many tasks wait for them. Then comes
-    a line for each wait: since when, until when, and why. Of a submitted job the engine's reasons
-    come before them: why a task is not started. If ps 0 does not answer, the chief and the workers
-    of this host are asked for their own waits.
+    a line for each wait: since when, until when, and why. For a submitted job the engine's reasons
+    come before them: why a task has not started. If ps 0 does not answer, the command asks the
+    chief and the workers of this host for their own waits.
 
     \b
     Examples:
@@ -55,35 +55,26 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
             unreachable, waits = error, reported_waits(job.chief_metrics)
     if unreachable is not None and not (reasons or waits or job.ended):
         raise unreachable
-    if as_json:
-        result: dict[str, object] = {"waits": [*map(asdict, waits)]}
-        result |= {} if view is None else view.why_json()
-        result |= {"unreachable": str(unreachable), "outcome": ""} if unreachable else {}
-        result |= {} if job.ended is None else job.ended.json()
-        result |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
-        show_json(result)
-        return
-    for text, whats in _grouped(reasons).items():
-        show(cell(f"{_list_of(whats)}: {text}"))
+    result: dict[str, object] = {"waits": [*map(asdict, waits)]}
+    result |= {} if view is None else view.why_json()
+    result |= {"unreachable": str(unreachable), "outcome": ""} if unreachable else {}
+    result |= {} if job.ended is None else job.ended.json()
+    result |= {} if job.submitted is None else {"engine": [*map(asdict, reasons)]}
+    parts = _lines(reasons)
     if view is not None:
-        show(why_view(view, show_all=show_all))
-        return
-    show(cell(job.ended.sentence() if job.ended is not None else unreachable))
-    if waits:
-        show(_table(waits))
+        parts.append(why_view(view, show_all=show_all))
+    else:
+        parts.append(cell(unreachable if job.ended is None else job.ended.sentence()))
+        parts += [_table(waits)] if waits else []
+    show_result(result, Group(*parts), as_json=as_json)
 
 
-def _grouped(reasons: Sequence[Reason]) -> dict[str, list[str]]:
-    """Return what each reason is about, by its text."""
+def _lines(reasons: Sequence[Reason]) -> list[RenderableType]:
+    """Return a line for each text among the reasons, with the tasks and objects that have it."""
     found: dict[str, list[str]] = {}
     for reason in reasons:
         found.setdefault(reason.text, []).append(reason.what)
-    return found
-
-
-def _list_of(names: Sequence[str]) -> str:
-    shown, more = names[:SHOWN_NAMES], len(names) - SHOWN_NAMES
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return [cell(f"{shortened(names, SHOWN_NAMES)}: {text}") for text, names in found.items()]
 
 
 def why_view(view: JobView, *, show_all: bool = False) -> RenderableType:

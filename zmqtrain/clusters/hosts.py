@@ -21,6 +21,7 @@ from zmqtrain.config.cluster import Role, Task, is_of_this_host
 from zmqtrain.config.options import flag_of, names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY
+from zmqtrain.units import counted
 from zmqtrain.wire.messages import PROTOCOL_VERSION
 
 
@@ -33,8 +34,8 @@ def placed(hosts: Sequence[SshHost], ps: int, workers: int) -> dict[Task, SshHos
     slots = [host for host in hosts for _ in range(host.slots)]
     if workers > len(slots):
         raise ConfigError(
-            f"{names_of('hosts')} has room for {len(slots)} workers; expected {workers}, as "
-            f"{flag_of('workers')} or {flag_of('max_workers')} asks for; correct one of them"
+            f"{names_of('hosts')} has room for {counted(len(slots), 'worker')}; expected room for "
+            f"{workers}, as {flag_of('workers')} or {flag_of('max_workers')} asks for; correct one"
         )
     found = {Task(Role.PS, i): hosts[i % len(hosts)] for i in range(ps)}
     found |= {Task(Role.CHIEF, 0): hosts[0]} if ps else {}
@@ -153,7 +154,7 @@ def _launches(plan: SubmitPlan, role: Role, tasks: Sequence[Task], listening: Se
     lines.append('export ZMQTRAIN_KEYS="$own/keys" ZMQTRAIN_ENDED_FILE="$own/ended.json"')
     for slot, task in enumerate(own):
         command = shlex.join([*plan.command(role), "--index", str(task.index)])
-        if task == Task(plan.leader, 0):
+        if task == plan.leader:
             command += plan.metrics_flags(
                 FIRST_METRICS_PORT + zlib.crc32(plan.name.encode()) % JOBS
             )

@@ -63,11 +63,15 @@ PROGRAMS = Programs(
                 "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or "
                 "correct --logdir"
             ),
-            r"context (.* )?(does not exist|was not found)|locate context|current-context": (
-                "kubectl has no such context; expected one of kubectl config get-contexts; give "
-                "--context"
+            r"current-context": (
+                "kubectl has no current context; expected one that kubectl config get-contexts "
+                "lists; choose it with kubectl config use-context, or give --context"
             ),
-            r"field is immutable": "this kind of job cannot change its size under way",
+            r"context (.* )?(does not exist|was not found)|locate context": (
+                "kubectl has no such context; expected one that kubectl config get-contexts lists; "
+                "give --context"
+            ),
+            r"field is immutable": "this kind of job cannot change its size while it runs",
         },
         OccupiedError: {
             r"exceeded quota: ([\w.-]+)": (
@@ -76,8 +80,8 @@ PROGRAMS = Programs(
         },
         RefusedError: {
             r'[Ff]orbidden.*cannot (\w+) resource "([\w./]+)"': (
-                "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who "
-                "run the cluster, or give another --namespace"
+                "you may not \\1 \\2 in this namespace; expected the right to; ask its "
+                "administrators, or give another --namespace"
             ),
             r"\(Unauthorized\)|must be logged in|provide credentials": (
                 "kubectl is not logged in; expected a login that is valid; log in again"
@@ -157,7 +161,7 @@ class Kubernetes(Engine):
         size = {"completions": workers, "parallelism": workers}
         if job.kind == "trainjob":
             raise ConfigError(
-                "a TrainJob cannot change its size under way; expected a job submitted with --as "
+                "a TrainJob cannot change its size while it runs; expected one submitted with --as "
                 "jobset or jobs; stop it and submit it again: it goes on from its checkpoint"
             )
         if job.kind == "tfjob":

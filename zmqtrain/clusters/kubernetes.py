@@ -95,6 +95,13 @@ def manifests(plan: SubmitPlan) -> list[Manifest]:
             f"{names_of('restart_policy')} is {plan.asked.restart_policy}, but a "
             f"{KINDS[plan.asked.kind]} has rules of its own; expected --as tfjob; leave it out"
         )
+    for name in ("metrics_host", "metrics_port"):
+        if variable_of(name) in plan.variables:
+            raise ConfigError(
+                f"--env gives {variable_of(name)}, but a pod's probes and Prometheus expect its "
+                f"metrics at port {METRICS_PORT} of its address; leave it out; a NetworkPolicy can "
+                "limit who reaches that port"
+            )
     tasks = {"jobset": _jobset, "jobs": _jobs, "tfjob": _tfjob, "trainjob": _trainjob}
     service = [_service(plan.name)] if plan.asked.kind == "jobs" else []
     return [*secrets(plan.name, plan.keys), *service, *tasks[plan.asked.kind](plan)]
@@ -144,7 +151,7 @@ def _jobset_spec(plan: SubmitPlan) -> Manifest:
         }
         for role in plan.counts
     ]
-    return _filled("jobset.yaml", name=plan.name, concluding=plan.concluding, jobs=jobs)
+    return _filled("jobset.yaml", name=plan.name, concluding=plan.concluding.role, jobs=jobs)
 
 
 def _jobs(plan: SubmitPlan) -> list[Manifest]:
@@ -216,10 +223,12 @@ def _pod(plan: SubmitPlan, role: Role, port: str) -> Manifest:
     claim, logdir = volume_of(plan.logdir) if plan.logdir else (None, None)
     parts = (REGISTRY, role) if plan.ps else (REGISTRY, role, Role.CHIEF)  # which worker 0 hosts
     variables = plan.environment(role, addresses(plan), KEYS, logdir)
-    variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
+    variables |= {variable_of("metrics_port"): str(METRICS_PORT)}
     variables[variable_of("ended_file")] = ENDED_FILE
     crashes = {"operator": "NotIn", "values": ENDED}
-    health = {"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": PERIOD_S}
+    get = {"path": "/healthz", "port": "metrics"}
+    get |= {"scheme": "HTTPS"} if variable_of("metrics_cert") in variables else {}
+    health = {"httpGet": get, "periodSeconds": PERIOD_S}
     startup = health | {"failureThreshold": STARTUP_S // PERIOD_S}
     liveness = health | {"timeoutSeconds": 5, "failureThreshold": 6}
     pod = _filled(
@@ -288,7 +297,7 @@ def _pull_policy(plan: SubmitPlan) -> str | None:
 
 
 def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:
-    """Return the keys of a job: those of each role and of people, if any, then the registry."""
+    """Return the keys of a job: those of each role and of clients, if any, then the registry."""
     files = {
         role: {name: text for name, text in keys.items() if name.startswith(f"{role}-")}
         for role in ROLES

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from zmqtrain.clusters.submission import CHIEF_CPU, MAX_NAME, Submission
+from zmqtrain.clusters.submitted import WithTasks
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.options import names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
@@ -76,7 +77,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitPlan:
+class SubmitPlan(WithTasks):
     """The tasks of a job and what they need.
 
     ``asked``: the submission, for the options of its engine. ``job``: its reference for the tasks.
@@ -102,23 +103,6 @@ class SubmitPlan:
     python: str = "python3"
     working: str = ""
     words: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> dict[Role, int]:
-        """The number of tasks of each role; without ps, worker 0 hosts the chief."""
-        if not self.ps:
-            return {Role.WORKER: self.workers}
-        return {Role.PS: self.ps, Role.CHIEF: 1, Role.WORKER: self.workers}
-
-    @property
-    def leader(self) -> Role:
-        """The role whose task 0 is, or hosts, ps 0."""
-        return Role.PS if self.ps else Role.WORKER
-
-    @property
-    def concluding(self) -> Role:
-        """The role whose success is the success of the job."""
-        return Role.CHIEF if self.ps else Role.WORKER
 
     def environment(
         self, role: Role, listening: Sequence[str], keys: str, logdir: str | None
@@ -150,7 +134,7 @@ class SubmitPlan:
     @property
     def leaders(self) -> list[Task]:
         """The tasks that listen: all ps, or, without ps, all workers."""
-        return [Task(self.leader, index) for index in range(self.counts[self.leader])]
+        return [task for task in self.tasks if task.role is self.leader.role]
 
     def metrics_flags(self, port: object) -> str:
         """Return the words that have ps 0 serve metrics at a port, unless a variable names one."""

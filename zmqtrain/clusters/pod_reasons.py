@@ -37,7 +37,7 @@ def reasons_of(
     found = []
     for item in objects:
         found += [
-            Reason(title_of(item), _said(condition))
+            Reason(title_of(item), _said(condition) or str(condition["type"]).lower())
             for condition in item.get("status", {}).get("conditions", [])
             if condition["type"] in ("Failed", "Suspended") and condition["status"] == "True"
         ]

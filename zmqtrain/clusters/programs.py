@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 
@@ -69,10 +69,7 @@ class Programs:
         with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as errors:
             text.write(stdin.encode())
             text.seek(0)
-            try:
-                process = subprocess.Popen(words, stdin=text, stdout=subprocess.PIPE, stderr=errors)
-            except OSError:
-                raise missing(words[0]) from None
+            process = _started(words, stdin=text, stdout=subprocess.PIPE, stderr=errors)
             atexit.register(process.terminate)  # if a daemon thread waits here
             with process:
                 try:
@@ -100,12 +97,7 @@ class Programs:
         """
         # Files, since nobody reads the output to its end: a full pipe would block the program.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            try:
-                process = subprocess.Popen(
-                    words, stdin=subprocess.PIPE, stdout=output, stderr=errors
-                )
-            except OSError:
-                raise missing(words[0]) from None
+            process = _started(words, stdin=subprocess.PIPE, stdout=output, stderr=errors)
             with process:
                 try:
                     with contextlib.suppress(BrokenPipeError):
@@ -131,6 +123,13 @@ class Programs:
         return ConfigError(f"{program} failed: {quoted[:400]}")
 
 
+def _started(words: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(words, **streams)
+    except OSError:
+        raise missing(words[0]) from None
+
+
 def _begin_of(file: IO[bytes]) -> str:
     """Return the first text in a file to which another process writes."""
     return os.pread(file.fileno(), 1 << 16, 0).decode(errors="replace")
@@ -145,5 +144,5 @@ def silent(words: Sequence[str], timeout_s: float) -> PeerLostError:
 def missing(program: str) -> ConfigError:
     return ConfigError(
         f"{program} is not on PATH; expected the engine's own program, with which you are logged "
-        "in; install it, or call this where it is"
+        "in; install it, or run this command where it is installed"
     )

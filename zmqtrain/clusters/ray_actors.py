@@ -52,7 +52,7 @@ class RayTask:
             with os.fdopen(descriptor, "w") as file:
                 file.write(text)
         self._address = ""
-        if task.role is plan.leader:
+        if task in plan.leaders:
             import ray
 
             with socket.socket() as free:
@@ -159,7 +159,7 @@ class RayJob:
 
     def address(self) -> str:
         """Return where ps 0 listens, "" if it does not run."""
-        leader = Task(self._plan.leader, 0)
+        leader = self._plan.leader
         return self._addresses.get(leader, "") if self._states.get(leader) == RUNNING else ""
 
     def log(self, task: Task, offset: int) -> bytes | None:
@@ -173,7 +173,7 @@ class RayJob:
 
     def outcome(self) -> str:
         """Return what the chief wrote about the end of the job, "" if there is nothing."""
-        task = Task(self._plan.concluding, 0)
+        task = self._plan.concluding
         if self._outcome or task not in self._actors or self._states.get(task) == PENDING:
             return self._outcome
         text: str = self._ray.get(self._actors[task].outcome.remote(), timeout=GRACE_S)
@@ -191,13 +191,12 @@ class RayJob:
             self._end(list(self._actors))
 
     def _tasks(self) -> list[Task]:
-        counts = self._plan.counts | {Role.WORKER: self._workers}
-        return [Task(role, index) for role in counts for index in range(counts[role])]
+        return replace(self._plan, workers=self._workers).tasks
 
     def _run(self) -> None:
         while self._workers and not self._logs:
             with self._lock:
-                if self._states.get(Task(self._plan.concluding, 0)) == "0":
+                if self._states.get(self._plan.concluding) == "0":
                     self._conclude()
                 elif self._workers:
                     self._tend()

@@ -27,12 +27,12 @@ PROGRAMS = Programs(
     {
         ConfigError: {
             r"[Ii]nvalid partition": (
-                "there is no such partition; expected one of sinfo; correct --partition or "
+                "there is no such partition; expected one that sinfo lists; correct --partition or "
                 "--worker-partition"
             ),
             _TOO_MUCH: (
                 "no node of the partition has what a task asks for; expected as much as sinfo "
-                "-Nl shows; ask for less CPUs, memory or GPUs, or for another partition"
+                "-Nl shows; ask for less, or for another partition"
             ),
         },
         OccupiedError: {
@@ -43,7 +43,7 @@ PROGRAMS = Programs(
         RefusedError: {
             r"[Ii]nvalid account|[Pp]ermission denied|not permitted": (
                 "Slurm does not let you submit there; expected an account with the right to; "
-                "ask those who run the cluster"
+                "ask the administrators of the cluster"
             ),
         },
         PeerLostError: {

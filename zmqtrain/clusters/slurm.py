@@ -42,12 +42,12 @@ def render(plan: SubmitPlan) -> dict[str, str]:
     Raises:
         ConfigError: too many tasks listen.
     """
-    listening = plan.counts[plan.leader]
+    listening = len(plan.leaders)
     if listening > PORTS:
         what = names_of("ps" if plan.ps else "workers")
         without = "" if plan.ps else " without ps"
         raise ConfigError(f"{what} is {listening}; expected at most {PORTS} on Slurm{without}")
-    scripts = {f"{plan.name}.{plan.leader}.sbatch": _joint_script(plan)}
+    scripts = {f"{plan.name}.{plan.leader.role}.sbatch": _joint_script(plan)}
     if plan.ps:
         scripts[f"{plan.name}.worker.sbatch"] = _worker_script(plan)
     return scripts
@@ -65,7 +65,7 @@ def ended_file(name: str) -> str:
 
 def _joint_script(plan: SubmitPlan) -> str:
     """Return the script of the tasks that listen, all ps or all workers, and of the chief."""
-    role, count = plan.leader, plan.counts[plan.leader]
+    role, count = plan.leader.role, len(plan.leaders)
     options = [
         f"--output={plan.name}.out",
         f"--nodes=1-{count}",
@@ -156,7 +156,7 @@ def _where(plan: SubmitPlan, job: str, nodes: str) -> str:
         name=_listening(plan),
         job=job,
         nodes=nodes,
-        count=plan.counts[plan.leader],
+        count=len(plan.leaders),
         first=FIRST_PORT,
         ports=PORTS,
         jobs=JOBS,

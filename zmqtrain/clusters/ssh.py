@@ -47,8 +47,8 @@ PROGRAMS = Programs(
                 "compare it"
             ),
             r"Permission denied|Too many authentication failures": (
-                "expected a key of yours that it takes without a password; try ssh-add or ssh-"
-                "copy-id"
+                "it did not accept your key; expected a login without a password; try ssh-add or "
+                "ssh-copy-id"
             ),
         },
         NotRunningError: {r"it does not run there": "the task does not run"},
@@ -179,7 +179,7 @@ def _scripts(plan: SubmitPlan) -> dict[SshHost, str]:
     if not plan.asked.hosts:
         raise ConfigError(
             f"{names_of('hosts')} is not given; expected hosts that you log in to by ssh, each "
-            "with its most workers, such as a:2,me@b:4"
+            "with its largest number of workers, such as a:2,me@b:4"
         )
     return render(plan, [_addressed(host) for host in plan.asked.hosts])
 

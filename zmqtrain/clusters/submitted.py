@@ -48,14 +48,44 @@ class TakenError(ConfigError):
     """The name of a job is taken."""
 
 
+class WithTasks:
+    """A job whose tasks follow from two fields. Without ps, worker 0 hosts the chief."""
+
+    __slots__ = ()
+    ps: int
+    workers: int
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """The number of tasks of each role, those first that others connect to."""
+        if not self.ps:
+            return {Role.WORKER: self.workers}
+        return {Role.PS: self.ps, Role.CHIEF: 1, Role.WORKER: self.workers}
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [Task(role, i) for role, count in self.counts.items() for i in range(count)]
+
+    @property
+    def leader(self) -> Task:
+        """The task that is, or hosts, ps 0."""
+        return Task(Role.PS if self.ps else Role.WORKER, 0)
+
+    @property
+    def concluding(self) -> Task:
+        """The task whose success is the success of the job."""
+        return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
+
+
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(WithTasks):
     """A job on an engine.
 
     ``keys``: the directory of its keys. ``context``, ``namespace``: where on the engine, in its own
     words. ``kind``: what it is on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
     values of variables, which may be secret, are left out. ``working``: where it was called.
-    ``logdir``: "" if there is none. ``stopped_at``: Unix time at which the job was removed from its
+    ``logdir``: "" if there is none. ``submitted_at``: Unix time, 0.0 if an older version wrote the
+    record. ``stopped_at``: Unix time at which the job was removed from its
     engine, 0.0 while it is there; ``outcome``: then, how it ended, see
     :mod:`zmqtrain.observe.outcome`.
     """
@@ -75,31 +105,16 @@ class Submitted:
     logdir: str = ""
     stopped_at: float = 0.0
     outcome: str = ""
+    submitted_at: float = 0.0
 
     @property
     def directory(self) -> Path:
         return directory_of(self.name)
 
     @property
-    def leader(self) -> Task:
-        """The task that is, or hosts, ps 0."""
-        return Task(Role.PS if self.ps else Role.WORKER, 0)
-
-    @property
-    def concluding(self) -> Task:
-        """The task whose success is the success of the job."""
-        return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
-
-    @property
     def is_applied_by_others(self) -> bool:
         """Whether zmqtrain has only printed it; nobody knows here when it is applied."""
         return "--record" in self.words
-
-    @property
-    def tasks(self) -> list[Task]:
-        """All tasks, those that others connect to first."""
-        counts = {Role.PS: self.ps, Role.CHIEF: int(self.ps > 0), Role.WORKER: self.workers}
-        return [Task(role, index) for role, count in counts.items() for index in range(count)]
 
     def claim(self) -> None:
         """Take the name of a new job; of two that are submitted at once, one gets it.
@@ -177,9 +192,9 @@ def submitted_job(name: str) -> Submitted:
     """
     jobs = {job.name: job for job in (*_jobs_in(f"*{NOTE}"), *submitted_jobs())}
     if name not in jobs:
-        known = f": {', '.join(jobs)}" if jobs else "; there is none"
+        known = f"expected one of {', '.join(jobs)}" if jobs else "there is none"
         raise ConfigError(
-            f"{name} is no job that this user submitted from this home directory{known}"
+            f"{name} is not a job that you submitted from this home directory; {known}"
             f"{did_you_mean(name, jobs)}"
         )
     return jobs[name]

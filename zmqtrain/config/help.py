@@ -27,6 +27,10 @@ USUAL = (
 """Options of jobs and tasks that ``--help`` shows; those of a command itself are all shown."""
 
 
+_CLAUSE = re.compile(r"(?:(?:\S+ ){0,2}\S+: )?.*?(?=; |: | \(|$)", re.DOTALL)
+"""The first clause of a text, after a few words that say where it applies, such as an engine."""
+
+
 class Command(click.Command):
     """A command with a short help and a full one."""
 
@@ -71,7 +75,7 @@ def _short(param: click.Parameter, ctx: click.Context) -> tuple[str, str]:
     record = param.get_help_record(ctx)
     assert record is not None
     text = getattr(param, "help", None) or record[1]
-    return record[0], re.split(r"[:;(]", text)[0].strip()
+    return record[0], _CLAUSE.match(text)[0]  # type: ignore[index]  # it matches any text
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, value: Any) -> None:

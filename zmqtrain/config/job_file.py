@@ -30,6 +30,11 @@ PACKAGES = ("site-packages", "dist-packages")
 EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 """The extras of zmqtrain that install the frameworks which jobs import."""
 
+_SCRIPT = (
+    "a script with Trainer.fit is started as each task of a cluster, with TF_CONFIG or "
+    "ZMQTRAIN_ROLE (docs/clusters.md); run and submit need a file with job = zmqtrain.Job(...)"
+)
+
 
 def load_job(reference: str, **overrides: Any) -> Job:
     """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
@@ -57,7 +62,7 @@ def load_job(reference: str, **overrides: Any) -> Job:
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     job = _chosen(jobs, source, name).with_overrides(**overrides)
     file = source if source.endswith(".py") else sys.modules[source].__file__
-    if "own_loop" not in job.model_fields_set and _attaches(file):
+    if "own_loop" not in job.model_fields_set and _calls(file, "attach"):
         raise ConfigError(
             f"{source} calls zmqtrain.attach, but its job lacks own_loop: its workers would "
             "train by the model's own loss, without that loop; write own_loop=True in the Job, or "
@@ -83,6 +88,8 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
         return jobs[name]
     if "job" in jobs:
         return jobs["job"]
+    if not jobs:
+        refuse_script(source)
     if len(jobs) != 1:
         raise ConfigError(
             f"{source} has {_names(jobs)}; expected one called job; name one with {source}:NAME"
@@ -90,8 +97,25 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
     return next(iter(jobs.values()))
 
 
-def _attaches(file: str | None) -> bool:
-    """Return whether a source file calls zmqtrain.attach, by whatever name it imports that."""
+def refuse_script(reference: str) -> None:
+    """Refuse a file that trains by itself and makes no job; it is not loaded.
+
+    Raises:
+        ConfigError: it calls Trainer, and the names Job and job are not in it.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(Path(reference).read_bytes()))]
+    except (OSError, SyntaxError, ValueError):  # it may be for another machine
+        return
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    if _calls(reference, "Trainer") and names.isdisjoint({"Job", "job"}):
+        raise ConfigError(f"{reference} has no Job: {_SCRIPT}")
+
+
+def _calls(file: str | None, function: str) -> bool:
+    """Return whether a source file calls this of zmqtrain, by whatever name it imports that."""
     if file is None or not file.endswith(".py"):
         return False
     called, meant = set(), set()
@@ -100,9 +124,9 @@ def _attaches(file: str | None) -> bool:
             called.add(ast.unparse(node.func))
         elif isinstance(node, ast.Import):
             names = [name for name in node.names if name.name.split(".")[0] == "zmqtrain"]
-            meant |= {f"{name.asname or 'zmqtrain'}.attach" for name in names}
+            meant |= {f"{name.asname or 'zmqtrain'}.{function}" for name in names}
         elif isinstance(node, ast.ImportFrom) and node.module == "zmqtrain":
-            meant |= {name.asname or name.name for name in node.names if name.name == "attach"}
+            meant |= {name.asname or name.name for name in node.names if name.name == function}
     return not called.isdisjoint(meant)
 
 
@@ -242,16 +266,20 @@ def _as_module(path: Path) -> str:
     return f"; the file belongs to a package: give the job as {'.'.join(names)}{where}"
 
 
-def refuse_while_loading() -> None:
+def refuse_while_loading(entry: str) -> None:
     """Refuse to train while a job file is loaded: each task that loads it would train, too.
+
+    ``entry``: what the file has called.
 
     Raises:
         ConfigError: a job file is being loaded.
     """
     if what := _LOADING.get():
+        remedy = _SCRIPT
+        if entry != "Trainer.fit":
+            remedy = 'put the call below if __name__ == "__main__":'
         raise ConfigError(
-            f"{what} calls zmqtrain.run while it is loaded, which every task does; put the call "
-            'below if __name__ == "__main__":'
+            f"{what} calls {entry} while it is loaded, which every task does; {remedy}"
         )
 
 

@@ -174,7 +174,8 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before
         try:
             return check.validate_python(value, context="option")
         except ValidationError as error:
-            self.fail(f"{value!r}; {expectation(error.errors()[0])}", param, ctx)
+            text = expectation(error.errors()[0])
+            self.fail(text if repr(value) in text else f"{value!r}; {text}", param, ctx)
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:

@@ -17,18 +17,19 @@ from typing import Any, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
+from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.job_checks import NOT_LOCAL, conflict_with_local, without_own_optimizer
+from zmqtrain.job_conflicts import NOT_LOCAL, conflict_with_local, without_own_optimizer
 from zmqtrain.policies import try_policy
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.transport.base import RoutingId
-from zmqtrain.wire import messages
+from zmqtrain.wire import control, messages
 from zmqtrain.wire.buffers import Tensor
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,9 @@ class AdminApi:
         self._host, self._leader, self._host_status = host, leader, host_status
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # at the last review
-        self._intervals = leader.job.intervals
+        job = leader.job  # the chief has to act at multiples of these steps
+        every = job.evaluate_every, job.save_steps, *(n for _, n in called_by_steps(job.callbacks))
+        self._intervals = [steps for steps in every if steps]
         self._multiples = [0 for _ in self._intervals]  # passed at the last review
         self._save_failure = ""  # why the last checkpoint failed
         self._save_requests: dict[Asking, Request] = {}
@@ -71,18 +74,18 @@ class AdminApi:
     @property
     def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
         return {
-            messages.GetStatus: self.on_get_status,
-            messages.SwitchPolicy: self.on_switch_policy,
-            messages.RequestSave: self.on_request_save,
-            messages.RequestStop: self.on_request_stop,
-            messages.Save: self.on_save,
-            messages.SaveEnded: self.on_save_ended,
-            messages.ShardWritten: self.on_shard_file,
-            messages.Close: self.on_close,
-            messages.Evaluate: self.on_evaluate,
-            messages.Evaluated: self.on_evaluated,
-            messages.Extend: self.on_directive,
-            messages.SetRate: self.on_directive,
+            control.GetStatus: self.on_get_status,
+            control.SwitchPolicy: self.on_switch_policy,
+            control.RequestSave: self.on_request_save,
+            control.RequestStop: self.on_request_stop,
+            control.Save: self.on_save,
+            control.SaveEnded: self.on_save_ended,
+            control.ShardWritten: self.on_shard_file,
+            control.Close: self.on_close,
+            control.Evaluate: self.on_evaluate,
+            control.Evaluated: self.on_evaluated,
+            control.Extend: self.on_directive,
+            control.SetRate: self.on_directive,
         }
 
     def status(self) -> Status:
@@ -120,7 +123,7 @@ class AdminApi:
         if self._switch_requests and coordinator.next_policy is None:
             _answer_all(self._switch_requests, messages.Done(coordinator.policy.spec))
 
-    def note_file(self, message: messages.ShardWritten) -> None:
+    def note_file(self, message: control.ShardWritten) -> None:
         """Note that a shard's part of a checkpoint is durable, or was not written."""
         directory = message.directory
         saving = self._saving.get(directory)
@@ -160,7 +163,7 @@ class AdminApi:
         """Give up the checkpoint of the previous generation."""
         self._saving.clear()
 
-    def on_get_status(self, request: Request, message: messages.GetStatus) -> None:
+    def on_get_status(self, request: Request, message: control.GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self._event:
             self._watchers.append(request)
             answer = guarded(self._answer, self._host.crash)
@@ -168,7 +171,7 @@ class AdminApi:
             return
         request.reply(self.status())
 
-    def on_switch_policy(self, request: Request, message: messages.SwitchPolicy) -> None:
+    def on_switch_policy(self, request: Request, message: control.SwitchPolicy) -> None:
         self._check_begun("there is no policy to change")
         if self._leader.coordinator.finished:
             raise RefusedError("the job needs no more gradients: there is no policy to change")
@@ -203,9 +206,9 @@ class AdminApi:
 
     def _switch(self, request: Request, spec: str) -> None:
         self._switch_requests.append(request)
-        self._leader.event(messages.SwitchPolicy(spec))
+        self._leader.event(control.SwitchPolicy(spec))
 
-    def on_request_save(self, request: Request, _: messages.RequestSave) -> None:
+    def on_request_save(self, request: Request, _: control.RequestSave) -> None:
         if not self._leader.job.logdir:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
         if (left := self._ps_that_left()) is not None:
@@ -214,18 +217,18 @@ class AdminApi:
         self._save_requests[_asking(request)] = request
         self._notify()
 
-    def on_request_stop(self, request: Request, _: messages.RequestStop) -> None:
+    def on_request_stop(self, request: Request, _: control.RequestStop) -> None:
         self._stop_requests.append(request)
         self._notify()
 
-    def on_save(self, request: Request, message: messages.Save) -> None:
+    def on_save(self, request: Request, message: control.Save) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to save")
         if message.directory not in self._saved and (left := self._ps_that_left()) is not None:
             raise CheckpointError(_without(left))
         self._leader.at_rest(partial(self._save, request, message))
 
-    def _save(self, request: Request, message: messages.Save) -> None:
+    def _save(self, request: Request, message: control.Save) -> None:
         if message.directory in self._saving:
             self._saving[message.directory].request = request
             return
@@ -237,7 +240,7 @@ class AdminApi:
         self._in_snapshot = set(self._save_requests)
         self._leader.event(message)
 
-    def on_save_ended(self, request: Request, message: messages.SaveEnded) -> None:
+    def on_save_ended(self, request: Request, message: control.SaveEnded) -> None:
         self._leader.peers.member(request)
         self._save_failure = message.error
         for asking, waiting in tuple(self._save_requests.items()):
@@ -250,27 +253,27 @@ class AdminApi:
                 continue
             del self._save_requests[asking]
 
-    def on_close(self, request: Request, close: messages.Close) -> None:
+    def on_close(self, request: Request, close: control.Close) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to end")
         self._close_requests.append(request)
         self._leader.event(close)
 
-    def on_directive(self, request: Request, directive: messages.Extend | messages.SetRate) -> None:
+    def on_directive(self, request: Request, directive: control.Extend | control.SetRate) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to go on with")
         self._leader.at_rest(partial(self._direct, request, directive))
 
-    def _direct(self, request: Request, directive: messages.Extend | messages.SetRate) -> None:
+    def _direct(self, request: Request, directive: control.Extend | control.SetRate) -> None:
         self._leader.event(directive)
         request.reply(messages.Done())
 
-    def on_evaluate(self, request: Request, message: messages.Evaluate) -> None:
+    def on_evaluate(self, request: Request, message: control.Evaluate) -> None:
         """Forward it to the worker; the chief does not wait for an answer."""
         self._leader.peers.member(request)
         self._pass_on(Role.WORKER, message.worker, message)
 
-    def on_evaluated(self, request: Request, message: messages.Evaluated) -> None:
+    def on_evaluated(self, request: Request, message: control.Evaluated) -> None:
         """Forward it to the chief."""
         self._leader.peers.member(request)
         self._pass_on(Role.CHIEF, 0, message, request.envelope.tensors)
@@ -282,7 +285,7 @@ class AdminApi:
         if peer is not None and not peer.gone and peer.contact is not None:
             peer.contact.send(message, tensors)
 
-    def on_shard_file(self, request: Request, message: messages.ShardWritten) -> None:
+    def on_shard_file(self, request: Request, message: control.ShardWritten) -> None:
         self._leader.peers.member(request)
         self.note_file(message)
         request.reply(messages.Done())

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from zmqtrain.coordination.arrivals import Arrivals
 from zmqtrain.coordination.events import (
     Event,
     GivenUp,
@@ -22,8 +23,8 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
-from zmqtrain.policies import Decision, Held, Policy, Release, make_policy
-from zmqtrain.policies.base import Clocked, Lockstep
+from zmqtrain.policies import Decision, Policy, Release, make_policy
+from zmqtrain.policies.base import Lockstep
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.orders import (
     Accumulate,
@@ -37,7 +38,8 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
-from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 Stage: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker, in order: its pull has not arrived; the policy holds it; it was released
@@ -74,6 +76,7 @@ class Coordinator:
     version: int = 0
     lookahead: int = 1  # batches leased to a worker beyond the one it computes on
     ledger: Ledger = field(default_factory=Ledger)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     members: dict[int, WorkerState] = field(default_factory=dict)
     workers_by_state: dict[Stage, set[int]] = field(
         default_factory=lambda: {state: set() for state in get_args(Stage)}
@@ -146,47 +149,6 @@ class Coordinator:
         if not self.finished and not self.reason:
             self.exit_code, self.reason = exit_code, reason
 
-    def held(self) -> Iterable[Held]:
-        """Yield the workers that wait for other workers.
-
-        There are none once the job is complete, or between two passes, when all wait for the chief.
-        """
-        if self.finished or self.is_pass_over:
-            return
-        by = tuple(sorted(self.workers_by_state["computing"]))
-        if self.closing or self.next_policy is not None:
-            following = self.next_policy.spec if self.next_policy is not None else ""
-            reason = "the run is ending" if self.closing else f"the policy changes to {following}"
-            for worker in self._workers("waiting", "starved", "spare"):
-                yield Held(worker, reason, by)
-            return
-        yield from self.policy.held()
-        for worker in self._workers("starved", "spare"):
-            until = "step up to the last" if self.ledger.may_lease else "batch of the pass"
-            yield Held(worker, f"every {until} is being computed already", by)
-
-    def behind(self) -> dict[int, int]:
-        """Return each active worker's steps behind the first one, by the policy's count.
-
-        It is empty if the policy counts none.
-        """
-        steps = self.policy.steps if isinstance(self.policy, Clocked) else {}
-        first = max(steps.values(), default=0)
-        return {worker: first - step for worker, step in steps.items()}
-
-    def lacking(self, workers: Iterable[int]) -> dict[int, set[int]]:
-        """Return, for workers whose push is at some shards, the shards that lack it."""
-        found = {worker: self.members[worker] for worker in workers if worker in self.members}
-        return {
-            worker: {shard for shard in range(self.shards) if not member.parts >> shard & 1}
-            for worker, member in found.items()
-            if member.arriving > member.sequence
-        }
-
-    def is_alive(self, workers: Iterable[int]) -> bool:
-        """Return whether any of them is alive; a policy may wait for workers that never joined."""
-        return any(worker in self.members for worker in workers)
-
     def _life_changed(self, event: Joined | Left) -> list[Order]:
         orders = self._left(event.worker)
         if isinstance(event, Joined):
@@ -202,6 +164,7 @@ class Coordinator:
         self.workers_by_state[member.state].remove(worker)
         self.undecided.discard(worker)
         self.ledger.leave(worker)
+        self.arrivals.leave(worker)
         is_in = member.state in ("waiting", "computing") and not self.finished
         decisions = self.policy.leave(worker) if is_in else []
         return self._orders(decisions)
@@ -289,6 +252,7 @@ class Coordinator:
         if not member.finite:
             self.refused += 1
             self.ledger.skip(worker)
+            self.arrivals.under_way.pop(worker, None)
             return [Release(worker)]  # still computing, as far as the policy knows
         self.undecided.add(worker)
         return self.policy.push(worker)
@@ -325,7 +289,9 @@ class Coordinator:
         for decision in decisions:
             match decision:
                 case Apply(worker):
-                    self.version += 1
+                    if self._is_async:
+                        self._note_arrival(decision)
+                    self.version += decision.local_steps or 1
                     self.applied += 1
                     self.ledger.count(worker)
                     self.undecided.discard(worker)
@@ -372,9 +338,9 @@ class Coordinator:
             self.steps = self.version
             return []
         self.policy, following = self.next_policy, self.next_policy
-        self.next_policy = None
+        self.next_policy, self.arrivals = None, Arrivals()
         orders.append(Switch(following.spec))
-        joined = self._workers("waiting", "starved", "spare")
+        joined = self.workers_in("waiting", "starved", "spare")
         following.start(self.version, len(joined))
         released: list[int] = []
         for worker in joined:
@@ -392,8 +358,8 @@ class Coordinator:
         decisions: list[Decision] = []
         for worker in workers:
             if self._is_needed() and self.ledger.leases.get(worker):
-                self._change(worker, "computing")
                 orders.append(self._answer(worker, tuple(leased[worker])))
+                self._change(worker, "computing")
             else:
                 self._change(worker, "spare" if self.ledger.leases.get(worker) else "starved")
                 decisions += self.policy.leave(worker)
@@ -404,7 +370,7 @@ class Coordinator:
         idle = self.workers_by_state
         if not (idle["spare"] or idle["starved"]) or not self._is_needed():
             return []
-        fed = self._workers("spare", "starved") if self._may_lease() else self._workers("spare")
+        fed = self.workers_in("spare", "starved") if self._may_lease() else self.workers_in("spare")
         decisions: list[Decision] = []
         for worker in fed:
             self._change(worker, "waiting")
@@ -414,31 +380,52 @@ class Coordinator:
     def _top_up(self, workers: list[int]) -> dict[int, list[int]]:
         """Lease batches in rounds, so that their numbers follow (step, worker) if all go on."""
         leased: dict[int, list[int]] = {worker: [] for worker in workers}
-        for depth in range(self._local_steps or 1 + self.lookahead):
+        most = {worker: self._local_steps(worker) or 1 + self.lookahead for worker in workers}
+        for depth in range(max(most.values(), default=0)):
             for worker in workers:
-                if len(self.ledger.leases.get(worker, ())) <= depth and self._may_lease():
+                held = len(self.ledger.leases.get(worker, ()))
+                if held <= depth < most[worker] and self._may_lease():
                     leased[worker].append(self.ledger.lease(worker))
         return leased
 
     def _answer(self, worker: int, batches: tuple[int, ...] = (), *, stop: bool = False) -> Order:
         """Return the order that answers a worker's push; or its pull, if it has pushed nothing."""
-        member, steps = self.members[worker], self._local_steps
+        member, steps = self.members[worker], self._local_steps(worker)
         if steps:
             steps = min(steps, len(self.ledger.leases.get(worker, ())))
-        return Answer(worker, member.incarnation, member.sequence, batches, stop, steps)
+        if self._is_async:
+            self.arrivals.under_way[worker] = steps
+        given = batches, stop, steps, self._is_async
+        return Answer(worker, member.incarnation, member.sequence, *given)
 
     @property
-    def _local_steps(self) -> int:
-        """How many steps a worker makes by itself from this one on, at most; 0: none."""
+    def _is_async(self) -> bool:
+        """Whether a worker's result of local steps counts by itself."""
+        return isinstance(self.policy, LocalSteps) and self.policy.at_arrival
+
+    def _local_steps(self, worker: int) -> int:
+        """Return how many steps a worker makes by itself from this one on, at most; 0: none."""
         policy = self.policy
         most = policy.local_steps(self.version) if isinstance(policy, LocalSteps) else 0
-        return most and max(1, min(most, self._up_to_evaluation()))
+        if self._is_async:
+            most = self.arrivals.batches(worker, most)
+        return most and max(1, min(most, self._room()))
 
     def _steps_of_round(self, workers: Iterable[int]) -> int:
         """Return how many steps a reduction is that ends a round; 0: it ends none."""
-        if not self._local_steps:
+        if not (isinstance(self.policy, LocalSteps) and self.policy.local_steps(self.version)):
             return 0
         return max(len(self.ledger.pending.get(worker, ())) for worker in workers)
+
+    def _note_arrival(self, order: Apply) -> None:
+        """Say how the result of a worker counts, of which each batch is a step."""
+        steps = order.local_steps = len(self.ledger.pending.get(order.worker, ())) or 1
+        order.among = len(self.members) - len(self.workers_by_state["joining"])
+        order.cycle = self.arrivals.counted(order.worker, steps, order.among)
+
+    def _room(self) -> int:
+        """Return the number of steps up to the next evaluation that nobody makes by itself."""
+        return self._up_to_evaluation() - sum(self.arrivals.under_way.values())
 
     def _up_to_evaluation(self) -> int:
         """Return the number of steps up to the end, or to the next evaluation."""
@@ -449,6 +436,8 @@ class Coordinator:
     def _may_lease(self) -> bool:
         if not self.ledger.may_lease:
             return False
+        if self._is_async:
+            return self.ledger.outstanding < self._up_to_evaluation()
         if not self.policy.step_per_push:
             return True  # only the version ends the run; excess gradients are dropped
         return self.version + self.ledger.outstanding < self.steps
@@ -458,6 +447,8 @@ class Coordinator:
 
         A former policy that averages several in a step may have leased too many batches.
         """
+        if self._is_async:
+            return self._room() > 0
         if not self.policy.step_per_push:
             return True
         return self.version + len(self.workers_by_state["computing"]) < self.steps
@@ -466,7 +457,7 @@ class Coordinator:
         """Send a stop to all workers that do not compute."""
         abandoned = sorted(self.undecided)  # the run was given up
         self._add_orders([Drop(worker, "the job was given up") for worker in abandoned], orders)
-        for worker in self._workers("waiting", "starved", "spare"):
+        for worker in self.workers_in("waiting", "starved", "spare"):
             self._change(worker, "stopped")
             orders.append(self._answer(worker, stop=True))
 
@@ -476,6 +467,6 @@ class Coordinator:
         self.workers_by_state[state].add(worker)
         member.state = state
 
-    def _workers(self, *states: Stage) -> list[int]:
+    def workers_in(self, *states: Stage) -> list[int]:
         """Return the workers in any of these states, in order."""
         return sorted(worker for state in states for worker in self.workers_by_state[state])

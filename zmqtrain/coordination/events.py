@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from zmqtrain.metrics import gained
+from zmqtrain.metrics.sums import gained
 from zmqtrain.models.weights import weight_of
-from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived
 
 
 @dataclass(slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Event, PushArrived, PushesReported
 from zmqtrain.coordination.peers import PeerTable
@@ -17,6 +19,34 @@ from zmqtrain.policies import make_policy
 from zmqtrain.policies.base import TokenQueue
 from zmqtrain.protocol.orders import Answer, Order
 from zmqtrain.protocol.status import Moves, agreement_of
+
+
+@dataclass(slots=True)
+class PassFigures:
+    """The fields of a :class:`Status` that epochs need; they are of this pass over the data."""
+
+    step: int
+    uncounted: int
+    limit: int | None
+    pass_loss: float
+    pass_examples: int
+    pass_sums: dict[str, float]
+    pass_weight: float
+    learning_rate: float | None
+
+    @classmethod
+    def of(cls, coordinator: Coordinator) -> PassFigures:
+        ledger = coordinator.ledger
+        return cls(
+            coordinator.version,
+            ledger.uncounted,
+            ledger.limit,
+            ledger.mean_loss,
+            ledger.pass_examples,
+            ledger.pass_sums,
+            ledger.pass_weight,
+            coordinator.learning_rate,
+        )
 
 
 class JobFigures:
@@ -127,7 +157,7 @@ class JobFigures:
     def show_policy_state(self, coordinator: Coordinator) -> None:
         """Show the steps that workers are behind, and the tokens of a policy that has some."""
         metrics, policy = self._metrics, coordinator.policy
-        behind = coordinator.behind()
+        behind = waiting.behind(coordinator)
         for worker in metrics.worker_behind_steps.keys() - behind.keys():
             metrics.worker_behind_steps.forget(worker)
         for worker, steps in behind.items():

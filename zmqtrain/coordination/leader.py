@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,17 +32,17 @@ from zmqtrain.coordination.events import (
 from zmqtrain.coordination.figures import JobFigures
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.measuring import Measuring
-from zmqtrain.coordination.peers import A_WORKER, Peer, PeerTable, names_of
+from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.job_checks import ENDLESS
-from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import Saved, WorkerMark
 from zmqtrain.protocol.orders import Numbered, Order, Switch
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
-from zmqtrain.wire.messages import Arrived, Extend, ShardReport
+from zmqtrain.wire.control import Extend
+from zmqtrain.wire.messages import Arrived, ShardReport
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,7 @@ class Leader:
         self._later: list[Callable[[], None]] = []  # until the roster is over
         self._is_over = False
         self.coordinator = self._coordinator_from(0, Ledger())
-        self._peopled_at = time.monotonic()  # when a worker was last live
-        self._states = StateLogger(log)
+        self.peopled_at = time.monotonic()  # when a worker was last live
         if self.job.steps < ENDLESS:
             self.metrics.global_step_target.set(self.job.steps)
         self.metrics.expected_workers.set(self.plan.workers)
@@ -127,8 +126,6 @@ class Leader:
     @property
     def handlers(self) -> dict[type, Callable[[Request, Any], None]]:
         return {Arrived: self.on_arrived, ShardReport: self.on_shard_report}
-
-    # Its life
 
     def begin(
         self, generation: int, version: int, ledger: Ledger, learning_rate: float | None = None
@@ -195,39 +192,6 @@ class Leader:
     def end(self) -> None:
         """Decide nothing more: the chief has ended the run and saved the last checkpoint."""
         self._is_over = True
-
-    @property
-    def unpeopled_s(self) -> float:
-        """Seconds without a live worker, by the last :meth:`watch`."""
-        return time.monotonic() - self._peopled_at
-
-    def watch(self) -> None:
-        """Fail the job if no worker is alive, or one has waited for too long."""
-        coordinator, now = self.coordinator, time.monotonic()
-        limit_s = self.timing.join_timeout_s
-        if not self.has_begun or coordinator.finished or coordinator.members:
-            self._peopled_at = now
-        if self.unpeopled_s > limit_s:
-            self.fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
-        self.metrics.expected_workers.set(self._expected())
-        waiting = list(coordinator.held())
-        self.metrics.waiting_workers.set(len(waiting))
-        self.figures.show_policy_state(coordinator)
-        for held in waiting:
-            if now - self.waiting_since.get(held.worker, now) <= limit_s:
-                continue
-            by = names_of(held.by) or A_WORKER
-            text = f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}"
-            if coordinator.is_alive(held.by):  # their steps may take that long
-                self._states.state(held.worker, text, logging.WARNING)
-            else:
-                self.fail(ExitCode.PEER_LOST, f"{text}; start it, or raise --join-timeout-s")
-
-    def _expected(self) -> int:
-        """Return the number of workers that should be here: all but those that have left."""
-        workers = [peer for peer in self.peers if peer.is_worker]
-        here = {*range(self.plan.workers), *(peer.index for peer in workers)}
-        return len(here.difference(peer.index for peer in workers if peer.left))
 
     def fail(self, code: ExitCode, text: str) -> None:
         """Fail the job; the chief will end it with this text."""
@@ -348,10 +312,6 @@ class Leader:
             for call in calls:
                 self.at_rest(call)
 
-    def applied(self, version: int, staleness: Mapping[int, int], at: float) -> None:
-        """Note an update of the host's shard, from gradients that are stale by these versions."""
-        self.figures.applied(self.coordinator, version, staleness, at)
-
     # Events and orders
 
     def event(self, event: Event) -> None:
@@ -366,9 +326,8 @@ class Leader:
         if not self.has_begun or self._is_over:
             return ()
         if self.coordinator.roster is not None:
-            self.at_rest(
-                partial(self.event, event), event.worker if isinstance(event, Left) else None
-            )
+            dead = event.worker if isinstance(event, Left) else None
+            self.at_rest(partial(self.event, event), dead)
             return ()
         return self._decide(event)
 

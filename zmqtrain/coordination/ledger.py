@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from zmqtrain.coordination.events import PushArrived, Stepped
 from zmqtrain.fingerprint import EPOCHS
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.store.manifest import Manifest

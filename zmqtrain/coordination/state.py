@@ -15,6 +15,7 @@ from typing import Any, get_args
 import msgpack
 
 from zmqtrain.coordination import events
+from zmqtrain.coordination.arrivals import Arrivals
 from zmqtrain.coordination.coordinator import Coordinator, WorkerState
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.measuring import Measuring
@@ -55,7 +56,7 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """Functions that make lists of containers."""
 
 _RECORDS = (
-    *(WorkerState, Ledger, Coordinator, Measuring),
+    *(WorkerState, Ledger, Arrivals, Coordinator, Measuring),
     *get_args(events.Event),
     *get_args(Order),
     messages.Arrived,

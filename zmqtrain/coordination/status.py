@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import ending
+from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import A_WORKER, Peer, names_of
 from zmqtrain.job_checks import ENDLESS
@@ -16,6 +18,7 @@ from zmqtrain.policies import Held
 from zmqtrain.protocol.status import State, Status, Tables, TaskStatus, Wait, of_all_shards
 
 SILENT_BEATS = 2.5  # missed heartbeats after which a task is silent
+COUNTED = "applied", "dropped", "refused"  # pushes
 PASSING_S = 0.5  # a shorter wait is that for a push under way: the worker computes
 
 
@@ -41,13 +44,13 @@ def status_of(
 ) -> Status:
     coordinator = leader.coordinator
     stop, stop_code = ending(coordinator, leader.job.steps)
-    following, behind = coordinator.next_policy, coordinator.behind()
+    reported = (peer.report.tables for peer in leader.peers if peer.report is not None)
+    following, behind = coordinator.next_policy, waiting.behind(coordinator)
     return Status(
         event=event,
         initialised=leader.has_begun,
         policy=leader.policy,
         switching=following.spec if following is not None else "",
-        step=leader.step,
         steps=leader.job.steps if leader.job.steps < ENDLESS else 0,
         stop=stop,
         stop_code=stop_code,
@@ -60,34 +63,23 @@ def status_of(
         steps_per_second=leader.figures.throughput.steps_per_second,
         loss=leader.figures.loss,
         examples=coordinator.ledger.examples,
-        pushes=_pushes(leader) | {"duplicate": host.duplicates},
+        pushes={name: getattr(coordinator, name) for name in COUNTED}
+        | {"duplicate": host.duplicates},
         staleness=leader.figures.staleness.summary(),
         tasks=(host.task, *(_task(leader, peer, behind) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
-        uncounted=coordinator.ledger.uncounted,
         rosters=coordinator.rosters,
-        limit=coordinator.ledger.limit,
-        pass_loss=coordinator.ledger.mean_loss,
-        pass_examples=coordinator.ledger.pass_examples,
-        pass_sums=coordinator.ledger.pass_sums,
-        pass_weight=coordinator.ledger.pass_weight,
-        learning_rate=coordinator.learning_rate,
         group=leader.plan.group,
         group_members=leader.plan.members if leader.plan.group else (),
         strategy=leader.plan.strategy,
         exchange=leader.plan.exchange.name,
         idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
-        tables=of_all_shards((host.tables, *_reported_tables(leader)), leader.plan.copies),
+        tables=of_all_shards((host.tables, *reported), leader.plan.copies),
         rounds=leader.figures.rounds,
         agreement=leader.figures.agreement,
+        **asdict(PassFigures.of(coordinator)),
     )
-
-
-def _reported_tables(leader: Leader) -> Iterator[Tables]:
-    for peer in leader.peers:
-        if peer.report is not None:
-            yield peer.report.tables
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
@@ -107,7 +99,7 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
     else:
         waits += _held(leader)
         if not leader.coordinator.members and not leader.coordinator.finished:
-            since_s = leader.unpeopled_s
+            since_s = time.monotonic() - leader.peopled_at
             until_s = max(0.0, leader.timing.join_timeout_s - since_s)
             waits.append(Wait(host.task.task, A_WORKER, "no worker is alive", since_s, until_s))
     given_up_in_s = {
@@ -124,13 +116,16 @@ def _held(leader: Leader) -> Iterator[Wait]:
     # The last of them to be given up ends the wait.
     first = [peer.index for peer in sorted(silent, key=lambda peer: peer.silent_s)]
     if coordinator.is_pass_over:
+        reason = "the epoch is over"
+        if not coordinator.ledger.uncounted:
+            reason = "the first epoch has not begun"
         for worker in coordinator.workers_by_state["starved"]:
             since_s = now - leader.waiting_since.get(worker, now)
-            yield Wait(f"worker {worker}", "chief 0", "the epoch is over", since_s, None)
-    for held in coordinator.held():
+            yield Wait(f"worker {worker}", "chief 0", reason, since_s, None)
+    for held in waiting.held(coordinator):
         since_s = now - leader.waiting_since.get(held.worker, now)
         # Workers that are alive may take their time; leases bound the others.
-        is_alive = coordinator.is_alive(held.by)
+        is_alive = waiting.is_alive(coordinator, held.by)
         left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
         on, reason = _awaited(coordinator, held, first)
         yield Wait(f"worker {held.worker}", on, reason, since_s, left_s)
@@ -138,7 +133,7 @@ def _held(leader: Leader) -> Iterator[Wait]:
 
 def _awaited(coordinator: Coordinator, held: Held, first: Sequence[int]) -> tuple[str, str]:
     """Return the awaited workers, or ps that lack a push, and the reason."""
-    lacking = coordinator.lacking(held.by)
+    lacking = waiting.lacking(coordinator, held.by)
     if not lacking:
         return names_of(held.by, first) or A_WORKER, held.reason
     computing = [worker for worker in held.by if worker not in lacking]
@@ -162,10 +157,6 @@ def _patience_s(leader: Leader, peer: Peer) -> float:
 
 def _is_silent(leader: Leader, peer: Peer) -> bool:
     return peer.silent_s > SILENT_BEATS * leader.timing.heartbeat_s
-
-
-def _pushes(leader: Leader) -> dict[str, int]:
-    return {name: getattr(leader.coordinator, name) for name in ("applied", "dropped", "refused")}
 
 
 def _in_order(leader: Leader) -> list[Peer]:

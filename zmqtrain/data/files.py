@@ -38,6 +38,11 @@ def files_of(paths: Paths) -> list[Path]:
     found: list[Path] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         text = os.fspath(path)
+        if "://" in text:
+            raise DataError(
+                f"{text} is an address; expected files of this host; copy them to it, or read them "
+                "by Stream([address, ...], read), whose function read may use fsspec"
+            )
         names = (
             [text] if os.path.exists(text) else sorted(glob.glob(_pattern(text), recursive=True))
         )

@@ -17,9 +17,7 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.offload import Offload
 from zmqtrain.errors import ConfigError
-from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
-from zmqtrain.models.rows import RowSource
 from zmqtrain.store.board import DONE, MADE, Board, Seat
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.shard import Shard
@@ -38,14 +36,13 @@ TURNS = 8
 """Of the event loop, for workers of one process, before a thread waits."""
 
 
-class BoardExchange:
-    """One worker's exchange with the board of a ps."""
+class BoardExchange(ParameterServerExchange):
+    """One worker's exchange with the board of a ps; without a seat there, it is by messages."""
 
     def __init__(self, actor: JobActor, links: Sequence[Link]) -> None:
         """``links``: one, to the ps."""
-        self._actor = actor
+        super().__init__(actor, links)
         (self._link,) = links
-        self._messages = ParameterServerExchange(actor, links)
         self._seat: Seat | None = None
         self._place: tuple[Board, Shard] | None = None  # of this membership, once it was needed
         self._updating = Offload("update")
@@ -53,26 +50,10 @@ class BoardExchange:
         self._turned_at = 0.0
         self._awaited = -1  # the last member that this step waited for, beyond a short look
 
-    @property
-    def is_finished(self) -> bool:
-        return self._messages.is_finished
-
-    @property
-    def rows(self) -> RowSource | None:
-        return self._messages.rows
-
-    @property
-    def lanes(self) -> list[Lane]:
-        return self._messages.lanes
-
-    @property
-    def versions(self) -> list[int]:
-        return self._messages.versions
-
     async def join(self) -> Membership:
         self._seat = self._place = None
-        membership = await self._messages.join()
-        if self._messages.lanes[0].reached is None:
+        membership = await super().join()
+        if self.lanes[0].reached is None:
             raise ConfigError(
                 f"exchange is board, but tensors travel to {self._link.peer} by tcp; expected all "
                 "tasks on one host, which share its memory; use exchange direct"
@@ -82,18 +63,18 @@ class BoardExchange:
 
     def begin(self) -> None:
         if self._seat is None:
-            self._messages.begin()
+            super().begin()
 
     def written(self, names: Sequence[str]) -> None:
         if self._seat is None:
-            self._messages.written(names)
+            super().written(names)
 
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         seat = self._seat
         if seat is None:
             return self._push(report)
         self._link.check()  # or members that never wait would go on in the memory of a lost ps
-        lane = self._messages.lanes[0]
+        lane = self.lanes[0]
         absent = lane.layout.numbers_of(report.absent)
         measured = report.examples, report.loss, report.sums, absent, report.weight
         if report.finite:
@@ -103,21 +84,18 @@ class BoardExchange:
                 return self._step(seat, report)
         return self._push_after_all(report)
 
-    async def wait_for_end(self) -> None:
-        await self._messages.wait_for_end()
-
     def leave(self, reason: str) -> None:
-        self._messages.leave(reason)
+        super().leave(reason)
         self._waiting.shutdown(wait=False)
         self._updating.close()
 
     def _push(self, report: StepReport) -> Awaitable[StepResult]:
-        return self._seated(self._messages.finish(report))
+        return self._seated(super().finish(report))
 
     def _push_after_all(self, report: StepReport) -> Awaitable[StepResult]:
         """The roster is over, or ends by what this push tells the ps."""
         self._seat = None
-        self._messages.begin()
+        self.begin()
         return self._push(report)
 
     async def _seated(self, answer: Awaitable[StepResult]) -> StepResult:
@@ -127,13 +105,13 @@ class BoardExchange:
 
     def _take_seat(self) -> None:
         """Look on the board whether a roster has begun."""
-        actor, reached = self._actor, self._messages.lanes[0].reached
+        actor, reached = self._actor, self.lanes[0].reached
         if self._place is None and reached is not None:
             segment, job = reached.whole(), actor.job
             is_shared, tables = segment.path is not None, None
             layout, size = actor.plan.layouts[0], job.worker_batch_size
-            if (memory := self._messages.lanes[0].rows) is not None:
-                tables = Tables(job.table_variables(), job.table_updates(), memory)
+            if (memory := self.lanes[0].rows) is not None:
+                tables = Tables(job.table_updates(), memory)
             given = layout, job.update(), segment
             shard = Shard(*given, safe=is_shared, batch_size=size, tables=tables)
             self._place = Board(segment), shard
@@ -150,8 +128,8 @@ class BoardExchange:
         updated_at = time.perf_counter()
         await self._until(seat, DONE)
         batch = seat.end_step()
-        self._messages.versions[0] = seat.version
-        self._messages.take_in_exact()
+        self.versions[0] = seat.version
+        self.take_in_exact()
         held_s = all_made_at - began_at + await self._turn() - updated_at
         if self._awaited >= 0:
             worker = seat.holders[self._awaited].worker

@@ -20,7 +20,7 @@ from zmqtrain.training.evaluation import PartSums, measure, parts_of, rows_of
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.messages import Evaluate, Evaluated
+from zmqtrain.wire.control import Evaluate, Evaluated
 
 log = logging.getLogger(__name__)
 

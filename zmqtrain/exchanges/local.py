@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from zmqtrain.compute.device import Device
+from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import Event, GivenUp, Joined, PullArrived, PushArrived
@@ -28,7 +29,7 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
-from zmqtrain.wire.messages import Close, Extend
+from zmqtrain.wire.control import Close, Extend
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,9 @@ GRADIENT = 0  # number of the gradient buffer in the segment
 def own_shard(job: Job, layout: ShardLayout, device: Device | None = None) -> Shard:
     """Return a shard of all of a job, in private memory."""
     tables = None
-    if variables := job.table_variables():
+    if job.table_variables():
         memory = TableMemory.private(job.table_layouts())
-        tables = Tables(variables, job.table_updates(), memory)
+        tables = Tables(job.table_updates(), memory)
     return Shard(
         layout,
         job.update(),
@@ -162,13 +163,14 @@ class LocalExchange:
         """
         release, self._release = self._release, None
         if release is None and not self.failure:
-            reasons = "; ".join(held.reason for held in self.coordinator.held())
+            reasons = "; ".join(each.reason for each in waiting.held(self.coordinator))
             text = f"the only worker waits for others, and none can join: {reasons}"
             self._fail(ExitCode.PEER_LOST, text)
         if release is None or self.failure or self.coordinator.finished:
             return (), True, None
         steps, shard = release.local_steps, self.shard
-        begun = Round(shard.version, steps, shard.learning_rate) if steps else None
+        given = shard.learning_rate, release.sends_difference
+        begun = Round(shard.version, steps, *given) if steps else None
         return release.batches, release.stop, begun
 
     def _fail(self, code: int, text: str) -> None:

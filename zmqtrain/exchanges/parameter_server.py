@@ -46,6 +46,7 @@ class ParameterServerExchange:
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
         self._overlap: Overlap | None = None
+        self._in_rounds = False  # or it sends gradients
         self._has_tables = bool(actor.job.table_variables())
         self.rows: ShardRows | None = None  # of this membership, if there are tables
         self.is_finished = False  # all shards have answered, and the job needs no more
@@ -189,8 +190,13 @@ class ParameterServerExchange:
         )
 
     def _round(self, reply: PullReply | PushReply) -> Round | None:
-        steps = reply.local_steps
-        return Round(reply.version, steps, reply.learning_rate) if steps else None
+        steps, given = reply.local_steps, (reply.learning_rate, reply.sends_difference)
+        if (steps > 0) != self._in_rounds:
+            self._in_rounds = steps > 0
+            for lane in self.lanes:
+                if lane.compressor is not None:  # what gradients lacked is nothing of a difference
+                    lane.compressor.forget()
+        return Round(reply.version, steps, *given) if steps else None
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
         """Wait until every shard has let this worker go on; take in their parameters.

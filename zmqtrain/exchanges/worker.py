@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Any
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import Link
@@ -20,39 +20,27 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.exchanges.evaluations import Evaluations
-from zmqtrain.exchanges.lanes import Lane, read_variables
+from zmqtrain.exchanges.lanes import read_variables
+from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.models.base import Dataset, Parameters
-from zmqtrain.models.rows import RowSource, readers_of
+from zmqtrain.models.rows import readers_of
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import Progress
-from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, Place
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Done, Evaluate, Gather, Heartbeat, RequestSave, Shutdown
+from zmqtrain.wire.control import Evaluate, Gather, RequestSave, Shutdown
+from zmqtrain.wire.messages import Done, Heartbeat
 
 log = logging.getLogger(__name__)
 
 
-class ClusterExchange(Exchange, Protocol):
-    """A worker's exchange with the tasks that hold the shards."""
-
-    lanes: Sequence[Lane]
-    versions: Sequence[int]  # of the shards' parameters that the worker has read
-    is_finished: bool
-
-    @property
-    def rows(self) -> RowSource | None:
-        """Where the rows of tables are read, once it has joined."""
-        ...
-
-
-def open_exchange(actor: JobActor, links: Sequence[Link]) -> ClusterExchange:
+def open_exchange(actor: JobActor, links: Sequence[Link]) -> ParameterServerExchange:
     """Return a worker's side of the exchange by which the job is trained.
 
     ``links``: one to each task that holds a shard, in the order of the shards.
     """
-    made: ClusterExchange = resolve_name(actor.plan.exchange.made_by)(actor, links)
+    made: ParameterServerExchange = resolve_name(actor.plan.exchange.made_by)(actor, links)
     return made
 
 
@@ -72,9 +60,8 @@ class Worker(JobActor):
         to = config.profile
         self._profile = None if to is None else Path(to, config.task.hyphenated)
         self._data = data
-        self.exchange: ClusterExchange | None = None
+        self.exchange: ParameterServerExchange | None = None
         self._training: TrainingLoop | None = None
-        self.end: Shutdown | None = None
         self._failure = "it ended with an error"
         self._evaluations: Evaluations | None = None
         self.handlers = {
@@ -131,7 +118,7 @@ class Worker(JobActor):
             self._failure = str(error)
             raise
 
-    def _leave(self, loop: TrainingLoop, exchange: ClusterExchange) -> int:
+    def _leave(self, loop: TrainingLoop, exchange: ParameterServerExchange) -> int:
         reason = self.end.reason if self.end is not None else "stopped by a signal"
         exchange.leave(reason)
         log.info("leaving after %d steps: %s", loop.steps, reason)
@@ -147,13 +134,9 @@ class Worker(JobActor):
             self._evaluations.on_evaluate(request, message)
 
     async def _read_variables(
-        self, exchange: ClusterExchange, average: bool
+        self, exchange: ParameterServerExchange, average: bool
     ) -> tuple[Parameters, list[int]]:
-        """
-        Raises:
-            FencedError: this worker is about to join.
-        """
-        if not exchange.lanes:
+        if not exchange.lanes:  # it is about to join
             raise FencedError(f"{self.task} has not joined yet")
         segments = [lane.reached for lane in exchange.lanes]
         reading = read_variables(self.plan, self.links, segments, average=average)

@@ -19,6 +19,7 @@ from typing import get_args
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.config.cluster import Role, Task, bind_endpoint, connect_endpoint
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
@@ -35,13 +36,13 @@ from zmqtrain.errors import (
 from zmqtrain.hosting.succession import Succession
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.planning.plan import Plan
-from zmqtrain.server.peer_handlers import within
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Gather, HandedOver, HandOver, Message
+from zmqtrain.wire.control import Gather, HandedOver, HandOver
+from zmqtrain.wire.messages import Message
 
 CLAIM_S = 1.0  # between two attempts to claim the logdir
 
@@ -338,8 +339,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
         except OccupiedError:
             if time.monotonic() >= until:
                 raise
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(chief.stopping.wait(), CLAIM_S)
+            await within(CLAIM_S, chief.stopping)
         else:
             if chief.plan.group:
                 chief.add_background_task(partial(_until_later_group, chief))

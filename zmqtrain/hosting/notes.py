@@ -46,7 +46,7 @@ def note_end(actors: Sequence[JobActor], plan: Plan) -> None:
     if plan.is_of_one_run:  # no task of it starts later
         return
     for actor in actors:
-        end = actor.summary if isinstance(actor, Chief) else getattr(actor, "end", None)
+        end = actor.summary if isinstance(actor, Chief) else actor.end
         if end is not None:
             with contextlib.suppress(ConfigError):  # then they wait until join_timeout_s
                 run_file.note_end(plan.addresses, int(end.exit_code))

@@ -71,18 +71,31 @@ def check_own_address(config: TaskConfig, plan: Plan) -> None:
 
 
 def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> health.Server:
+    """Serve metrics and health until the stack is closed.
+
+    Raises:
+        ConfigError: the port that was asked for is taken, or the host is no address of this one. A
+            default port that is taken is replaced by a free one.
+    """
     host, port = config.metrics_address
+    is_default = config.metrics_port is None
     if actor.task.role is not config.role and port:
-        port = METRICS_PORTS[actor.task.role] + actor.task.index
+        is_default, port = True, METRICS_PORTS[actor.task.role] + actor.task.index
     monitor = health.LoopMonitor(actor.metrics.event_loop_lag_seconds)
     files = config.metrics_tls
     tls = None if files is None else health.tls_context(*files)
     try:
         server = health.Server(actor, host, port, monitor.stalled_s, tls)
     except ConfigError as error:
-        raise ConfigError(f"{error}; or is {actor.task} already running on this host?") from error
+        if not is_default:
+            text = f"{error}; or is {actor.task} already running on this host?"
+            raise ConfigError(text) from error
+        server = health.Server(actor, host, 0, monitor.stalled_s, tls)
     stack.callback(server.close)
     actor.metrics_address = f"{health.reachable(server.address)}:{server.port}"
+    if server.port != port != 0:
+        text = "port %d is taken, so the metrics of %s are at %s (--metrics-port chooses a port)"
+        log.warning(text, port, actor.task, actor.metrics_address)
     actor.add_background_task(monitor.run)
     scheme = "http" if tls is None else "https"
     log.info("metrics at %s://%s/metrics", scheme, actor.metrics_address)

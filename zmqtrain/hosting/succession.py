@@ -15,15 +15,15 @@ from functools import partial
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.chief.copies import save_left
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.server.orphaned_shard import OrphanedShard, Reply
-from zmqtrain.server.peer_handlers import within
 from zmqtrain.server.work_queue import WorkQueue
-from zmqtrain.wire.messages import HandedOver, HandOver
+from zmqtrain.wire.control import HandedOver, HandOver
 
 log = logging.getLogger(__name__)
 

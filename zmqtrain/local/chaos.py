@@ -25,9 +25,6 @@ from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.protocol.status import Status, TaskStatus
 
 POLL_S = 0.1
-BACK_S = 60.0
-"""Longest time for a task to be back, and for the job to answer."""
-
 MAX_ACTS = 1_000_000  # all are planned before the first is carried out
 
 JITTER = 0.2  # of an interval, longer or shorter
@@ -118,13 +115,17 @@ class Report:
 class Chaos:
     """Carries out a schedule on one job."""
 
-    def __init__(self, ask: Callable[[], Status], show: Callable[[str], None]) -> None:
+    def __init__(
+        self, ask: Callable[[], Status], show: Callable[[str], None], back_s: float = 60.0
+    ) -> None:
         """``ask`` returns the job's status, or raises a ZmqTrainError if it does not answer.
 
-        ``show`` is called with a line for each act.
+        ``show`` is called with a line for each act. ``back_s``: longest time for a task to be
+        back, and for the job to answer.
         """
         self._ask = ask
         self._show = show
+        self._back_s = back_s
         self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
 
     def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
@@ -156,8 +157,8 @@ class Chaos:
         return report
 
     def _is_settled(self, report: Report, now: float) -> bool:
-        is_over = all(done.back_s is not None or now - done.at >= BACK_S for done in report.done)
-        return is_over and not self._paused
+        is_over = [d.back_s is not None or now - d.at >= self._back_s for d in report.done]
+        return all(is_over) and not self._paused
 
     def _status(self, report: Report) -> Status:
         began = time.monotonic()
@@ -167,7 +168,7 @@ class Chaos:
             except ZmqTrainError as error:
                 self._resume(time.monotonic())
                 silent_s = time.monotonic() - began
-                if silent_s > BACK_S:
+                if silent_s > self._back_s:
                     text = f"the job has not answered for {silent_s:.0f} s: {error}"
                     raise PeerLostError(text) from error
             else:
@@ -211,8 +212,8 @@ def _obstacle(act: Act, task: TaskStatus | None, status: Status) -> str:
     host, pid = _process_of(task)
     if host != socket.gethostname():
         return f"it runs on {host}"
-    if not _is_python_of_this_user(pid):
-        return f"{task.process} is no Python process of this user"
+    if refusal := _not_ours(pid):
+        return refusal.format(task.process)
     if act.kind == "kill" and _runs_others(task, status):
         return "other tasks would end with its process"
     return ""
@@ -243,14 +244,22 @@ def _process_of(task: TaskStatus) -> tuple[str, int]:
     return host, int(number) if is_pid else 0
 
 
-def _is_python_of_this_user(pid: int) -> bool:
-    """Return whether a process may be a task: the pid that a task reports may be a lie."""
-    try:
-        process = psutil.Process(pid)
-        is_python = "python" in Path(process.exe()).name
-        return pid > 1 and is_python and process.uids().real == os.getuid()
-    except psutil.Error:
-        return False
+def _not_ours(pid: int) -> str:
+    """Return why a process can be no task, "" if it may be: the pid that one reports may be a lie.
+
+    The text has a place for the process.
+    """
+    if pid > 1:
+        try:
+            process = psutil.Process(pid)
+            is_python = "python" in Path(process.exe()).name
+            if is_python and process.uids().real == os.getuid():
+                return ""
+        except psutil.NoSuchProcess:
+            return "the task is not back yet: its last process {} has ended"
+        except psutil.Error:
+            pass
+    return "{} is no Python process of this user"
 
 
 def _is_back(done: CarriedOut, task: TaskStatus) -> bool:

@@ -74,7 +74,7 @@ def run(
             ``exit_code`` and the text say why, and ``summary`` is that of the run.
         ZmqTrainError: a task cannot go on; the type and the text say why.
     """
-    refuse_while_loading()
+    refuse_while_loading("zmqtrain.run")
     job = process.job_of_script(job)
     task = process.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
     if task is not None:
@@ -108,11 +108,11 @@ def train_here(
     ps: int | None = None,
     timing: Timing | None = None,
     on_progress: OnProgress | None = None,
+    transport: Callable[[], MemoryTransport] = MemoryTransport,
 ) -> Summary:
     """Train ``job`` as :func:`run` does, in this process alone, and return the summary, also of a
-    run that failed."""
+    run that failed. ``transport`` is made on the event loop."""
     workers = 1 if workers is None else workers
-    refuse_while_loading()
     for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):
         if type(count) is not int or count < least:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from {least} on")
@@ -123,7 +123,7 @@ def train_here(
             training = run_alone(job, show, stop)
         else:
             cluster = local_cluster(job.strategy, ps, workers, lambda i: f"{IPC}memory/{i}")
-            training = _run_cluster(job, cluster, timing or Timing(), show, stop)
+            training = _run_cluster(job, cluster, timing or Timing(), show, stop, transport)
         try:
             return _with_a_loop(lambda: asyncio.run(training), stop)
         except DebuggerLeftError as error:  # as Ctrl-C ends a script, without a traceback
@@ -191,12 +191,17 @@ async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
 
 
 async def _run_cluster(
-    job: Job, cluster: Cluster, timing: Timing, on_progress: OnProgress, stop: Stop
+    job: Job,
+    cluster: Cluster,
+    timing: Timing,
+    on_progress: OnProgress,
+    stop: Stop,
+    make_transport: Callable[[], MemoryTransport],
 ) -> Summary:
     """Train by all tasks of a cluster, in this process."""
     plan = plan_for(job, cluster)
     data = await asyncio.to_thread(job.load_data)
-    transport = MemoryTransport()
+    transport = make_transport()
     options = timing.model_dump()
     config = TaskConfig(role=Role.CHIEF, job=job.name, lane="memory", **options)
     actors: list[JobActor] = []

@@ -10,7 +10,7 @@ import asyncio
 import signal
 import threading
 from bdb import BdbQuit
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.adapters.common import numbers_of
+from zmqtrain.callbacks import TensorBoard
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Role
@@ -56,7 +57,7 @@ def attach(job: Job) -> Session:
         ConfigError: a job file is being loaded, the job's model has no adapter, or the job has
             devices.
     """
-    refuse_while_loading()
+    refuse_while_loading("zmqtrain.attach")
     train: script.Train | None = None
     role = Role.WORKER
     task = script.current_task()
@@ -100,6 +101,7 @@ class Session:
         self._error: BaseException | None = None
         self._exit_code = 0
         self._stack = ExitStack()
+        self._board: TensorBoard | None = None
         self._measured: set[str] | None = None  # names of the measures of each step
 
     @property
@@ -131,6 +133,10 @@ class Session:
 
     def __enter__(self) -> Session:
         self._stack.enter_context(generators_kept())
+        boards = [one for one in self._job.callbacks if isinstance(one, TensorBoard)]
+        if boards:  # one for this thread
+            self._board = TensorBoard(boards[0].logdir)
+            self._stack.callback(self._board.on_train_end)
         if self._train is not None and threading.current_thread() is threading.main_thread():
             for number in signals.that_end():
                 before = signal.signal(number, self._on_signal)
@@ -216,6 +222,23 @@ class Session:
         return (
             evaluate(self._bridge, lease.parameters, examples, job.metrics, rows) if lease else {}
         )
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Write values of this worker at :attr:`global_step`, for TensorBoard.
+
+        Numbers are written as scalars, arrays and tensors as histograms, into the directory
+        ``worker-<index>`` of the job's :class:`~zmqtrain.callbacks.TensorBoard`. For means over all
+        workers see :meth:`step`.
+
+        Raises:
+            ConfigError: the job has no such callback.
+        """
+        if self._board is None:
+            raise ConfigError(
+                "session.log() has nowhere to write; expected a job with "
+                "callbacks=[TensorBoard(DIRECTORY)] of zmqtrain.callbacks"
+            )
+        self._board.write(f"worker-{self.worker}", values, self.global_step)
 
     def save(self) -> str | None:
         """Save a checkpoint of the job, wait for it and return its directory.

@@ -11,8 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -27,15 +25,15 @@ from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, MAX_PORT, Role, Task
 from zmqtrain.config.options import flags_of, names_of
 from zmqtrain.config.restarts import USUAL_LIMITS
-from zmqtrain.config.task import ENVIRON, MAX_THREADS, SharedConfig, TaskConfig
+from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.hosting.actors import actors_of, chief_among
 from zmqtrain.hosting.process import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.job import Job
+from zmqtrain.local.children import Child, OnOutput
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
-from zmqtrain.local.supervisor import Process, keep_running, start
-from zmqtrain.observe.logs import LogLine
+from zmqtrain.local.supervisor import keep_running
 from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan, plan_for
@@ -50,11 +48,7 @@ METRICS_PORT = 9409
 
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
 END_TIMEOUT_S = 5.0  # for tasks to end after the chief
-OUTPUT_TIMEOUT_S = 1.0  # for the output of a task to close after its end
 PS_TIMEOUT_S = 15.0  # for a ps to end after the workers: it may wait for its last scrape
-
-MAX_LINE_NBYTES = 1 << 16  # of what a task writes; a longer line is shown in parts
-SHOWN_LINES = 15  # last lines of a task that ended without an error in its log
 
 log = logging.getLogger(__name__)
 
@@ -110,133 +104,6 @@ class LocalCluster(SharedConfig):
     def shared(self) -> dict[str, Any]:
         """Return the options that all tasks share."""
         return {name: getattr(self, name) for name in SharedConfig.model_fields}
-
-
-OnOutput = Callable[[Task, str], None]
-"""Called with each line that a task writes to its stdout or stderr."""
-
-
-class Child:
-    """One task as a process, which may be restarted."""
-
-    def __init__(
-        self,
-        task: Task,
-        flags: Sequence[str],
-        on_output: OnOutput,
-        forked: ForkedProcess | None,
-        debugged: Task | None = None,
-    ) -> None:
-        """``forked``: a waiting process that becomes its first life. ``debugged``: the task that
-        has the user's terminal."""
-        self.task = task
-        self.process: Process | None = None  # the current or last one
-        self._flags = flags
-        self._forked = forked
-        self._has_terminal = task == debugged
-        self._environ = None if debugged is None else {**ENVIRON, "PYTHONBREAKPOINT": "0"}
-        # -P: a queue.py in the current directory must not replace Python's own.
-        self._command = [sys.executable, "-P", "-m", f"zmqtrain.roles.{task.role}", *flags]
-        self._on_output = on_output
-        self._output: _Output | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None and self.process.returncode is None
-
-    async def start(self) -> Process:
-        """Start it in a session of its own: only this process gets Ctrl-C, and ends the others."""
-        if self._has_terminal:
-            options = {"start_new_session": True}
-            self.process = await start(self._command, signal.SIGTERM, **options)
-            return self.process
-        loop = asyncio.get_running_loop()
-        ours, its = os.pipe()
-        try:
-            output = self._output = _Output(partial(self._on_output, self.task))
-            await loop.connect_read_pipe(lambda: output, os.fdopen(ours, "rb"))
-            if self._forked is not None:
-                self._forked.begin(self.task.role, self._flags, its)
-                self.process, self._forked = self._forked, None
-            else:
-                self.process = await start(
-                    self._command,
-                    signal.SIGTERM,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=its,
-                    stderr=its,
-                    start_new_session=True,
-                    env=self._environ,
-                )
-        finally:
-            os.close(its)
-        return self.process
-
-    async def wait(self) -> None:
-        """Wait until it has ended and all of its output was shown."""
-        if self.process is not None:
-            await self.process.wait()
-        if self._output is not None:
-            await self._output.close()
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
-        if self.process is not None and self.is_alive:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.process.pid, number)
-
-    def last_error(self) -> str:
-        """Return the last error in its log with its traceback, else its last lines of output."""
-        if self._output is None:
-            return "it wrote the reason above"
-        lines = list(self._output.lines)
-        logged = [LogLine.parsed(line) for line in lines]
-        errors = [each for each in logged if each is not None and each.is_error]
-        if errors:
-            return errors[-1].text
-        fatal = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
-        start = fatal[-1] if fatal else max(0, len(lines) - SHOWN_LINES)  # innermost call first
-        return "\n".join(lines[start : start + SHOWN_LINES]) or "no output"
-
-
-class _Output(asyncio.Protocol):
-    """Takes what a process writes, line by line, and keeps the last lines."""
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self.lines: deque[str] = deque(maxlen=100)
-        self._on_line = on_line
-        self._rest = b""
-        self._transport: asyncio.BaseTransport | None = None
-        self._ended = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE_NBYTES:
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            self._take(line)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._rest:
-            self._take(self._rest)
-        self._ended.set()
-
-    async def close(self) -> None:
-        """Wait a short time for the end of the output: a child process may keep it open."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OUTPUT_TIMEOUT_S):
-                await self._ended.wait()
-        if self._transport is not None:
-            self._transport.close()
-
-    def _take(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r")
-        self.lines.append(text)
-        self._on_line(text)
 
 
 async def run_processes(

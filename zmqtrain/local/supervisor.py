@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from zmqtrain.actors.waits import within
 from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, decide
 from zmqtrain.errors import ConfigError, host_error
 from zmqtrain.hosting import signals
@@ -151,9 +152,7 @@ class _Stop:
 
     async def wait(self, limit_s: float) -> None:
         """Wait for a signal, at most ``limit_s`` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._came.wait()
+        await within(limit_s, self._came)
 
     def ignore(self) -> None:
         """Ignore signals during the exit: honcho sends them to all when the first process ends."""

@@ -13,23 +13,31 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
+from zmqtrain.config.job_file import refuse_while_loading
+from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
 from zmqtrain.errors import ConfigError, DataError, no_option
+from zmqtrain.fingerprint import in_short
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
+from zmqtrain.models import LinearRegression
 from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
 from zmqtrain.models.tables import Table
 from zmqtrain.observe.summary import Summary
+from zmqtrain.optim import SGD
 from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.model_tables import tables_of
 from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
+
+_OF_MODEL = {"inner", "tables", "groups"}
+"""Options that only a job with the model can check."""
 
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
@@ -58,6 +66,7 @@ class Trainer:
     ``history`` and ``summary`` are those of the last :meth:`fit`.
     """
 
+    @process.mistakes_end_a_task()
     def __init__(
         self,
         model: Model,
@@ -79,6 +88,7 @@ class Trainer:
 
         Raises:
             ConfigError: an argument is wrong.
+            SystemExit: it is, and this process is a task of a cluster; see the log.
         """
         self.model, self.optimizer = model, optimizer
         self.metrics = checked(metrics or as_model(model).summed_metrics)
@@ -96,9 +106,11 @@ class Trainer:
             self._initial = named_arrays(options.pop("initial", None), model)
         except TypeError as error:
             raise ConfigError(f"initial is not valid: {error}") from None
+        _check_options(options)
         self._workers, self._ps, self._options = workers, ps, options
         self._weights: Parameters | None = None
 
+    @process.mistakes_end_a_task()
     def fit(
         self,
         train: Any = None,
@@ -142,6 +154,7 @@ class Trainer:
             RunFailedError: the training failed; it has the ``exit_code`` and the reason.
             ZmqTrainError: it could not begin.
         """
+        refuse_while_loading("Trainer.fit")
         _check_call(self.fit, train, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
         if labels is not None:
@@ -185,10 +198,7 @@ class Trainer:
         return self.history
 
     def _check_tables(self) -> None:
-        """
-        Raises:
-            ConfigError: a second fit would begin with new rows of tables.
-        """
+        """Refuse a second fit that would begin with new rows of tables."""
         readers = (each for each in (self._weights or {}).values() if isinstance(each, TableReader))
         if self.logdir is None and (one := next(readers, None)) is not None:
             raise ConfigError(
@@ -305,18 +315,25 @@ def _initial(model: Model, seed: int, tables: Mapping[Any, Table]) -> dict[str, 
     return {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check the options that depend on no model, which there would be no need to wait for.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
+    given = {name: value for name, value in options.items() if name not in _OF_MODEL}
+    Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.1), epochs=1, **given)
+
+
 def _check_call(
     method: Callable[..., Any], examples: Any, unknown: Mapping[str, Any], **sizes: int
 ) -> None:
-    """
-    Raises:
-        ConfigError: there are no examples, arguments that the method does not have, or wrong sizes.
-    """
+    """Refuse a call without examples, with arguments that the method lacks, or wrong sizes."""
     called = method.__name__
     for name, value in unknown.items():
         if name in _NOT_TAKEN:
             raise ConfigError(
-                f"{called} got {name}={value!r:.80}; expected none: {_NOT_TAKEN[name]}"
+                f"{called} got {name} ({in_short(value)}); expected none: {_NOT_TAKEN[name]}"
             )
         if name in Job.model_fields:
             raise ConfigError(f"{called} takes no {name}; give it to Trainer({name}=...)")

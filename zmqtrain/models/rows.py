@@ -215,7 +215,7 @@ def whole_numbers(variable: TableVariable, ids: Any) -> Ids:
         DataError: they are no integers, or do not fit.
     """
     given = np.asarray(ids)
-    if given.dtype.kind not in "iu":
+    if given.dtype.kind not in "iu" and given.size:  # a list of nothing is float64
         raise DataError(
             f"ids of the table {variable.name!r} are {given.dtype}; expected integers: convert "
             "them in the data"
@@ -246,7 +246,7 @@ def check_ids(variable: TableVariable, unique: Ids) -> None:
 def summed(count: int, places: NDArray[np.int64], rows: Rows) -> Rows:
     """Return the sums of the rows that belong to each of ``count`` places, in their order."""
     if len(rows) == count and (places == np.arange(count)).all():
-        return rows.reshape(count, -1)
+        return rows.reshape(count, rows.shape[-1])
     total = np.zeros((count, rows.shape[-1]), np.float32)
     np.add.at(total, places, rows.reshape(len(places), -1))
     return total

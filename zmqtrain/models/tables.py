@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -53,6 +55,9 @@ class Uniform:
 
     limit: float = 0.05
 
+    def __post_init__(self) -> None:
+        _check_scale(self, "limit")
+
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
         top = (_words(key, ids, dim) >> np.uint64(40)).astype(np.float32)
         return (top * np.float32(2.0**-23) - np.float32(1)) * np.float32(self.limit)
@@ -68,6 +73,9 @@ class Normal:
 
     std: float = 1.0
 
+    def __post_init__(self) -> None:
+        _check_scale(self, "std")
+
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
         words = _words(key, ids, 3 * dim).view(np.uint16).reshape(len(ids), dim, _PARTS)
         centred = words.sum(axis=2, dtype=np.int64) - _PARTS * (2**16 - 1) // 2
@@ -75,11 +83,27 @@ class Normal:
         return rows
 
 
+def _check_scale(owner: Initial, name: str) -> None:
+    """
+    Raises:
+        ConfigError: this attribute is no number of at least 0.
+    """
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < inf:
+        raise ConfigError(
+            f"{type(owner).__name__}: {name} is {value!r}; expected a finite number of at least 0; "
+            f"correct {name} in the job"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Given:
     """The rows of an array of shape (rows, dim): the weight that a framework has made."""
 
     array: Rows = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "array", np.asarray(self.array, np.float32))
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
         rows: Rows = self.array[ids]
@@ -131,6 +155,9 @@ class Table:
         Raises:
             ConfigError: a number is impossible.
         """
+        for name in ("rows", "dim", "admit_after", "forget_after", "max_rows"):
+            if isinstance(getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(getattr(self, name)))
         ranges = {"admit_after": (0, MOST_COUNTED - 1), "forget_after": (1, None)}
         for name, (least, most) in (ranges | {"max_rows": (1, None)}).items():
             value = getattr(self, name)

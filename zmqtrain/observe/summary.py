@@ -15,7 +15,7 @@ from zmqtrain.errors import ExitCode, RunFailedError, RunInterruptedError
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.protocol.status import Status
 from zmqtrain.texts import printable
-from zmqtrain.units import counted, shortened
+from zmqtrain.units import counted, measure_text, measures_text, shortened
 
 if TYPE_CHECKING:
     from zmqtrain.callbacks.history import History
@@ -135,9 +135,8 @@ class Summary:
     def lines(self) -> list[str]:
         """Return the figures for a person."""
         names = {"loss": "final loss", "accuracy": "test accuracy"}
-        measured = ", ".join(
-            f"{names.get(name, name)} {value:.4f}" for name, value in numbers(self.measures).items()
-        )
+        found = numbers(self.measures).items()
+        measured = measures_text({names.get(name, name): value for name, value in found})
         rate = f"{self.steps_per_second:.0f} steps/s"
         timed = round(self.seconds * self.steps_per_second) + 1  # the time begins at the first push
         if 1 < timed < 0.9 * self.global_step:  # it was resumed, or ps 0 was restarted
@@ -159,12 +158,21 @@ class Summary:
             trained = (f"{n}: {t['trained']} rows trained" for n, t in self.tables.items())
             lines.append(f"tables {shortened([*trained])}")
         if measured or not math.isnan(self.train_loss):
-            lines.append(measured or f"not evaluated; training loss {self.train_loss:.4f}")
+            loss = f"training loss {measure_text(self.train_loss)}"
+            lines.append(measured or f"{self._evaluated()}; {loss}")
         if self.checkpoint:
             lines.append(f"checkpoint {self.checkpoint}")
         elif self.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             lines.append("nothing was saved: the job has no logdir (--logdir DIR)")
         return [*map(printable, lines)]
+
+    def _evaluated(self) -> str:
+        """Return what was measured last, for a run that was not evaluated at its end."""
+        if not self.evaluations:
+            return "not evaluated"
+        last = numbers(self.evaluations[-1])
+        step = last.pop("step")
+        return f"last evaluation at step {step:.0f}: {measures_text(last)}"
 
 
 def parameters_sha256(parameters: Mapping[str, Any]) -> str:

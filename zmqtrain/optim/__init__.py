@@ -1,14 +1,15 @@
 """Update rules, learning-rate schedules, and what a ps makes of them."""
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim.base import Rule, Slot
+from zmqtrain.optim.base import Rule, Slot, new_slots
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
-from zmqtrain.optim.formula import FormulaRule, LayerRule
+from zmqtrain.optim.formula import FormulaRule, LayerRule, MatrixRule
+from zmqtrain.optim.matrices import Adafactor, Muon
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.moments import LAMB, Adam, Adamax, AdamW, NAdam, RAdam
-from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
+from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update
 from zmqtrain.optim.row_rules import RowwiseAdagrad
-from zmqtrain.optim.rules import SGD, Adafactor, Adagrad, Ftrl, Lion, Momentum, RMSProp
+from zmqtrain.optim.rules import SGD, Adagrad, Ftrl, Lion, Momentum, RMSProp
 from zmqtrain.optim.schedules import (
     Cosine,
     Exponential,
@@ -26,6 +27,7 @@ __all__ = [
     "Slot",
     "FormulaRule",
     "LayerRule",
+    "MatrixRule",
     "SGD",
     "Momentum",
     "Adagrad",
@@ -39,6 +41,7 @@ __all__ = [
     "Lion",
     "LAMB",
     "Adafactor",
+    "Muon",
     "RowwiseAdagrad",
     "Exponential",
     "NaturalExponential",

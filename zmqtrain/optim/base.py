@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from zmqtrain.compute.arrays import Flat
 
 
@@ -45,3 +47,13 @@ class Rule(Protocol):
         ``step``, and before it changes anything, so that it raises for all blocks.
         """
         ...
+
+
+def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:
+    """Allocate a rule's slots for these parameters (shape (n,)), with their initial values."""
+    return {
+        slot.name: parameters.copy()
+        if slot.initial is None
+        else np.full_like(parameters, slot.initial)
+        for slot in rule.slots
+    }

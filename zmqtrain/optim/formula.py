@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class FormulaRule(Checked, ABC):
         for block in blocks(len(gradient), block_size(gradient)):
             w, *own = here = at(arrays, block)
             g = gradient[block]
-            new = element(self.formula, w, g, tuple(own), None, numbers, factor, _ONE, None, None)
+            new = element(self.formula, w, g, tuple(own), None, numbers, Common(factor))
             put((*here, None), new)
 
     def _factor(
@@ -87,11 +87,21 @@ class FormulaRule(Checked, ABC):
         return (parameters, *(None if name is None else slots[name] for name in self.formula_slots))
 
 
+class Common(NamedTuple):
+    """Numbers of an update that every rule may have, or None: the factor of a LayerRule, the scale
+    that turns a sum of gradients into a mean, L2, and the share of the moving average."""
+
+    factor: Any = None
+    scale: Any = np.float32(1)
+    l2: Any = None
+    share: Any = None
+
+
 class LayerRule(FormulaRule):
     """A rule whose step length depends on norms of the whole variable.
 
     Its formula returns a direction; the new parameter is w - factor * direction. ``update`` is for
-    one whole variable; a ps treats its part of a variable as a whole one.
+    one whole variable, which stays on one ps.
     """
 
     __slots__ = ()
@@ -107,6 +117,52 @@ class LayerRule(FormulaRule):
     def _factor(self, arrays: tuple[Flat | None, ...], gradient: Flat, step: int) -> np.float32:
         squares = squares_of(self, arrays, gradient, step, _ONE, None)
         return self.factor(squares, len(gradient), step)
+
+
+class MatrixRule(LayerRule):
+    """A LayerRule that computes the direction of a whole variable in its shape, such as Muon.
+
+    The last of its ``hyperparameters`` is a decay. With d the direction, a variable that the rule
+    :meth:`sees` becomes w - decay * w - factor * d; its formula returns the new slots. Of other
+    variables the formula returns the direction, too.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def sees(self, shape: Sequence[int]) -> bool:
+        """Return whether the rule needs a variable of this shape as a whole."""
+
+    @abstractmethod
+    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+        """Return the direction of a variable that the rule sees.
+
+        Arrays have the variable's shape. ``slots``: the new ones. ``numbers``: hyperparameters.
+        """
+
+    def check(self, name: str, shape: Sequence[int], l2: float) -> None:
+        """
+        Raises:
+            ConfigError: the rule cannot train a variable of this name, shape and ``l2``.
+        """
+
+    def moved(self, w: Any, direction: Any, factor: np.float32, numbers: Numbers) -> Any:
+        """Return the new parameters."""
+        return w - numbers[-1] * w - factor * direction
+
+    def update(
+        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
+    ) -> None:
+        """Apply one update in place, to arrays of the variable's shape."""
+        if not self.sees(parameters.shape):
+            super().update(parameters, gradient, slots, step)
+            return
+        (w, *old), numbers = self.arrays(parameters, slots), self.hyperparameters(step)
+        _, *new = self.formula(w, gradient, *old, *numbers)
+        direction = self.direction(gradient, tuple(new), numbers)
+        squares = float(sum_of_squares(w)), float(sum_of_squares(direction))
+        factor = self.factor(squares, gradient.size, step)
+        put((w, *old), (self.moved(w, direction, factor, numbers), *new))
 
 
 def squares_of(
@@ -127,7 +183,8 @@ def squares_of(
         w, *slots = at(arrays, block)
         g = gradient[block]
         with np.errstate(all="ignore"):
-            found = element(rule.formula, w, g, tuple(slots), None, numbers, None, scale, l2, None)
+            common = Common(scale=scale, l2=l2)
+            found = element(rule.formula, w, g, tuple(slots), None, numbers, common)
         of_parameters += float(sum_of_squares(w))
         of_direction += float(sum_of_squares(found[0]))
     return of_parameters, of_direction
@@ -140,16 +197,14 @@ def element(
     slots: tuple[Any, ...],
     average: Any,
     numbers: tuple[Any, ...],
-    factor: Any,
-    scale: Any,
-    l2: Any,
-    share: Any,
+    common: Common,
 ) -> tuple[Any, ...]:
     """Return the new values of w, the slots and the average, of one element or of arrays.
 
-    This is the whole update: ``scale`` turns a sum of gradients into a mean, L2 comes before the
-    rule, the moving average after it. A missing slot, ``average``, ``l2`` or ``factor`` is None.
+    This is the whole update: L2 comes before the rule, the moving average after it. A missing slot
+    or ``average`` is None.
     """
+    factor, scale, l2, share = common
     g = g * scale
     if l2 is not None:
         g = g + l2 * w

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
-from zmqtrain.optim.kernels.loop import counted, engine_of
-
-_INT, _FLOAT = ir.IntType(64), ir.FloatType()
+from zmqtrain.optim.kernels.llvm import FLOAT, FLOATS, INT, INTS, begun, compiled, const
 
 
 class Term(NamedTuple):
@@ -42,7 +38,7 @@ def merged(terms: Sequence[Term], count: int) -> tuple[Ids, Rows]:
     is_in_all = np.diff(firsts, append=len(every)) == count
     total = np.empty((len(ids), dim), np.float32)
     total[...] = np.where(is_in_all, np.float32(-0.0), np.float32(0))[:, None]  # x + -0.0 is x
-    add, _ = _compiled()
+    add = _compiled()
     for given in terms:
         rows = np.ascontiguousarray(given.rows)
         own = address_of(given.ids), address_of(rows)
@@ -51,42 +47,29 @@ def merged(terms: Sequence[Term], count: int) -> tuple[Ids, Rows]:
 
 
 @cache
-def _compiled() -> tuple[Callable[..., None], Any]:
-    """Return ``add(n, dim, weight, ids, rows, all_ids, total)``, and the owner of its code."""
-    function = _function()
-    _, engine = engine_of(function.module)
-    place = ctypes.c_void_p
-    types = ctypes.c_int64, ctypes.c_int64, ctypes.c_float, place, place, place, place
-    return ctypes.CFUNCTYPE(None, *types)(engine.get_function_address(function.name)), engine
-
-
-def _function() -> ir.Function:
-    """Return the function that adds rows to those with their ids: all ids are sorted."""
-    ints, floats = _INT.as_pointer(), _FLOAT.as_pointer()
-    types = _INT, _INT, _FLOAT, ints, floats, ints, floats
-    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), types), "add")
+def _compiled() -> Any:
+    """Return ``add(n, dim, weight, ids, rows, all_ids, total)``, which adds rows to those with
+    their ids: all ids are sorted."""
+    function, build = begun("add", [INT, INT, FLOAT, INTS, FLOATS, INTS, FLOATS])
     n, dim, weight, ids, rows, all_ids, total = function.args
     rows.add_attribute("noalias")
     total.add_attribute("noalias")
-    build = ir.IRBuilder(function.append_basic_block())
-    zero, one, at = ir.Constant(_INT, 0), ir.Constant(_INT, 1), build.alloca(_INT)
-    build.store(zero, at)
-    with counted(build, zero, n, 1) as i:
-        id_ = build.load(build.gep(ids, [i]))
+    at = build.alloca(INT)
+    build.store(const(0), at)
+    with build.counted(const(0), n) as i:
+        id_ = build.load_at(ids, i)
         seek, found = (function.append_basic_block(name) for name in ("seek", "found"))
         build.branch(seek)
         build.position_at_end(seek)
         place = build.load(at)
-        build.store(build.add(place, one), at)
-        build.cbranch(
-            build.icmp_signed("==", build.load(build.gep(all_ids, [place])), id_), found, seek
-        )
+        build.raised(at, const(1))
+        build.cbranch(build.icmp_signed("==", build.load_at(all_ids, place), id_), found, seek)
         build.position_at_end(found)
         source = build.gep(rows, [build.mul(i, dim)])
         target = build.gep(total, [build.mul(place, dim)])
-        with counted(build, zero, dim, 1) as j:
-            element = build.gep(target, [j])
-            term = build.fmul(build.load(build.gep(source, [j])), weight)
-            build.store(build.fadd(build.load(element), term), element)
+        with build.counted(const(0), dim) as j:
+            term = build.fmul(build.load_at(source, j), weight)
+            build.store_at(target, j, build.fadd(build.load_at(target, j), term))
     build.ret_void()
-    return function
+    (code,) = compiled(function)
+    return code

@@ -292,9 +292,7 @@ class LAMB(Moments, LayerRule):
         w -= lr * ||w|| / ||u|| * u
 
     This is Algorithm 2 of arXiv:1904.00962 with phi(x) = x; the ratio is 1 where a norm is 0, as in
-    the authors' code. A ps takes the norms over what it holds of a variable: if a variable is cut
-    over several ps, each part has its own ratio, and the result depends a little on how many ps
-    there are.
+    the authors' code.
     """
 
     epsilon: Positive = 1e-6

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import inf
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
 from zmqtrain.optim import kernels
 from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.checks import check_decay, check_non_negative, check_positive
-from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, at, squares_of
+from zmqtrain.optim.formula import LayerRule, Numbers, at, squares_of
+from zmqtrain.optim.groups import Groups, Pattern, check_groups, fits, with_options
+from zmqtrain.optim.layers import Squares, factors_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.optim.outer import RESIDUAL, Outer
 from zmqtrain.optim.redo import Redo
+from zmqtrain.optim.runs import Run, Runs, cut, joined_runs
 from zmqtrain.optim.sums import add_up
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
 
-_GROUPS = 'expected options by patterns of names, such as {"*.bias": {"weight_decay": 0.0}}'
-
-
-Pattern: TypeAlias = str | tuple[str, ...]
-Groups: TypeAlias = Mapping[Pattern, Mapping[str, Any]]
 InitialSlots: TypeAlias = Mapping[str, Mapping[str, float | None]]
 """For each slot, by the names of the variables that have it, its initial value: see Slot."""
-
-
-class Run(NamedTuple):
-    """Elements of one variable, which may have several runs; ``group`` is that of its options."""
-
-    where: slice
-    variable: int = 0
-    group: int = 0
-
-
-Runs: TypeAlias = Sequence[Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +150,11 @@ class Update:
         """Whether the update of an element depends on norms of its variable."""
         return any(isinstance(each.rule, LayerRule) for each in self.by_group())
 
+    def whole(self, names: Iterable[str]) -> frozenset[str]:
+        """Return which of these variables must not be cut, for their rule looks at all of it."""
+        rules = [each.rule for each in self.by_group()]
+        return frozenset(n for n in names if isinstance(rules[self.group_of(n)], LayerRule))
+
     def group_of(self, name: str) -> int:
         """Return the number of the group of a variable."""
         fitting = (n for n, p in enumerate(self.groups, start=1) if fits(name, p))
@@ -177,27 +168,14 @@ class Update:
         """
         if not self.groups:
             return [self]
-        if not isinstance(self.groups, Mapping):
-            raise ConfigError(f"groups is {self.groups!r:.80}; {_GROUPS}")
+        check_groups(self.groups)
         alone = replace(self, groups={})
         return [alone, *(alone._with(pattern, each) for pattern, each in self.groups.items())]
 
     def _with(self, pattern: Pattern, options: Mapping[str, Any]) -> Update:
-        is_pattern = isinstance(pattern, str | tuple) and all(isinstance(p, str) for p in pattern)
-        if not is_pattern or not isinstance(options, Mapping):
-            raise ConfigError(f"groups has {pattern!r}: {options!r:.80}; {_GROUPS}")
         rule: Any = replace(self, rule=options.get("optimizer", self.rule)).rule
-        names = [each.name for each in fields(rule)] if is_dataclass(rule) else []
-        for name in options:
-            if name not in (known := [*names, "l2", "optimizer"]):
-                raise ConfigError(
-                    f"groups gives {pattern!r} {name!r}, which is no option of {rule!r}; expected "
-                    f"some of {', '.join(known)}{did_you_mean(name, known)}"
-                )
-        own = {name: value for name, value in options.items() if name in names}
-        rule = replace(rule, **own) if own else rule
-        l2 = self.l2 if "l2" in own else options.get("l2", self.l2)
-        return replace(self, rule=rule, l2=l2)
+        rule, has_own_l2 = with_options(rule, pattern, options)
+        return replace(self, rule=rule, l2=self.l2 if has_own_l2 else options.get("l2", self.l2))
 
     def bind(
         self,
@@ -221,12 +199,6 @@ class Update:
         return np.float32(1 - min(self.moving_average, limit))
 
 
-def fits(name: str, pattern: Pattern) -> bool:
-    """Return whether a variable's name fits a pattern, or one of a tuple of patterns."""
-    patterns = (pattern,) if isinstance(pattern, str) else pattern
-    return any(fnmatchcase(name, each) for each in patterns)
-
-
 class BoundUpdate:
     """An update and the memory of one shard; lookups and allocations are made once."""
 
@@ -241,14 +213,16 @@ class BoundUpdate:
         self._update = update
         self._groups = [_operands(each, parameters, slots, redo) for each in update.by_group()]
         self._operands = self._groups[0]
-        self._numbers = [_numbers_of(operands.rule) for operands in self._groups]
+        self._numbers = [kernels.numbers_of(operands.rule) for operands in self._groups]
         self._has_factor = [isinstance(operands.rule, LayerRule) for operands in self._groups]
         self._kernels = [kernels.bind(operands, compiled=update.fused) for operands in self._groups]
         whole = [Run(slice(0, len(parameters)))]
         self._runs = whole if runs is None else runs
-        self._joined = _joined(self._runs) or whole
+        self._joined = joined_runs(self._runs) or whole
         self._limits = update.clip_norm is not None or update.clip_value is not None
         self._scratch: Flat | None = None
+        groups = self._groups  # not self, whose memory is freed at once
+        self._of_whole = cache(lambda group: kernels.reference.FormulaKernel(groups[group]))
 
     def numbers(self, step: int) -> list[Numbers]:
         """Return the hyperparameters of update ``step`` for each group; () without a formula.
@@ -265,12 +239,14 @@ class BoundUpdate:
         factors: Flat | None = None,
         numbers: Sequence[Numbers] | None = None,
         absences: Absences | None = None,
+        directions: Flat | None = None,
     ) -> None:
         """Apply a mean of gradients as update ``step``.
 
         The gradients have shape (n,) and are only read; they are added up block by block, in one
         pass over memory. An interrupted crash-safe update goes on from its last block.
         ``factors``: of each variable, for a layered update; None: all is one variable.
+        ``directions``: of shape (n,), for runs that have a shape.
         ``numbers``: from :meth:`numbers` of this step, if the caller has them. ``absences``: None
         if all variables have a gradient, and always had.
 
@@ -295,7 +271,7 @@ class BoundUpdate:
             return
         calls: dict[tuple[int, int], tuple[kernels.Kernel, int, Numbers]] = {}
         for block, gradient in self._sums(mean, start):
-            for where, run in _cut(block, runs):
+            for where, run in cut(block, runs):
                 if absences is not None and absences.absent[run.variable]:
                     if self._operands.redo is not None:
                         self._operands.redo.skip(where.stop)
@@ -308,7 +284,11 @@ class BoundUpdate:
                 own = gradient[where.start - block.start : where.stop - block.start]
                 own_factors = factors if self._has_factor[run.group] else None
                 factor = None if own_factors is None else own_factors[run.variable]
-                kernel(own, where.start, kernels.Scalars(count, given, scale, share, factor))
+                direction = None if run.shape is None or directions is None else directions[where]
+                scalars = kernels.Scalars(count, given, scale, share, factor, direction)
+                (kernel if direction is None else self._of_whole(run.group))(
+                    own, where.start, scalars
+                )
 
     def call(self, mean: Mean, step: int, numbers: Sequence[Numbers]) -> kernels.Call | None:
         """Return what :meth:`apply` calls, with ``numbers`` of this step, to update all memory.
@@ -325,7 +305,7 @@ class BoundUpdate:
     def resume(self) -> None:
         """Finish the block at which a process was killed: its group's slots were ready."""
         if (redo := self._operands.redo) is not None:
-            _, run = next(_cut(slice(redo.done, redo.done), self._joined))
+            _, run = next(cut(slice(redo.done, redo.done), self._joined))
             (self._groups[run.group].redo or redo).resume()
 
     def square(self, mean: Mean) -> int:
@@ -333,13 +313,22 @@ class BoundUpdate:
         limit = self._update.clip_norm or 1.0
         return sum(square_of(block, limit) for _, block in self._sums(mean, 0))
 
+    def gradient(self, mean: Mean) -> Flat:
+        """Return a mean as the rule gets it, of shape (n,), without L2 regularisation."""
+        found, scale = np.empty_like(self._operands.parameters), self._scale(mean)
+        for block, total in self._sums(mean, 0):
+            np.multiply(total, scale, out=found[block])
+        return found
+
     def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
-        """Return, for each run with a factor, its variable and the sums of squares for this.
+        """Return, for each run with a factor and no shape, its variable and its sums of squares.
 
         The arguments are those of :meth:`apply`, which comes after this.
         """
         scale, found = self._scale(mean), []
-        for where, variable, group in (run for run in self._runs if self._has_factor[run.group]):
+        for where, variable, group, shape in self._runs:
+            if shape is not None or not self._has_factor[group]:
+                continue
             own = self._groups[group]
             rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
             here = at(own.arrays[:-1], where)
@@ -389,19 +378,7 @@ class BoundUpdate:
         kernel = self._kernels[group]
         if not kernels.has_formula(rule):
             kernel = kernels.bind(replace(operands, rule=rule), compiled=False)
-        return kernel, count, _numbers_of(rule)(count)
-
-
-def _cut(block: slice, runs: Runs) -> Iterator[tuple[slice, Run]]:
-    """Cut a block where a run begins; yield (elements, run)."""
-    if len(runs) == 1:
-        yield block, runs[0]
-        return
-    behind = bisect_right(runs, block.start, key=lambda run: run.where.start)
-    for run in runs[max(behind - 1, 0) :]:
-        if run.where.start >= max(block.stop, block.start + 1):
-            return
-        yield slice(max(run.where.start, block.start), min(run.where.stop, block.stop)), run
+        return kernel, count, kernels.numbers_of(rule)(count)
 
 
 def _operands(
@@ -417,69 +394,3 @@ def _operands(
         np.float32(update.l2) if update.l2 else None,
         redo and redo.of([0, *(1 + list(slots).index(name) for name in own)]),
     )
-
-
-def _numbers_of(rule: Rule) -> Callable[[int], Numbers]:
-    if isinstance(rule, FormulaRule) and kernels.has_formula(rule):
-        return rule.hyperparameters
-    nothing = np.empty(0, np.float32)
-    slots = {slot.name: nothing for slot in rule.slots}
-
-    def check(step: int) -> Numbers:  # what a rule raises, it raises for an empty block, too
-        rule.update(nothing, nothing, slots, step)
-        return ()
-
-    return check
-
-
-def _joined(runs: Runs) -> list[Run]:
-    """Return runs that go on as long as the group is the same."""
-    joined: list[Run] = []
-    for run in runs:
-        if joined and joined[-1].group == run.group:
-            start = joined.pop().where.start
-            run = run._replace(where=slice(start, run.where.stop))
-        joined.append(run)
-    return joined
-
-
-Squares: TypeAlias = tuple[int, float, float]
-"""A variable, and sums of squares of a run of it: of the parameters and of the direction."""
-
-
-def rules_of(update: Update, runs: Runs) -> list[Rule]:
-    """Return the rule of each variable."""
-    groups = {run.variable: run.group for run in runs}
-    updates = update.by_group()
-    return [updates[groups[variable]].rule for variable in sorted(groups)]
-
-
-def factors_of(
-    rules: Sequence[Rule],
-    squares: Iterable[Squares],
-    sizes: Sequence[int],
-    step: int,
-    absences: Absences | None = None,
-) -> Flat:
-    """Return the factor of each variable, by its rule, or 1; ``sizes``: numbers of elements."""
-    sums = [(0.0, 0.0)] * len(sizes)
-    for variable, of_parameters, of_direction in squares:
-        before = sums[variable]
-        sums[variable] = before[0] + of_parameters, before[1] + of_direction
-    factors = []
-    missed = [0] * len(sizes) if absences is None else absences.missed
-    for rule, sums_of_it, size, own_missed in zip(rules, sums, sizes, missed, strict=True):
-        own, count = own_count(rule, step, own_missed)
-        is_layered = isinstance(own, LayerRule)
-        factors.append(own.factor(sums_of_it, size, count) if is_layered else np.float32(1))
-    return np.array(factors, np.float32)
-
-
-def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:
-    """Allocate a rule's slots for these parameters (shape (n,)), with their initial values."""
-    return {
-        slot.name: parameters.copy()
-        if slot.initial is None
-        else np.full_like(parameters, slot.initial)
-        for slot in rule.slots
-    }

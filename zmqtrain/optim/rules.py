@@ -10,7 +10,6 @@ how to get that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.checks import Decay, NonNegative, NonPositive, Positive, Share, check_positive
-from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach, rounded
+from zmqtrain.optim.formula import FormulaRule, Numbers, approach, rounded
 from zmqtrain.optim.schedules import Coefficient, Rate, momentum_at, rate_at
 
 _ZERO = np.float32(0)
@@ -293,48 +292,6 @@ class Lion(FormulaRule):
     ) -> tuple[Any, ...]:
         step = np.sign(beta1 * m + share1 * g) + decay * w
         return w - rate * step, approach(m, g, share2)
-
-
-@dataclass(frozen=True, slots=True)
-class Adafactor(LayerRule):
-    """Steps in proportion to the variable, clipped (Shazeer and Stern, arXiv:1804.04235).
-
-    **Without factoring**: v has an element for each parameter, as in the paper's Algorithm 5, so
-    this rule saves the memory of a momentum and not that of v. With v the slot of that name, 0 at
-    first, t = step + 1, and RMS the root of the mean square over a variable:
-
-        v += t^decay_exponent * (g^2 + epsilon1 - v)
-        u = g / sqrt(v)
-        rho = min(lr, 1 / sqrt(t)), or lr without ``relative_step``
-        w -= max(epsilon2, RMS(w)) * rho * u / max(1, RMS(u) / clip)
-
-    RMS(w) is that before the update. The defaults are the paper's, and Keras's but for the learning
-    rate. A ps takes the roots over what it holds of a variable: see :class:`LAMB`.
-    """
-
-    zero_slots = ("v",)
-    learning_rate: Rate = 0.01
-    decay_exponent: NonPositive = -0.8
-    epsilon1: Positive = 1e-30
-    epsilon2: NonNegative = 1e-3
-    clip: Positive = 1.0
-    relative_step: bool = True
-
-    def hyperparameters(self, step: int) -> Numbers:
-        return rounded((step + 1) ** self.decay_exponent, self.epsilon1)
-
-    def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
-        of_parameters, of_direction = (sqrt(square / max(size, 1)) for square in squares)
-        rate = rate_at(self.learning_rate, step)
-        if self.relative_step:
-            rate = min(rate, 1 / sqrt(step + 1))
-        length = max(self.epsilon2, of_parameters) * rate
-        return np.float32(length / max(1.0, of_direction / self.clip))
-
-    @staticmethod
-    def formula(w: Any, g: Any, v: Any, share: Any, epsilon: Any) -> tuple[Any, ...]:
-        v = approach(v, g * g + epsilon, share)
-        return g / np.sqrt(v), v
 
 
 def _epsilons(epsilon: float, inside: bool) -> tuple[float, float]:

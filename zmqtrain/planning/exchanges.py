@@ -14,6 +14,7 @@ from zmqtrain.config.cluster import is_of_this_host
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
+from zmqtrain.optim import Muon
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.units import counted
 
@@ -114,7 +115,6 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
         return ["there are ps; expected workers that hold the parameters (--ps 0)"]
     shards = exchange.shards(site)
     is_cut = job.update().is_layered and exchange.copies(site, shards) < shards
-    limited = [table.name for table in job.table_variables() if table.max_rows is not None]
     found = {
         f"there {'is' if site.workers == 1 else 'are'} {counted(site.workers, 'worker')}": (
             job.copies > site.workers
@@ -122,9 +122,11 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
         f"by the policy {job.policy} each part decides alone (hogwild:whole does not)": (
             not policies.make_policy(job.policy).coordinated
         ),
-        f"parts with copies cannot keep shares of max_rows ({', '.join(limited)})": bool(limited),
         f"compression is {job.compression}": job.compression != "none",
-        f"{job.optimizer!r} looks at whole variables, which are cut (not by to-one)": is_cut,
+        f"{job.optimizer!r} adds up norms by parts, so copies differ (not with to-one)": is_cut,
+        "the bits of Muon's products of matrices depend on the processor": any(
+            isinstance(each.rule, Muon) for each in job.update().by_group()
+        ),
         "ps_device is gpu": job.ps_device == "gpu",
     }
     return [obstacle for obstacle, is_there in found.items() if is_there]

@@ -14,11 +14,12 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
-from zmqtrain.job_checks import without_own_optimizer
+from zmqtrain.job_conflicts import without_own_optimizer
 from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import RowPlace
 from zmqtrain.planning import strategy, tables
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
+from zmqtrain.planning.job_fingerprint import job_fingerprint
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import place, with_copies
@@ -105,13 +106,15 @@ class Plan:
     def layouts(self) -> tuple[ShardLayout, ...]:
         """What each shard holds.
 
-        Where each holds everything, no variable is cut: it is the layout of a single ps.
+        Where each holds everything, no variable is cut: it is the layout of a single ps. Nor is one
+        whose rule looks at all of it.
         """
         job, shards = self.job, self.shards
         copied = partial(with_copies, copies=self.copies, has_tables=bool(job.table_variables()))
         if self.copies == shards > 1:
             return copied(place(job.variables(), shards, "contiguous", 0))
-        return copied(place(job.variables(), shards, job.placement, job.partition_nbytes))
+        whole = job.update().whole(variable.name for variable in job.variables())
+        return copied(place(job.variables(), shards, job.placement, job.partition_nbytes, whole))
 
     def row_place(self, shard: int) -> RowPlace:
         """Return which rows of tables a shard holds."""
@@ -126,7 +129,7 @@ class Plan:
         placement = f"{job.placement}, {job.partition_nbytes} B parts, {self.shards} ps"
         placement += f", {self.copies} copies" * (self.copies > 1)
         workers = {WORKERS: str(self.workers)} if self.is_on_workers else {}
-        return job.fingerprint() | {"placement": placement} | workers
+        return job_fingerprint(job) | {"placement": placement} | workers
 
     def shard_of(self, task: Task) -> int | None:
         """Return which shard a task holds, None if it holds none."""

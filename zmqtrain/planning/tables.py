@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from zmqtrain import policies
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.optim import RowwiseAdagrad
+from zmqtrain.optim import MatrixRule, RowwiseAdagrad, Rule
 from zmqtrain.policies.local_steps import LocalSteps
+from zmqtrain.store.layout import Variable
 
 
 def check(job: Job, *, alone: bool) -> None:
@@ -21,10 +25,8 @@ def check(job: Job, *, alone: bool) -> None:
     tables = job.table_variables()
     if not tables:
         return
-    layered = [u.rule for u in job.table_updates() if u.is_layered]
+    job.table_updates()
     found = {
-        f"{layered and layered[0]!r} looks at whole variables: give Table(optimizer=...) another "
-        "rule": bool(layered),
         f"devices are {', '.join(job.devices)}: use one device, and more workers": (
             len(job.devices) > 1
         ),
@@ -57,15 +59,21 @@ def check(job: Job, *, alone: bool) -> None:
 
 
 def _check_dense(job: Job) -> None:
-    update = job.update()
-    rules = [each.rule for each in update.by_group()]
-    if not any(isinstance(rule, RowwiseAdagrad) for rule in rules):
-        return
-    for variable in job.variables():
-        rule = rules[update.group_of(variable.name)]
-        if variable.kind == "trained" and isinstance(rule, RowwiseAdagrad):
-            raise ConfigError(
-                f"{rule!r} is a rule for rows of tables, but would train {variable.name!r}, which "
-                "is none; give it to tables alone, by tables={...: Table(optimizer=...)}, and the "
-                "job another optimizer, such as Adagrad(0.05)"
-            )
+    updates = [job.update()]
+    if isinstance(job.inner, Rule):
+        updates.append(replace(updates[0], rule=job.inner, l2=0.0, groups={}))
+    for update, groups in ((each, each.by_group()) for each in updates):
+        for variable in (each for each in job.variables() if each.kind == "trained"):
+            own = groups[update.group_of(variable.name)]
+            _check_rule(own.rule, variable, own.l2)
+
+
+def _check_rule(rule: Any, variable: Variable, l2: float) -> None:
+    if isinstance(rule, MatrixRule):
+        rule.check(variable.name, variable.shape, l2)
+    if isinstance(rule, RowwiseAdagrad):
+        raise ConfigError(
+            f"{rule!r} is a rule for rows of tables, but would train {variable.name!r}, which "
+            "is none; give it to tables alone, by tables={...: Table(optimizer=...)}, and the "
+            "job another optimizer, such as Adagrad(0.05)"
+        )

@@ -14,12 +14,15 @@ from zmqtrain.protocol.orders import Apply
 
 
 class BoundedStaleness(BasePolicy):
-    """Apply every push at once; hold its worker while it is more than ``bound`` steps ahead."""
+    """Apply every push at once; hold its worker while it is more than ``bound`` steps ahead.
+
+    ``unit``: of a worker's steps, for people.
+    """
 
     staleness_bound: int
 
-    def __init__(self, bound: int) -> None:
-        self.staleness_bound = bound
+    def __init__(self, bound: int, unit: str = "steps") -> None:
+        self.staleness_bound, self.unit = bound, unit
         self.clocks: dict[int, int] = {}  # live workers; set at join, +1 at every push
         self.at_clock: dict[int, int] = {}  # clock -> number of workers
         self.waiting: set[int] = set()
@@ -62,9 +65,8 @@ class BoundedStaleness(BasePolicy):
         slowest = tuple(sorted(w for w, clock in self.clocks.items() if clock == self.slowest))
         for worker in sorted(self.waiting):
             ahead = self.clocks[worker] - self.slowest
-            yield Held(
-                worker, f"is {ahead} steps ahead, the bound is {self.staleness_bound}", slowest
-            )
+            reason = f"is {ahead} {self.unit} ahead, the bound is {self.staleness_bound}"
+            yield Held(worker, reason, slowest)
 
     def _advance(self) -> list[Decision]:
         """Release all waiting workers if the slowest have gone on.

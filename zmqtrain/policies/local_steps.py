@@ -1,15 +1,23 @@
 """Local steps: workers train by themselves for H batches, then agree on common parameters.
 
 The rounds of local SGD (Stich, arXiv:1805.09767) and DiLoCo (Douillard et al., arXiv:2311.08105).
-A round ends when every live worker has sent its result, so a worker that leaves opens it.
+A round ends when every live worker has sent its result, so a worker that leaves opens it. Without
+rounds, each result counts when it arrives (Liu et al., arXiv:2401.09135).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from zmqtrain.policies.base import Decision, Held, Release
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.sync_replicas import Replicas
 
 MAX_BATCHES = 1000
 """Most batches of a round: messages, and the memory of a ps, hold the number of each."""
+
+BOUND = 4
+"""Most rounds that a worker is ahead of the slowest one, unless the policy's text says another."""
 
 
 class LocalSteps(Replicas):
@@ -31,3 +39,57 @@ class LocalSteps(Replicas):
     def local_steps(self, step: int) -> int:
         """Return how many batches a worker computes alone from this step on, at most; 0: none."""
         return self.batches if step >= self.after else 0
+
+    @property
+    def at_arrival(self) -> bool:
+        """Whether the result of one worker counts by itself, and each of its batches is a step."""
+        return False
+
+
+class AsyncLocalSteps(LocalSteps):
+    """Local steps of which each result counts when it arrives; a step is a batch of one worker.
+
+    A worker that is more than ``bound`` of its rounds ahead of the slowest live one waits for it.
+    """
+
+    def __init__(self, batches: int, after: int = 0, bound: int = BOUND) -> None:
+        self.bound, self.staleness_bound = bound, bound * batches
+        self.clocks = BoundedStaleness(bound, "rounds")
+        super().__init__(batches, after)
+
+    @property
+    def spec(self) -> str:
+        return f"{super().spec},async" + (f",bound={self.bound}" if self.bound != BOUND else "")
+
+    @property
+    def at_arrival(self) -> bool:
+        return self.version >= self.after
+
+    def start(self, version: int, workers: int) -> None:
+        super().start(version, workers)
+        self.clocks.start(version, workers)
+
+    def join(self, worker: int) -> list[Decision]:
+        return self.clocks.join(worker) if self.at_arrival else super().join(worker)
+
+    def leave(self, worker: int) -> list[Decision]:
+        if self.at_arrival:
+            return self.clocks.leave(worker)
+        return self._clocked(super().leave(worker))
+
+    def push(self, worker: int) -> list[Decision]:
+        return self.clocks.push(worker) if self.at_arrival else self._clocked(super().push(worker))
+
+    def held(self) -> Iterable[Held]:
+        return self.clocks.held() if self.at_arrival else super().held()
+
+    @property
+    def steps(self) -> Mapping[int, int]:
+        return self.clocks.steps if self.at_arrival else super().steps
+
+    def _clocked(self, decisions: list[Decision]) -> list[Decision]:
+        """Count the rounds of workers that go on after the last step of gradients."""
+        for decision in decisions if self.at_arrival else ():
+            if isinstance(decision, Release):
+                self.clocks.join(decision.worker)
+        return decisions

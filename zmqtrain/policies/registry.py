@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -20,7 +20,7 @@ from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.policies.base import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
-from zmqtrain.policies.local_steps import MAX_BATCHES, LocalSteps
+from zmqtrain.policies.local_steps import BOUND, MAX_BATCHES, AsyncLocalSteps, LocalSteps
 from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
 
 ENTRY_POINTS = "zmqtrain.policies"
@@ -34,6 +34,7 @@ Factory: TypeAlias = Callable[[str | None], Policy]
 FORMS = (
     "hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
     "sync-replicas:aggregate=R,tokens=N, local-steps:H, local-steps:H,after=N, "
+    "local-steps:H,async, local-steps:H,async,bound=R, "
     'the name of an installed plug-in, or "module:Class"'
 )
 
@@ -172,21 +173,11 @@ def _bounded_staleness(options: str | None) -> Policy:
 
 
 def _sync_replicas(options: str | None) -> Policy:
-    values: dict[str, int] = {}
+    expected = "aggregate=R (gradients averaged in a step) or, for TensorFlow's token queue, "
+    expected += "tokens=N as well"
     counts = {"aggregate": ("aggregate=R", 1), "tokens": ("aggregate=R,tokens=N", 0)}
-    for option in () if options is None else options.split(","):
-        key, _, value = option.partition("=")
-        if key not in counts:
-            raise ConfigError(
-                f"unknown option {option!r:.80} of sync-replicas: expected aggregate=R (gradients "
-                "averaged in a step) or, for TensorFlow's token queue, tokens=N as well"
-            )
-        if key in values:
-            raise ConfigError(
-                f"sync-replicas:{options} has {key} twice; expected it once; leave out one"
-            )
-        form, least = counts[key]
-        values[key] = _count(value, f"sync-replicas:{form}", least=least)
+    given = () if options is None else options.split(",")
+    values = _values(given, "sync-replicas", expected, counts)
     if "tokens" not in values:
         return SyncReplicas(values.get("aggregate"))
     if "aggregate" not in values:
@@ -195,15 +186,40 @@ def _sync_replicas(options: str | None) -> Policy:
 
 
 def _local_steps(options: str | None) -> Policy:
-    batches, comma, more = (options or "").partition(",")
-    key, _, after = more.partition("=")
-    if comma and key != "after":
-        raise ConfigError(
-            f"unknown option {more!r:.80} of local-steps: expected local-steps:H (batches of a "
-            "round) or local-steps:H,after=N (sync-replicas up to step N)"
-        )
+    batches, *others = (options or "").split(",")
     every = _count(batches, "local-steps:H", least=1, most=MAX_BATCHES)
-    return LocalSteps(every, _count(after, "local-steps:H,after=N", least=1) if comma else 0)
+    expected = "after=N (sync-replicas up to step N), async (results count when they arrive) or, "
+    expected += "with async, bound=R (rounds ahead of the slowest worker), behind local-steps:H"
+    counts = {"after": ("H,after=N", 1), "bound": ("H,async,bound=R", 0), "async": None}
+    values = _values(others, "local-steps", expected, counts)
+    after = values.get("after", 0)
+    if "async" in values:
+        return AsyncLocalSteps(every, after, values.get("bound", BOUND))
+    if "bound" in values:
+        raise ConfigError(
+            f"local-steps:{options} has a bound of rounds, which end for all workers at once; "
+            "expected async as well; add it, or leave out bound"
+        )
+    return LocalSteps(every, after)
+
+
+def _values(
+    given: Iterable[str], name: str, expected: str, counts: Mapping[str, tuple[str, int] | None]
+) -> dict[str, int]:
+    """Return the numbers behind a policy's options; 1 for one without.
+
+    ``counts``: of each option, its form in a spec, and the least number; None: it has none.
+    """
+    values: dict[str, int] = {}
+    for option in given:
+        key, equals, value = option.partition("=")
+        if key not in counts or (equals and counts[key] is None):
+            raise ConfigError(f"unknown option {option!r:.80} of {name}: expected {expected}")
+        if key in values:
+            raise ConfigError(f"{name} has {key} twice; expected it once; leave out one")
+        number = counts[key]
+        values[key] = _count(value, f"{name}:{number[0]}", least=number[1]) if number else 1
+    return values
 
 
 def _count(text: str, form: str, *, least: int, most: int = MAX_COUNT) -> int:

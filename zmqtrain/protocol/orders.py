@@ -8,10 +8,18 @@ from typing import TypeAlias
 
 @dataclass(slots=True)
 class Apply:
-    """Apply the worker's gradient as one update; ``square``: see :class:`Reduce`."""
+    """Apply the worker's gradient as one update; ``square``: see :class:`Reduce`.
+
+    ``local_steps``: apply what so many steps of its own have added to its parameters instead, as an
+    update that is all of these steps. It counts as one of ``among`` workers; ``cycle``: see
+    optim/outer.py.
+    """
 
     worker: int
     square: float | None = None
+    local_steps: int = 0
+    among: int = 0
+    cycle: int = 0
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -69,6 +77,7 @@ class Answer:
 
     ``stop``: the job needs no more of its gradients. ``local_steps``: it goes on with the result of
     so many steps that it makes by itself, on its first batches; 0: with a gradient of the first.
+    ``sends_difference``: the result is what these steps have added to its parameters.
     """
 
     worker: int
@@ -77,6 +86,7 @@ class Answer:
     batches: tuple[int, ...] = ()
     stop: bool = False
     local_steps: int = 0
+    sends_difference: bool = False
 
 
 @dataclass(slots=True)

@@ -127,12 +127,12 @@ class TaskStatus:
     # A worker's pushes, counted from the slowest worker's at its join; a ps's version; the step of
     # the chief's last checkpoint.
     step: int
-    silent_s: float
-    leases: tuple[int, ...]  # batches held
-    loss: float
-    process: str
-    metrics: str
-    lanes: str  # to each ps: memory, shm or tcp
+    silent_s: float = 0.0
+    leases: tuple[int, ...] = ()  # batches held
+    loss: float = math.nan
+    process: str = ""
+    metrics: str = ""
+    lanes: str = ""  # to each ps: memory, shm or tcp
     nbytes: int = 0  # of a ps's parameters
     restarts: int = 0  # of its process, since ps 0 started
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat

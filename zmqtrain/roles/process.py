@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import launch, script
-from zmqtrain.wire.messages import Shutdown
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,32 @@ def task_of_script(
     if IN_A_TASK.get():
         return None
     script.refuse_in_a_loop(entry)
-    try:
+    with mistakes_end_a_task():
         return _task_of_script(entry, workers, ps, timing)
+
+
+@contextmanager
+def mistakes_end_a_task() -> Iterator[None]:
+    """End this process for a ConfigError if it is a task of a cluster, as a task without a script.
+
+    Raises:
+        SystemExit: there was one; see the log, and :func:`end_of_process`.
+    """
+    try:
+        yield
     except ConfigError as error:
+        if IN_A_TASK.get() or script.current_task() is not None or not _is_task():
+            raise
         log.error("%s", error)
         raise end_of_process(str(error), error.exit_code) from error
+
+
+def _is_task() -> bool:
+    """Return whether the variables make this process a task, or would without a mistake in them."""
+    try:
+        return role_of_script()[0] is not None
+    except ConfigError:
+        return True
 
 
 def end_of_process(text: str, code: int) -> BaseException:
@@ -143,11 +164,13 @@ def job_of_script(job: Job) -> Job:
 
     Raises:
         ConfigError: a variable has a mistake.
+        SystemExit: it has, and this process is a task; see :func:`mistakes_end_a_task`.
     """
-    overrides = values_of(Job, _variables(Job))
-    for text in mistyped(ENVIRON, TaskConfig, Job):
-        log.warning("%s", text)
-    return job.with_overrides(**overrides) if overrides else job
+    with mistakes_end_a_task():
+        overrides = values_of(Job, _variables(Job))
+        for text in mistyped(ENVIRON, TaskConfig, Job):
+            log.warning("%s", text)
+        return job.with_overrides(**overrides) if overrides else job
 
 
 def _variables(model: type[BaseModel]) -> dict[str, Any]:
@@ -169,9 +192,8 @@ def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
     for actor in actors:
         if isinstance(actor, Chief):
             return actor.summary
-        end = getattr(actor, "end", None)
-        if isinstance(end, Shutdown) and end.summary:
-            fields = json.loads(end.summary)
+        if actor.end is not None and actor.end.summary:
+            fields = json.loads(actor.end.summary)
             history = History.of(fields["history"])
             return Summary(**fields | {"history": history, "parameters": NotHere()})
     return None

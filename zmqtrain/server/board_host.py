@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 from functools import reduce
 from typing import NamedTuple
 
-from zmqtrain.actors.waits import Waits
+from zmqtrain.actors.waits import Waits, within
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.protocol.orders import Roster
-from zmqtrain.server.peer_handlers import within
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
 from zmqtrain.store.board import Board, Holder

@@ -13,7 +13,8 @@ from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState
-from zmqtrain.wire.messages import Done, Leave, RequestSave
+from zmqtrain.wire.control import RequestSave
+from zmqtrain.wire.messages import Done, Leave
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,8 @@ from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.compression import make_compression
-from zmqtrain.wire.messages import Keep, Pull, PullReply, Push, PushReply, ShardWritten
+from zmqtrain.wire.control import Keep, ShardWritten
+from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Executor:
     def _changed(self, number: int, order: Apply | Reduce | Accumulate, outcome: object) -> None:
         """Note the outcome for gradients; updates are counted after their workers are answered."""
         if outcome == "applied":
-            steps = order.local_steps if isinstance(order, Reduce) else 0
+            steps = 0 if isinstance(order, Accumulate) else order.local_steps
             self._updated(order.workers, steps)
         elif outcome == "accumulated":
             self._metrics.pushes.accumulated.inc()

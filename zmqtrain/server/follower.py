@@ -28,7 +28,8 @@ from zmqtrain.server.executor import Early, Outcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardReport, ShardWritten
+from zmqtrain.wire.control import ShardWritten
+from zmqtrain.wire.messages import BATCH, Arrived, Orders, ShardReport
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
+from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import FencedError
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
@@ -21,7 +22,7 @@ from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import ShardWritten
+from zmqtrain.wire.control import ShardWritten
 
 
 class LeaderHost(Decider):
@@ -49,6 +50,7 @@ class LeaderHost(Decider):
             on_change=lambda: self._admin.review(),
             board=self._board if actor.plan.exchange.is_board else None,
         )
+        self._worker_watch = WorkerWatch(self.leader)
         self._admin = AdminApi(actor, self.leader, self._status)
         if actor.plan.shards > 1:
             actor.spawn(self.leader.delivery.keep_others())
@@ -67,8 +69,9 @@ class LeaderHost(Decider):
     def note(self, outcome: Outcome) -> None:
         match outcome:
             case Applied(version, _, staleness, _, at, is_round):
-                self.leader.applied(version, staleness, at)
-                self.leader.figures.count_round(self._state.shard.moves if is_round else None)
+                figures = self.leader.figures
+                figures.applied(self.leader.coordinator, version, staleness, at)
+                figures.count_round(self._state.shard.moves if is_round else None)
             case Refused(error):
                 self.leader.fail(error.exit_code, str(error))
             case Measured():
@@ -117,7 +120,7 @@ class LeaderHost(Decider):
         return OrphanedShard(self._state.shard, last, last.end, delivery.undone)
 
     def watch(self) -> None:
-        self.leader.watch()
+        self._worker_watch.check()
         self.leader.stepped(self._board.report())
 
     def end(self) -> None:

@@ -16,7 +16,7 @@ from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
-from zmqtrain.wire.messages import HandedOver, HandOver
+from zmqtrain.wire.control import HandedOver, HandOver
 
 Reply = Callable[[HandedOver], None]
 

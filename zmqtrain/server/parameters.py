@@ -14,6 +14,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.optim import AVERAGE
+from zmqtrain.planning.job_fingerprint import restored_rate
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import ShardState
@@ -21,7 +22,8 @@ from zmqtrain.store import checkpoint
 from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_layout import GENERATION
-from zmqtrain.wire.messages import EndGeneration, HandOver, Initialize, Keep, Parameters, Read
+from zmqtrain.wire.control import EndGeneration, HandOver, Initialize, Keep
+from zmqtrain.wire.messages import Parameters, Read
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +169,7 @@ class ParameterAccess:
         for mark in manifest.worker_marks.values():
             self._peers.outlive(mark.incarnation)
         shard.restore(path, manifest)
-        shard.learning_rate = self._job.restored_rate(manifest)
+        shard.learning_rate = restored_rate(self._job, manifest)
 
     def _end_generation(self) -> None:
         """Make the workers of the earlier generation join again without their gradients."""

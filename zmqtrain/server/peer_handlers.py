@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.peers import Peer, PeerTable
@@ -19,7 +20,8 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import COUNT_LIMIT, INCARNATION
 from zmqtrain.units import shortened
 from zmqtrain.wire import chunks
-from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Shutdown, Welcome
+from zmqtrain.wire.control import Shutdown
+from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Welcome
 
 MAX_WAITS = 16  # of one task, shown in the status
 PHASES = len(fields(Phases))
@@ -167,13 +169,3 @@ class PeerHandlers:
         for role in Role:
             here = sum(peer.role == role and not peer.gone for peer in self._peers)
             self._metrics.connected_peers[role.value].set(here)
-
-
-async def within(limit_s: float, event: asyncio.Event) -> bool:
-    """Wait for an event; return whether it came in time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

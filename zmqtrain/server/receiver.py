@@ -20,15 +20,7 @@ from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_r
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression import Decompressor, make_compression
-from zmqtrain.wire.messages import (
-    Chunk,
-    ChunksReceived,
-    Pull,
-    PullReply,
-    Push,
-    PushReply,
-    RowChunk,
-)
+from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push, PushReply, RowChunk
 
 log = logging.getLogger(__name__)
 

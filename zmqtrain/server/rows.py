@@ -97,10 +97,7 @@ class RowAccess:
         return True
 
     def _ids_in(self, tensors: Sequence[Tensor], message: Lookup | RowChunk) -> list[Ids]:
-        """
-        Raises:
-            ProtocolError: they are not ids of this shard's rows.
-        """
+        """Return the ids in a message; refuse ids that are not of this shard's rows."""
         if unknown := [t for t in message.tables if not 0 <= t < len(self.tables)]:
             raise ProtocolError(f"rows of table {unknown[0]}, expected 0 to {len(self.tables) - 1}")
         if len(tensors) != 1 or len(message.tables) != len(message.counts):

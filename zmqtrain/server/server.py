@@ -17,6 +17,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import within
 from zmqtrain.config.cluster import Role, Task, bind_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
@@ -36,7 +37,7 @@ from zmqtrain.server.follower import Follower
 from zmqtrain.server.leader_host import LeaderHost
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.parameters import ParameterAccess
-from zmqtrain.server.peer_handlers import PeerHandlers, within
+from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.rows import RowAccess
@@ -44,7 +45,7 @@ from zmqtrain.server.shard_memory import close_or_remove, may_go_on, note_alive,
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.marks import Marks
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
-from zmqtrain.wire import chunks, messages
+from zmqtrain.wire import chunks, control, messages
 from zmqtrain.wire.codec import Sender
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class ParameterServer(JobActor):
         super().__init__(config, plan, transport)
         self.leader: Leader | None = None  # of the job, if this ps hosts it
         self._config = config
-        self._shutdown: messages.Shutdown | None = None
+        self._began_ms = int(time.time() * 1000)
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
         self.orphan: OrphanedShard | None = None  # once its group is over
@@ -89,7 +90,7 @@ class ParameterServer(JobActor):
             self.metrics.role_state.set("training")
         self.spawn(self._watch())
         await self.stopping.wait()
-        self._decider.ended(self._shutdown.reason if self._shutdown else f"{self.task} ends")
+        self._decider.ended(self.end.reason if self.end else f"{self.task} ends")
         return await self._farewell()
 
     async def _watch(self) -> None:
@@ -112,11 +113,6 @@ class ParameterServer(JobActor):
                 self._check_group()
 
     @property
-    def end(self) -> messages.Shutdown | None:
-        """The chief's shutdown of the run, once it has come."""
-        return self._shutdown
-
-    @property
     def heard_at(self) -> dict[int, float]:
         """The monotonic time of each joined worker's last message."""
         peers = self.peers if self._executor is not None else ()
@@ -124,7 +120,7 @@ class ParameterServer(JobActor):
 
     def _on_join(self, request: Request, message: messages.Join) -> None:
         if message.group != self.plan.group:
-            self.on_gather(request, messages.Gather(message.group, ()))
+            self.on_gather(request, control.Gather(message.group, ()))
             return
         ended, begun = self._peer_handlers.on_join(request, message)
         if ended is not None:
@@ -152,11 +148,11 @@ class ParameterServer(JobActor):
             names = ", ".join(f"worker {worker}" for worker in silent)
             raise GroupOverError(f"{names}: silent, and enough to go on without {self.task}")
 
-    def _on_shutdown(self, request: Request, message: messages.Shutdown) -> None:
+    def _on_shutdown(self, request: Request, message: control.Shutdown) -> None:
         known = self.peers.get(Role.CHIEF, 0)
         if known is not None and not self.peers.may_replace(known, request):
             self.peers.member(request)  # otherwise the chief was stopped before it joined here
-        self._shutdown = message
+        self.end = message
         self._decider.end()
         self.metrics.role_state.set("finished")
         self.metrics.ended_timestamp_seconds.set_to_current_time()
@@ -167,16 +163,16 @@ class ParameterServer(JobActor):
 
     async def _farewell(self) -> int:
         """Leave on the chief's Shutdown or, after SIGTERM, without one in time."""
-        if self._config.on_term == "leave" and self._shutdown is None:
+        if self._config.on_term == "leave" and self.end is None:
             self.spawn(self._have_saved())
         in_time = await within(self.timing.grace_s, self._may_leave)
-        if self._shutdown is None:
+        if self.end is None:
             if not in_time:
                 log.warning("leaving without the chief's shutdown")
             return self.stop_code
         await self._peer_handlers.drain(self.timing)
-        log.info("the run is over: %s", self._shutdown.reason)
-        return self._shutdown.exit_code
+        log.info("the run is over: %s", self.end.reason)
+        return self.end.exit_code
 
     async def _have_saved(self) -> None:
         """Leave as soon as a checkpoint holds all that this ps has answered."""
@@ -208,7 +204,7 @@ class ParameterServer(JobActor):
         if is_group_over and state.initialised:
             self.orphan = self._parameters.remains or self._decider.orphan()
         if self.orphan is None:
-            goes_on = may_go_on(error, is_over=self._shutdown is not None) and not is_group_over
+            goes_on = may_go_on(error, is_over=self.end is not None) and not is_group_over
             keep = goes_on and state.initialised and state.shard.safe
             tables = state.shard.tables
             memory = None if tables is None else tables.memory
@@ -234,7 +230,7 @@ class ParameterServer(JobActor):
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,
-            messages.Gather: self.on_gather,
+            control.Gather: self.on_gather,
             messages.Leave: self._on_leave,
             messages.Heartbeat: self._peer_handlers.on_heartbeat,
             messages.MapSegment: buffers.on_map_segment,
@@ -243,12 +239,12 @@ class ParameterServer(JobActor):
             messages.RowChunk: receiver.on_chunk,
             messages.Lookup: rows.on_lookup,
             messages.Push: self._on_request,
-            messages.EndGeneration: parameters.on_end_generation,
-            messages.HandOver: parameters.on_hand_over,
-            messages.Initialize: parameters.on_initialize,
+            control.EndGeneration: parameters.on_end_generation,
+            control.HandOver: parameters.on_hand_over,
+            control.Initialize: parameters.on_initialize,
             messages.Read: parameters.on_read,
-            messages.Keep: parameters.on_keep,
-            messages.Shutdown: self._on_shutdown,
+            control.Keep: parameters.on_keep,
+            control.Shutdown: self._on_shutdown,
             **decider.handlers,
         }
 
@@ -306,14 +302,10 @@ class ParameterServer(JobActor):
             role=self.task.role.value,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
-            incarnation=self.incarnation,
+            incarnation=self._began_ms,
             step=state.version,
-            silent_s=0.0,
-            leases=(),
-            loss=float("nan"),
             process=self.process,
             metrics=self.metrics_address,
-            lanes="",
             nbytes=state.shard.layout.nbytes,
         )
         waits, began_at = self.waits.snapshot(), self._chief.began_at

@@ -72,8 +72,7 @@ def open_shard(
         if memory is not None:
             place = plan.row_place(layout.shard)
             ahead = plan.most_workers if plan.exchange.is_board else 0
-            given = job.table_variables(), job.table_updates(), memory, place
-            tables = Tables(*given, ahead=ahead)
+            tables = Tables(job.table_updates(), memory, place, ahead=ahead)
         shard = Shard(
             layout,
             update,

@@ -48,7 +48,8 @@ class Pending:
 
     def reply(self, order: Answer, version: int, rate: float | None) -> PullReply | PushReply:
         """Return the answer to the worker by this order; ``rate``: see :class:`PullReply`."""
-        given, local = (version, order.batches, order.stop), (order.local_steps, rate)
+        given = version, order.batches, order.stop
+        local = order.local_steps, rate, order.sends_difference
         if isinstance(self.message, Pull) or self.result is None:
             return PullReply(*given, *local)
         held_s = time.monotonic() - self.arrived_at

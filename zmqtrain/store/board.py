@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import FencedError
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store import words
 from zmqtrain.store.board_share import BoardShare

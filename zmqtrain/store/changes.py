@@ -19,7 +19,7 @@ UPDATE, ACCUMULATE, SETTLE = 1, 2, 3
 """Kinds of changes: of parameters and slots; of the sum; of the parameters after an update."""
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
-_HEAD = 10  # words before the contributions
+_HEAD = 12  # words before the contributions
 
 
 def word_of(number: float) -> int:
@@ -58,15 +58,18 @@ class Change:
     order: int = 0  # carried out by it, 0: none
     local_steps: int = 0  # that each contribution is the result of; 0: they are gradients
     rested: int = 0  # RESTED before
+    among: int = 0  # workers, if it is the result of one of them; 0: it is of a round
+    cycle: int = 0  # see optim/outer.py
 
 
 class Note:
     """The note of a segment's last change.
 
     It is int64 words: state, weight, unit, step, whether the sum is part of it, order, number of
-    contributions, the factor that clips, its local steps, RESTED before it, and for each
-    contribution buffer, worker, sequence, weight; of weights, units and factors the bits. The state
-    is 0 while nothing is noted, the kind of a change that is made, and its negative until then.
+    contributions, the factor that clips, its local steps, RESTED before it, among, cycle, and for
+    each contribution buffer, worker, sequence, weight; of weights, units and factors the bits. The
+    state is 0 while nothing is noted, the kind of a change that is made, and its negative until
+    then.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -76,7 +79,7 @@ class Note:
         """Note that a change begins: from here on another process would finish it."""
         values = [word_of(change.weight), word_of(change.unit), change.step, change.with_sum]
         values += [change.order, len(change.contributions), word_of(change.clip)]
-        values += [change.local_steps, change.rested]
+        values += [change.local_steps, change.rested, change.among, change.cycle]
         for *names, weight in change.contributions:
             values += [*names, word_of(weight)]
         words = self._words

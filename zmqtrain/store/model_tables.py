@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import as_model
-from zmqtrain.models.tables import Table, TableVariable, Uniform, key_of
-from zmqtrain.optim.pipeline import fits
+from zmqtrain.models.tables import Given, Table, TableVariable, Uniform, key_of
+from zmqtrain.optim import RowwiseAdagrad, Update
+from zmqtrain.optim.groups import fits
 from zmqtrain.user_code import user_code
 
 MAX_DIM = 1 << 16
@@ -83,4 +86,57 @@ def _variable(name: str, number: int, of_model: Any, table: Table, key: int) -> 
             "any int64 as an id: correct rows in its Table"
         )
     later = table.admit_after, table.forget_after, table.max_rows
-    return TableVariable(name, number, dim, rows, table.initial or Uniform(), key, *later)
+    initial = Uniform() if table.initial is None else table.initial
+    variable = TableVariable(name, number, dim, rows, initial, key, *later)
+    _check_initial(variable)
+    return variable
+
+
+def _check_initial(variable: TableVariable) -> None:
+    """
+    Raises:
+        ConfigError: initial values are not of this table, or calling them fails.
+    """
+    initial, shape = variable.initial, (variable.rows, variable.dim)
+    if isinstance(initial, type) or not hasattr(initial, "rows"):
+        raise _not_initial(variable, f"is {initial!r}")
+    if isinstance(initial, Given):
+        given = initial.array.shape
+        if given != shape:
+            raise _not_initial(variable, f"is an array of shape {given}, and the table has {shape}")
+    ids = np.array([0, -1 if variable.rows is None else variable.rows - 1])
+    with user_code("rows()", initial):
+        found = np.asarray(variable.initial_rows(ids), np.float32)
+    if found.shape != (2, variable.dim):
+        raise _not_initial(variable, f"returns shape {found.shape} for 2 ids")
+
+
+def _not_initial(variable: TableVariable, what: str) -> ConfigError:
+    return ConfigError(
+        f"initial of the table {variable.name!r} {what}; expected Uniform(0.05), Normal(1.0), or "
+        f"what returns rows of shape (n, {variable.dim}) for n ids: correct it in its Table"
+    )
+
+
+def update_of_rows(name: str, dim: int, update: Update) -> Update:
+    """Return an update of a table's rows, of ``dim`` elements, whose rule is no other update.
+
+    Raises:
+        ConfigError: it needs whole variables or too long rows, or keeps a moving average.
+    """
+    while isinstance(inner := update.rule, Update):
+        if inner != Update(inner.rule, inner.l2):
+            raise ConfigError(
+                f"the table {name!r} has {inner!r}; expected a rule and l2 alone: tables have no "
+                "moving average, and the job says clip_norm, clip_value and groups"
+            )
+        update = replace(update, rule=inner.rule, l2=update.l2 + inner.l2)
+    if isinstance(update.rule, RowwiseAdagrad):
+        update.rule.of_rows(dim)
+    if update.is_layered:
+        raise ConfigError(
+            f"the table {name!r} has {update.rule!r}, which needs norms of whole variables; "
+            "expected a rule by row or by element, such as RowwiseAdagrad(0.05) or Adam(0.001): "
+            "correct optimizer of the table"
+        )
+    return update

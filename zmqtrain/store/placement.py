@@ -19,8 +19,11 @@ def place(
     shards: int,
     strategy: Strategy = "greedy",
     partition_nbytes: int = PARTITION_NBYTES,
+    whole: Collection[str] = (),
 ) -> tuple[ShardLayout, ...]:
     """Return the layout of each shard; together they hold every element exactly once.
+
+    ``whole``: names of variables that are not cut.
 
     A variable is cut along axis 0 into ``ceil(nbytes / partition_nbytes)`` parts, but no more than
     it has rows or there are shards (TensorFlow's ``min_max_variable_partitioner``); 0 turns cutting
@@ -38,11 +41,12 @@ def place(
     turn = 0
     ordered = sorted(variables, key=lambda variable: variable.place)
     if strategy == "contiguous":
-        for shard, variable, start, rows in _in_line(ordered, shards, partition_nbytes):
+        for shard, variable, start, rows in _in_line(ordered, shards, partition_nbytes, whole):
             _append(slices[shard], variable, start, rows)
         return tuple(ShardLayout(shard, tuple(cuts)) for shard, cuts in enumerate(slices))
     for variable in ordered:
-        for start, rows in _cut(variable, shards, partition_nbytes):
+        limit = 0 if variable.name in whole else partition_nbytes
+        for start, rows in _cut(variable, shards, limit):
             shard = turn % shards if strategy == "round-robin" else sizes.index(min(sizes))
             sizes[shard] += _append(slices[shard], variable, start, rows)
             turn += 1
@@ -106,7 +110,7 @@ def _append(
 
 
 def _in_line(
-    variables: Sequence[Variable], shards: int, partition_nbytes: int
+    variables: Sequence[Variable], shards: int, partition_nbytes: int, whole: Collection[str]
 ) -> Iterator[tuple[int, Variable, int, int]]:
     """Yield (shard, variable, start, rows) of each part; the line is cut at the nearest row."""
     total = sum(_elements(variable) for variable in variables)
@@ -116,7 +120,8 @@ def _in_line(
         if not _elements(variable):
             yield shard, variable, 0, rows
             continue
-        is_whole = not partition_nbytes or variable.nbytes <= partition_nbytes
+        is_small = not partition_nbytes or variable.nbytes <= partition_nbytes
+        is_whole = is_small or variable.name in whole
         unit = rows if is_whole else 1  # rows that stay together
         size = _elements(variable) // rows * unit  # of these
         while start < rows:

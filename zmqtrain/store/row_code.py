@@ -11,15 +11,23 @@ The loops run without the GIL. What they will read is prefetched, for nearly eve
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from zmqtrain.optim.kernels.loop import counted, engine_of
+from zmqtrain.optim.kernels.llvm import (
+    BYTES,
+    FLOATS,
+    INT,
+    INTS,
+    VOID,
+    Builder,
+    begun,
+    compiled,
+    const,
+)
 from zmqtrain.optim.kernels.random import mixed
 
 HEADER = 2
@@ -28,8 +36,6 @@ HEADER = 2
 RECORD_BITS = 40
 ERASED = (1 << RECORD_BITS) - 1
 
-_INT, _BYTE, _FLOAT, _VOID = ir.IntType(64), ir.IntType(8), ir.FloatType(), ir.VoidType()
-_INTS, _BYTES, _FLOATS = _INT.as_pointer(), _BYTE.as_pointer(), _FLOAT.as_pointer()
 _CHUNK = 64  # ids whose memory is prefetched before the first of them is searched
 _NEAR = 4  # words in which an entry is looked for, to prefetch its record
 _AHEAD = 8  # records that are prefetched before they are copied
@@ -47,19 +53,10 @@ class IndexCode(NamedTuple):
 
     find: Any
     enter: Any
-    engine: Any  # the owner of their code
-
-
-class ReadCode(NamedTuple):
-    """``read(n, ids, words, mask, old, old_mask, records, out, rows)`` does what ``find`` of
-    :class:`IndexCode` does, and copies the first elements of each record that it finds."""
-
-    read: Any
-    engine: Any
 
 
 class CopyCode(NamedTuple):
-    """Copying of records with parts of these widths, n of them.
+    """Copying of records with parts of some widths, n of them.
 
     ``gather(n, places, records, *parts)`` copies records to one array for each part, and leaves out
     rows whose place is negative. ``scatter(n, places, records, stamp, *parts)`` copies them back,
@@ -68,60 +65,29 @@ class CopyCode(NamedTuple):
 
     gather: Any
     scatter: Any
-    addresses: tuple[int, int]  # of both
-    engine: Any
 
 
 @cache
 def index_code() -> IndexCode:
     module = ir.Module()
-    _build_find(module)
-    _build_enter(module)
-    _, engine = engine_of(module)
-    number, place = ctypes.c_int64, ctypes.c_void_p
-
-    def function(name: str, *types: Any) -> Any:
-        return ctypes.CFUNCTYPE(number, *types)(engine.get_function_address(name))
-
-    return IndexCode(
-        function("find", number, place, place, number, place, number, place, number, place),
-        function("enter", number, place, place, place, number, number),
-        engine,
-    )
+    return IndexCode(*compiled(_find(module), _enter(module)))
 
 
 @cache
-def read_code(stride: int, dim: int) -> ReadCode:
-    """Compile the reading of the first ``dim`` elements of records of ``stride`` bytes."""
-    module = ir.Module()
-    _build_find(module, (stride, dim))
-    _, engine = engine_of(module)
-    number, place = ctypes.c_int64, ctypes.c_void_p
-    types = number, place, place, number, place, number, place, place, place
-    return ReadCode(ctypes.CFUNCTYPE(number, *types)(engine.get_function_address("read")), engine)
+def read_code(stride: int, dim: int) -> Any:
+    """Return ``read(n, ids, words, mask, old, old_mask, records, out, rows)``, which does what
+    ``find`` of :class:`IndexCode` does, and copies the first ``dim`` elements of each record, of
+    ``stride`` bytes, that it finds."""
+    (read,) = compiled(_find(ir.Module(), (stride, dim)))
+    return read
 
 
 @cache
 def copy_code(stride: int, widths: tuple[int, ...]) -> CopyCode:
     """Compile the copying of records of ``stride`` bytes, whose parts follow the header."""
     module = ir.Module()
-    for to_records in (False, True):
-        _build_copy(module, stride, widths, to_records=to_records)
-    _, engine = engine_of(module)
-    number, place = ctypes.c_int64, ctypes.c_void_p
-    parts = [place] * len(widths)
-    gather = ctypes.CFUNCTYPE(None, number, place, place, *parts)
-    scatter = ctypes.CFUNCTYPE(None, number, place, place, number, *parts)
-    addresses = tuple(map(engine.get_function_address, ("gather", "scatter")))
-    return CopyCode(gather(addresses[0]), scatter(addresses[1]), addresses, engine)
-
-
-def _number(value: int) -> ir.Constant:
-    return ir.Constant(_INT, value)
-
-
-def _function(module: ir.Module, name: str, types: Sequence[ir.Type], result: ir.Type) -> Any:
-    return ir.Function(module, ir.FunctionType(result, types), name)
+    functions = [_copy(module, stride, widths, to_records=each) for each in (False, True)]
+    return CopyCode(*compiled(*functions))
 
 
 def _lines_of(nbytes: int) -> list[int]:
@@ -129,25 +95,25 @@ def _lines_of(nbytes: int) -> list[int]:
     return [*range(0, nbytes - 1, _LINE), nbytes - 1][:_LINES]
 
 
-def _record(build: ir.IRBuilder, entry: ir.Value) -> ir.Value:
+def _record(build: Builder, entry: ir.Value) -> ir.Value:
     """Return the number of an entry's record, -1 if it is 0."""
-    return build.sub(build.and_(entry, _number(ERASED)), _number(1))
+    return build.sub(build.and_(entry, const(ERASED)), const(1))
 
 
-def _address(build: ir.IRBuilder, records: ir.Value, stride: ir.Value, at: ir.Value) -> ir.Value:
+def _address(build: Builder, records: ir.Value, stride: ir.Value, at: ir.Value) -> ir.Value:
     return build.gep(records, [build.mul(at, stride)])
 
 
-def _prefetch(build: ir.IRBuilder, address: ir.Value) -> None:
+def _prefetch(build: Builder, address: ir.Value) -> None:
     kind = ir.IntType(32)
-    types = [_BYTES, kind, kind, kind]
+    types = [BYTES, kind, kind, kind]
     found = build.module.globals.get("llvm.prefetch.p0")
-    call = found or _function(build.module, "llvm.prefetch.p0", types, _VOID)
-    build.call(call, [build.bitcast(address, _BYTES), *(ir.Constant(kind, n) for n in (0, 3, 1))])
+    call = found or ir.Function(build.module, ir.FunctionType(VOID, types), "llvm.prefetch.p0")
+    build.call(call, [build.bitcast(address, BYTES), *(ir.Constant(kind, n) for n in (0, 3, 1))])
 
 
 @contextmanager
-def _searched(build: ir.IRBuilder, words: Any, mask: Any, begin: Any) -> Any:
+def _searched(build: Builder, words: Any, mask: Any, begin: Any) -> Any:
     """Repeat what is built in this context for (place, entry) until it leaves the loop.
 
     A branch to the third value goes on to the next place.
@@ -156,72 +122,69 @@ def _searched(build: ir.IRBuilder, words: Any, mask: Any, begin: Any) -> Any:
     head, on = build.append_basic_block("search"), build.append_basic_block("on")
     build.branch(head)
     build.position_at_end(head)
-    place = build.phi(_INT)
+    place = build.phi(INT)
     place.add_incoming(begin, before)
     yield place, build.load_atomic(build.gep(words, [place]), "acquire", 8), on
     build.position_at_end(on)
-    following = build.and_(build.add(place, _number(1)), mask)
+    following = build.and_(build.add(place, const(1)), mask)
     place.add_incoming(following, on)
     build.branch(head)
 
 
 def _build_probe(module: ir.Module) -> Any:
     """Build the search for the entry of an id in one index; it returns 0 if there is none."""
-    function = _function(module, "probe", [_INTS, _INT, _INT, _BYTES, _INT], _INT)
+    function, build = begun("probe", [INTS, INT, INT, BYTES, INT], INT, module=module)
     function.linkage = "internal"
     words, mask, id_, records, stride = function.args
-    build = ir.IRBuilder(function.append_basic_block())
     used, check, none, end = map(function.append_basic_block, ("used", "check", "none", "end"))
     hash_ = mixed(build, id_)
-    mark = build.lshr(hash_, _number(RECORD_BITS))
+    mark = build.lshr(hash_, const(RECORD_BITS))
     with _searched(build, words, mask, build.and_(hash_, mask)) as (_, entry, on):
-        build.cbranch(build.icmp_signed("==", entry, _number(0)), none, used)
+        build.cbranch(build.icmp_signed("==", entry, const(0)), none, used)
         build.position_at_end(used)
-        fits = build.icmp_signed("==", build.lshr(entry, _number(RECORD_BITS)), mark)
-        is_there = build.icmp_signed("!=", entry, _number(ERASED))
+        fits = build.icmp_signed("==", build.lshr(entry, const(RECORD_BITS)), mark)
+        is_there = build.icmp_signed("!=", entry, const(ERASED))
         build.cbranch(build.and_(fits, is_there), check, on)
         build.position_at_end(check)
-        head = build.bitcast(_address(build, records, stride, _record(build, entry)), _INTS)
+        head = build.bitcast(_address(build, records, stride, _record(build, entry)), INTS)
         build.cbranch(build.icmp_signed("==", build.load(head), id_), end, on)
-    for block, result in ((none, _number(0)), (end, entry)):
+    for block, result in ((none, const(0)), (end, entry)):
         build.position_at_end(block)
         build.ret(result)
     return function
 
 
-def _build_find(module: ir.Module, row: tuple[int, int] | None = None) -> None:
+def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
     """Build the search for records; ``row``: bytes of one, and elements of it that are copied."""
     probe = _build_probe(module)
-    before, after = ([_INT], []) if row is None else ([], [_FLOATS])
-    types = [_INT, _INTS, _INTS, _INT, _INTS, _INT, _BYTES, *before, _INTS, *after]
-    function = _function(module, "find" if row is None else "read", types, _INT)
+    before, after = ([INT], []) if row is None else ([], [FLOATS])
+    types = [INT, INTS, INTS, INT, INTS, INT, BYTES, *before, INTS, *after]
+    function, build = begun("find" if row is None else "read", types, INT, module=module)
     n, ids, words, mask, old, old_mask, records, *others = function.args
-    stride, out = others if row is None else (_number(row[0]), others[0])
+    stride, out = others if row is None else (const(row[0]), others[0])
     ends = [0] if row is None else _lines_of(8 * HEADER + 4 * row[1])
-    build = ir.IRBuilder(function.append_basic_block())
     build.fence("acquire")  # what the caller read before was read before
-    missing, zero = build.alloca(_INT), _number(0)
+    missing, zero = build.alloca(INT), const(0)
     build.store(zero, missing)
-    has_old = build.icmp_signed("!=", build.ptrtoint(old, _INT), zero)
-    with counted(build, zero, n, _CHUNK) as begin:
-        end = build.add(begin, _number(_CHUNK))
-        end = build.select(build.icmp_signed("<", end, n), end, n)
-        with counted(build, begin, end, 1) as i:
-            hash_ = mixed(build, build.load(build.gep(ids, [i])))
-            build.store(hash_, build.gep(out, [i]))
+    has_old = build.icmp_signed("!=", build.ptrtoint(old, INT), zero)
+    with build.counted(zero, n, _CHUNK) as begin:
+        end = build.lesser(build.add(begin, const(_CHUNK)), n)
+        with build.counted(begin, end) as i:
+            hash_ = mixed(build, build.load_at(ids, i))
+            build.store_at(out, i, hash_)
             _prefetch(build, build.gep(words, [build.and_(hash_, mask)]))
-        with counted(build, begin, end, 1) as i:  # most entries are near where the search begins
-            hash_, likely = build.load(build.gep(out, [i])), zero
+        with build.counted(begin, end) as i:  # most entries are near where the search begins
+            hash_, likely = build.load_at(out, i), zero
             for step in range(_NEAR - 1, -1, -1):
-                place = build.and_(build.add(hash_, _number(step)), mask)
-                entry = build.load(build.gep(words, [place]))
-                marks = build.lshr(build.xor(entry, hash_), _number(RECORD_BITS))
+                place = build.and_(build.add(hash_, const(step)), mask)
+                entry = build.load_at(words, place)
+                marks = build.lshr(build.xor(entry, hash_), const(RECORD_BITS))
                 likely = build.select(build.icmp_signed("==", marks, zero), entry, likely)
             record = _address(build, records, stride, _record(build, likely))
             for at in ends:
-                _prefetch(build, build.gep(record, [_number(at)]))
-        with counted(build, begin, end, 1) as i:
-            id_, place = build.load(build.gep(ids, [i])), build.gep(out, [i])
+                _prefetch(build, build.gep(record, [const(at)]))
+        with build.counted(begin, end) as i:
+            id_, place = build.load_at(ids, i), build.gep(out, [i])
             entry = build.call(probe, [words, mask, id_, records, stride])
             build.store(entry, place)
             is_free = build.icmp_signed("==", entry, zero)
@@ -230,81 +193,71 @@ def _build_find(module: ir.Module, row: tuple[int, int] | None = None) -> None:
             record = _record(build, build.load(place))
             build.store(record, place)
             is_missing = build.icmp_signed("<", record, zero)
-            build.store(build.add(build.load(missing), build.zext(is_missing, _INT)), missing)
+            build.raised(missing, build.zext(is_missing, INT))
             if row is not None:
                 with build.if_then(build.not_(is_missing), likely=True):
                     head = _address(build, records, stride, record)
-                    source = build.bitcast(build.gep(head, [_number(8 * HEADER)]), _FLOATS)
-                    target = build.gep(others[1], [build.mul(i, _number(row[1]))])
-                    _copy(build, source, target, row[1])
+                    source = build.bitcast(build.gep(head, [const(8 * HEADER)]), FLOATS)
+                    target = build.gep(others[1], [build.mul(i, const(row[1]))])
+                    build.copied(source, target, const(row[1]))
     if row is not None:
         build.fence("acq_rel")  # what is read after it was not read before
     build.ret(build.load(missing))
+    return function
 
 
-def _copy(build: ir.IRBuilder, source: ir.Value, target: ir.Value, width: int) -> None:
-    with counted(build, _number(0), _number(width), 1) as j:
-        build.store(build.load(build.gep(source, [j])), build.gep(target, [j]))
-
-
-def _build_enter(module: ir.Module) -> None:
-    function = _function(module, "enter", [_INT, _INTS, _INTS, _INTS, _INT, _INT], _INT)
+def _enter(module: ir.Module) -> Any:
+    function, build = begun("enter", [INT, INTS, INTS, INTS, INT, INT], INT, module=module)
     n, ids, places, words, mask, erase = function.args
-    build = ir.IRBuilder(function.append_basic_block())
-    total, zero = build.alloca(_INT), _number(0)
+    total, zero = build.alloca(INT), const(0)
     build.store(zero, total)
     is_erased = build.icmp_signed("!=", erase, zero)
-    with counted(build, zero, n, 1) as i:
-        hash_ = mixed(build, build.load(build.gep(ids, [i])))
-        mark = build.shl(build.lshr(hash_, _number(RECORD_BITS)), _number(RECORD_BITS))
-        record = build.load(build.gep(places, [i]))
-        entry = build.or_(mark, build.add(record, _number(1)))
+    with build.counted(zero, n) as i:
+        hash_ = mixed(build, build.load_at(ids, i))
+        mark = build.shl(build.lshr(hash_, const(RECORD_BITS)), const(RECORD_BITS))
+        record = build.load_at(places, i)
+        entry = build.or_(mark, build.add(record, const(1)))
         end = function.append_basic_block("end")
         with _searched(build, words, mask, build.and_(hash_, mask)) as (place, found, on):
             is_free = build.icmp_signed("==", found, zero)
             is_end = build.or_(is_free, build.icmp_signed("==", found, entry))
             build.cbranch(is_end, end, on)
         build.position_at_end(end)
-        unless_free = build.select(is_free, zero, _number(ERASED))
+        unless_free = build.select(is_free, zero, const(ERASED))
         value = build.select(is_erased, unless_free, entry)
         build.store_atomic(value, build.gep(words, [place]), "release", 8)
-        build.store(build.add(build.load(total), build.zext(is_free, _INT)), total)
+        build.raised(total, build.zext(is_free, INT))
     build.ret(build.load(total))
+    return function
 
 
-def _build_copy(
-    module: ir.Module, stride: int, widths: tuple[int, ...], *, to_records: bool
-) -> None:
-    stamps = [_INT] * to_records
-    types = [_INT, _INTS, _BYTES, *stamps, *([_FLOATS] * len(widths))]
-    function = _function(module, "scatter" if to_records else "gather", types, _VOID)
+def _copy(module: ir.Module, stride: int, widths: tuple[int, ...], *, to_records: bool) -> Any:
+    stamps = [INT] * to_records
+    types = [INT, INTS, BYTES, *stamps, *([FLOATS] * len(widths))]
+    function, build = begun("scatter" if to_records else "gather", types, module=module)
     n, places, records, *others = function.args
     parts = others[len(stamps) :]
     for part in parts:
         part.add_attribute("noalias")
-    build = ir.IRBuilder(function.append_basic_block())
     build.fence("acq_rel")  # what was written before is seen before
-    last = build.sub(n, _number(1))
-    with counted(build, _number(0), n, 1) as i:
-        ahead = build.add(i, _number(_AHEAD))
-        ahead = build.select(build.icmp_signed("<", ahead, last), ahead, last)
-        following = _address(
-            build, records, _number(stride), build.load(build.gep(places, [ahead]))
-        )
+    last = build.sub(n, const(1))
+    with build.counted(const(0), n) as i:
+        ahead = build.lesser(build.add(i, const(_AHEAD)), last)
+        following = _address(build, records, const(stride), build.load_at(places, ahead))
         for at in _lines_of(stride):
-            _prefetch(build, build.gep(following, [_number(at)]))
-        place = build.load(build.gep(places, [i]))
-        with build.if_then(build.icmp_signed(">=", place, _number(0)), likely=True):
-            record = _address(build, records, _number(stride), place)
+            _prefetch(build, build.gep(following, [const(at)]))
+        place = build.load_at(places, i)
+        with build.if_then(build.icmp_signed(">=", place, const(0)), likely=True):
+            record = _address(build, records, const(stride), place)
             if to_records:
-                stamp = build.gep(build.bitcast(record, _INTS), [_number(1)])
-                build.store(others[0], stamp)
+                build.store_at(build.bitcast(record, INTS), const(1), others[0])
             at = 8 * HEADER
             for part, width in zip(parts, widths, strict=True):
-                inside = build.bitcast(build.gep(record, [_number(at)]), _FLOATS)
-                outside = build.gep(part, [build.mul(i, _number(width))])
+                inside = build.bitcast(build.gep(record, [const(at)]), FLOATS)
+                outside = build.gep(part, [build.mul(i, const(width))])
                 source, target = (outside, inside) if to_records else (inside, outside)
-                _copy(build, source, target, width)
+                build.copied(source, target, const(width))
                 at += 4 * width
     build.fence("acq_rel")  # what is read after it was not read before
     build.ret_void()
+    return function

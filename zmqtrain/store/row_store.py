@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
-from zmqtrain.store.row_code import ERASED, ReadCode, copy_code, index_code, read_code
+from zmqtrain.store.row_code import ERASED, copy_code, index_code, read_code
 from zmqtrain.store.row_snapshot import RowSnapshot
 from zmqtrain.store.table_layout import (
     BLOCK_ROWS,
@@ -107,10 +107,14 @@ class RowStore:
         return self.words[COUNT] - self.words[FREE]
 
     @property
+    def inserted(self) -> int:
+        """Rows that were inserted so far."""
+        return len(self) + self.words[FORGOTTEN]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its records and its index."""
-        bits = self._state.now[0]
-        return self.words[COUNT] * self.layout.stride + (8 << bits)
+        return self.words[COUNT] * self.layout.stride + (8 << self._state.now[0])
 
     def find(self, ids: Ids) -> tuple[Places, int]:
         """Return the number of each id's record, or -1, and how many are -1."""
@@ -132,13 +136,13 @@ class RowStore:
         given, found = (len(ids), address_of(ids)), (address_of(places), address_of(rows))
         while True:
             sweeps, (word, where) = self.words[SWEEPS], self._index_now()
-            missing = self._reading.read(*given, *where, self._records, *found)
+            missing = self._reading(*given, *where, self._records, *found)
             is_same = self.words[SWEEPS] == sweeps
             if is_same and (not missing or self.words[STATE] == word):
                 return rows, places if missing else None
 
     @cached_property
-    def _reading(self) -> ReadCode:
+    def _reading(self) -> Any:
         return read_code(self._stride, self.layout.widths[0])
 
     def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
@@ -204,7 +208,7 @@ class RowStore:
     @property
     def copying(self) -> tuple[int, int, int]:
         """Addresses of the records, and of the code of :meth:`gather` and :meth:`scatter`."""
-        return self._records, *self._copy.addresses
+        return self._records, self._copy.gather.address, self._copy.scatter.address
 
     def scatter(self, places: Places, stamp: int, parts: Sequence[NDArray[np.float32]]) -> None:
         """Copy arrays into records, and set the second word of each."""
@@ -292,8 +296,7 @@ class RowStore:
         """Enter the pending records into the index, or finish that."""
         places = self._pending[: self.words[PENDING]]
         self.words[COUNT], self.words[FREE] = self.words[NEXT_COUNT], self.words[NEXT_FREE]
-        ids, index = self.ids(places), self._state.now
-        self.words[USED] += self._put(ids, places, index)
+        self.words[USED] += self._put(self.ids(places), places, self._state.now)
         self.words[PENDING] = 0
 
     def erase(self, places: Places) -> None:
@@ -304,15 +307,15 @@ class RowStore:
         with self.changing(places):
             self._heads[places, 1] = -1
         self.words[FORGOTTEN] += len(places)
-        self._note_free()
+        self._note_free(self.words[FREE], places)
 
-    def _note_free(self) -> None:
-        """List the records that are free."""
-        free = np.flatnonzero(self._heads[: self.words[COUNT], 1] < 0)
-        self._arena.reserve(self.layout.free_at, 8 * len(free))
-        self._free[: len(free)] = free
+    def _note_free(self, before: int, places: Places) -> None:
+        """List records that are free, behind so many others."""
+        free = before + len(places)
+        self._arena.reserve(self.layout.free_at + 8 * before, 8 * len(places))
+        self._free[before:free] = places
         self.words[SWEEPS] += 1
-        self.words[FREE] = len(free)
+        self.words[FREE] = free
 
     def repair(self) -> None:
         """Finish what a killed process left."""
@@ -320,7 +323,7 @@ class RowStore:
         if self.words[PENDING]:
             self._enter()
         self._heads[self._free[: self.words[FREE]], 1] = -1
-        self._note_free()
+        self._note_free(0, np.flatnonzero(self._heads[: self.words[COUNT], 1] < 0))
         for index in product(range(_FIRST_BITS, state.now[0] + 2), (0, 1)):
             if index not in (state.now, state.old):
                 self._arena.release(self._begin(index), 8 << index[0])

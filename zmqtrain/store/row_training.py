@@ -7,7 +7,6 @@ GIL.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
@@ -17,11 +16,18 @@ import numpy as np
 from llvmlite import ir
 
 from zmqtrain.optim.kernels.cpu import address_of
-from zmqtrain.optim.kernels.loop import counted, engine_of
+from zmqtrain.optim.kernels.llvm import (
+    BYTES,
+    FLOATS,
+    INT,
+    INTS,
+    VOID,
+    Builder,
+    begun,
+    compiled,
+    const,
+)
 from zmqtrain.store.table_layout import DONE, READY
-
-_INT, _FLOAT, _VOID = ir.IntType(64), ir.FloatType(), ir.VoidType()
-_INTS, _FLOATS, _BYTES = (kind.as_pointer() for kind in (_INT, _FLOAT, ir.IntType(8)))
 
 
 class Training(NamedTuple):
@@ -61,63 +67,44 @@ def train(every: Sequence[Training], words: int, places: int) -> None:
     for (parts, arrays, numbers), some in groupby(every, key=lambda each: each.kind):
         rows = [(*each[:_FIXED], *each.parts, *each.arrays) for each in some]
         calls, given = np.array(rows, np.int64), np.array(numbers, np.float32)
-        run, _ = _compiled(parts, arrays, len(numbers))
+        run = _compiled(parts, arrays, len(numbers))
         run(len(calls), address_of(calls), address_of(given), words, places)
 
 
 @cache
-def _compiled(parts: int, arrays: int, numbers: int) -> tuple[Any, Any]:
-    """Return ``run(n, calls, numbers, words, places)``, and the owner of its code."""
-    module = ir.Module()
-    kind = ir.FunctionType(_VOID, [_INT, _INTS, _FLOATS, _INTS, _INTS])
-    function = ir.Function(module, kind, "run")
+def _compiled(parts: int, arrays: int, numbers: int) -> Any:
+    """Return ``run(n, calls, numbers, words, places)``."""
+    function, build = begun("run", [INT, INTS, FLOATS, INTS, INTS])
     n, calls, given, words, scratch = function.args
-    build = ir.IRBuilder(function.append_basic_block())
-    numbers_in = [build.load(build.gep(given, [_number(at)])) for at in range(numbers)]
+    numbers_in = [build.load_at(given, const(at)) for at in range(numbers)]
     width = _FIXED + parts + arrays
-    with counted(build, _number(0), n, 1) as i:
-        row = build.gep(calls, [build.mul(i, _number(width))])
-        fields = [build.load(build.gep(row, [_number(at)])) for at in range(width)]
+    with build.counted(const(0), n) as i:
+        row = build.gep(calls, [build.mul(i, const(width))])
+        fields = [build.load_at(row, const(at)) for at in range(width)]
         one = dict(zip(Training._fields, fields, strict=False))
-        pointers = [build.inttoptr(field, _FLOATS) for field in fields[_FIXED:]]
+        pointers = [build.inttoptr(field, FLOATS) for field in fields[_FIXED:]]
         own, own_arrays = pointers[:parts], pointers[parts:]
         places, gradient, records = (
             build.inttoptr(one[name], kind)
-            for name, kind in (("places", _INTS), ("gradient", _FLOATS), ("records", _BYTES))
+            for name, kind in (("places", INTS), ("gradient", FLOATS), ("records", BYTES))
         )
-        with counted(build, one["begin"], one["rows"], one["block"]) as begin:
-            end = build.add(begin, one["block"])
-            end = build.select(build.icmp_signed("<", end, one["rows"]), end, one["rows"])
+        with build.counted(one["begin"], one["rows"], one["block"]) as begin:
+            end = build.lesser(build.add(begin, one["block"]), one["rows"])
             size, first = build.sub(end, begin), build.gep(places, [begin])
             elements = build.mul(size, one["dim"])
             its_gradient = build.gep(gradient, [build.mul(begin, one["dim"])])
             _call(build, one["gather"], size, first, records, *own)
-            _call(
-                build, one["update"], _number(0), elements, its_gradient, *own_arrays, *numbers_in
-            )
-            with counted(build, _number(0), size, 1) as j:
-                build.store(build.load(build.gep(first, [j])), build.gep(scratch, [j]))
+            _call(build, one["update"], const(0), elements, its_gradient, *own_arrays, *numbers_in)
+            build.copied(first, scratch, size)
             position = build.or_(one["position"], end)
-            _note(build, words, READY, position)
+            build.note(words, READY, position)
             _call(build, one["scatter"], size, first, records, one["stamp"], *own)
-            _note(build, words, DONE, position)
+            build.note(words, DONE, position)
     build.ret_void()
-    _, engine = engine_of(module)
-    types = ctypes.c_int64, *[ctypes.c_void_p] * 4
-    return ctypes.CFUNCTYPE(None, *types)(engine.get_function_address("run")), engine
+    (run,) = compiled(function)
+    return run
 
 
-def _call(build: ir.IRBuilder, address: ir.Value, *given: ir.Value) -> None:
-    kind = ir.FunctionType(_VOID, [value.type for value in given])
+def _call(build: Builder, address: ir.Value, *given: ir.Value) -> None:
+    kind = ir.FunctionType(VOID, [value.type for value in given])
     build.call(build.inttoptr(address, kind.as_pointer()), given)
-
-
-def _note(build: ir.IRBuilder, words: ir.Value, word: int, value: ir.Value) -> None:
-    """Set a word between barriers, as ``_note`` of optim/kernels/loop.py does."""
-    build.fence("release")
-    build.store(value, build.gep(words, [_number(word)]))
-    build.fence("release")
-
-
-def _number(value: int) -> ir.Constant:
-    return ir.Constant(_INT, value)

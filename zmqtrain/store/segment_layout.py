@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 18
+LAYOUT_VERSION = 19
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"

@@ -86,8 +86,8 @@ class ModelVariables:
             name: np.array(value, value.dtype.name, order="C") for name, value in arrays.items()
         }
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Check the names of all variables.
+    def check_names(self, names: Sequence[str], tables: Sequence[str] = ()) -> None:
+        """Check the names of all variables, and of tables.
 
         Raises:
             ConfigError: a name is there twice, or ``initial`` has other names.
@@ -97,6 +97,11 @@ class ModelVariables:
             raise ConfigError(
                 f"{self.model!r} has two variables called {repeated[0]!r}; expected each name "
                 "in one of parameters(), state() and frozen()"
+            )
+        if twice := {*names}.intersection(tables):
+            raise ConfigError(
+                f"{self.model!r} has a table and a variable called {min(twice)!r}; expected "
+                "another name for each"
             )
         initial = by_first_name(self.initial, self.model)
         missing = [name for name in names if name not in initial]

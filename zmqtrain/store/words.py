@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from zmqtrain.optim.kernels.loop import engine_of
+from zmqtrain.optim.kernels.llvm import INT, INTS, VOID, begun, compiled, const
 
-_INT, _BOOL = ir.IntType(64), ir.IntType(1)
-_WORDS = _INT.as_pointer()
+_BOOL = ir.IntType(1)
 _SYSCALLS = {"x86_64": 202, "aarch64": 98}  # number of futex
 _WAIT, _WAKE = 0, 1
 _ALL = 2**31 - 1
@@ -102,64 +101,47 @@ class _Compiled(NamedTuple):
     write: Any
     swap: Any
     behind: Any
-    engine: Any  # the owner of their code
 
 
 @cache
 def _compiled() -> _Compiled:
     """Return the functions of this module as C functions."""
     module = ir.Module()
-    for build in (_build_read, _build_write, _build_swap, _build_behind):
-        build(module)
-    _, engine = engine_of(module)
-    number, word = ctypes.c_int64, ctypes.c_void_p
-
-    def function(name: str, result: Any, *arguments: Any) -> Any:
-        return ctypes.CFUNCTYPE(result, word, *arguments)(engine.get_function_address(name))
-
-    return _Compiled(
-        function("read", number),
-        function("write", None, number),
-        function("swap", number, number, number),
-        function("behind", number, number, number, number),
-        engine,
-    )
+    return _Compiled(*compiled(_read(module), _write(module), _swap(module), _behind(module)))
 
 
-def _build_read(module: ir.Module) -> None:
-    function = ir.Function(module, ir.FunctionType(_INT, [_WORDS]), "read")
-    build = ir.IRBuilder(function.append_basic_block())
+def _read(module: ir.Module) -> Any:
+    function, build = begun("read", [INTS], INT, module=module)
     build.ret(build.load_atomic(function.args[0], "acquire", 8))
+    return function
 
 
-def _build_write(module: ir.Module) -> None:
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORDS, _INT]), "write")
-    build = ir.IRBuilder(function.append_basic_block())
+def _write(module: ir.Module) -> Any:
+    function, build = begun("write", [INTS, INT], VOID, module=module)
     build.store_atomic(function.args[1], function.args[0], "release", 8)
     build.ret_void()
+    return function
 
 
-def _build_swap(module: ir.Module) -> None:
-    function = ir.Function(module, ir.FunctionType(_INT, [_WORDS, _INT, _INT]), "swap")
-    build = ir.IRBuilder(function.append_basic_block())
+def _swap(module: ir.Module) -> Any:
+    function, build = begun("swap", [INTS, INT, INT], INT, module=module)
     result = build.cmpxchg(*function.args, "seq_cst", "seq_cst")
-    build.ret(build.zext(build.extract_value(result, 1), _INT))
+    build.ret(build.zext(build.extract_value(result, 1), INT))
+    return function
 
 
-def _build_behind(module: ir.Module) -> None:
+def _behind(module: ir.Module) -> Any:
     """A loop over the words from the last to the first, which ends early at an odd one."""
-    function = ir.Function(module, ir.FunctionType(_INT, [_WORDS, _INT, _INT, _INT]), "behind")
+    function, build = begun("behind", [INTS, INT, INT, INT], INT, module=module)
     words, count, stride, target = function.args
-    begin, head, body, odd, end = (
-        function.append_basic_block(name) for name in ("begin", "head", "body", "odd", "end")
-    )
-    build = ir.IRBuilder(begin)
-    one, none = ir.Constant(_INT, 1), ir.Constant(_INT, -1)
+    begin = build.block
+    head, body, odd, end = map(function.append_basic_block, ("head", "body", "odd", "end"))
+    one, none = const(1), const(-1)
     last = build.sub(count, one)
     build.branch(head)
     build.position_at_end(head)
-    place, late = build.phi(_INT), build.phi(_INT)
-    build.cbranch(build.icmp_signed("<", place, ir.Constant(_INT, 0)), end, body)
+    place, late = build.phi(INT), build.phi(INT)
+    build.cbranch(build.icmp_signed("<", place, const(0)), end, body)
     build.position_at_end(body)
     value = build.load_atomic(build.gep(words, [build.mul(place, stride)]), "acquire", 8)
     is_late = build.icmp_signed("<", value, target)
@@ -172,3 +154,4 @@ def _build_behind(module: ir.Module) -> None:
     build.ret(place)
     build.position_at_end(end)
     build.ret(late)
+    return function

@@ -14,7 +14,8 @@ import numpy as np
 from zmqtrain.data.exact import concatenated
 from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.metrics import Measures, Metric, Totals, added, check_sums
+from zmqtrain.metrics import Measures, Metric
+from zmqtrain.metrics.sums import Totals, added, check_sums
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters, as_model
 from zmqtrain.models.rows import TableReader
 from zmqtrain.models.trees import copied

@@ -22,11 +22,13 @@ class Round:
 
     It sends these parameters then, in the place of a gradient; see optim/outer.py. ``step``: the
     global step that is the first of them. ``learning_rate``: in place of the optimizer's.
+    ``sends_difference``: it sends what it has added to the common parameters instead.
     """
 
     step: int
     batches: int
     learning_rate: float | None = None
+    sends_difference: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.job import Job
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.placement import place
@@ -51,6 +53,8 @@ class LocalSteps:
         given = self._variables, membership.layouts
         self._common = WorkerMemory(*given, membership.parameters, membership.exact)
         self._result = WorkerMemory(*given, membership.gradients)
+        self._sends_difference = self._of_differences  # of the round
+        self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent
         self._batches = 0  # of the round
         self._next: Round | None = None
         keeps = job.inner_state == "keep" and job.logdir is not None
@@ -78,6 +82,11 @@ class LocalSteps:
         for name, value in self._common.values.items():
             np.copyto(self._own.values[name], value)
         self._own.scatter()
+        self._sends_difference = self._of_differences or following.sends_difference
+        for variable in self._variables if self._sends_difference else ():
+            if variable.kind == "trained":  # others may change the common ones meanwhile
+                own = self._own.values[variable.name]
+                np.copyto(self._begin.setdefault(variable.name, np.empty_like(own)), own)
         # The steps of a lost ps may be repeated from a checkpoint on.
         if self._is_new or following.step < steps.step:
             steps.begin()
@@ -107,8 +116,8 @@ class LocalSteps:
         self._own.gather()
         for variable in self._variables:
             own, out = self._own.values[variable.name], self._result.values[variable.name]
-            if self._of_differences and variable.kind == "trained":
-                np.subtract(own, self._common.values[variable.name], out=out)
+            if self._sends_difference and variable.kind == "trained":
+                np.subtract(own, self._begin[variable.name], out=out)
             else:
                 np.copyto(out, own)
         self._result.scatter()

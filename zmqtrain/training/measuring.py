@@ -13,7 +13,8 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from zmqtrain.metrics import Measures, Metric, added, check_sums, sums_of
+from zmqtrain.metrics import Measures, Metric
+from zmqtrain.metrics.sums import added, check_sums, sums_of
 from zmqtrain.models.backend import on_host
 from zmqtrain.models.base import Outputs
 from zmqtrain.models.weights import weighted

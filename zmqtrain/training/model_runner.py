@@ -240,12 +240,11 @@ class ModelRunner:
 
     def _are_finite(self, every: Sequence[RowsOf]) -> bool:
         """Say whether no element of these rows is NaN or infinite; name the first that is."""
-        for table, found in zip(self._row_gradients, every, strict=True):
+        for found in every:
             if not all_finite(found.rows.reshape(-1)):
                 id_ = found.ids[np.isfinite(found.rows).all(axis=1).argmin()]
-                log.warning(
-                    "the gradient of row %d of the table %r has NaN or infinity", id_, table
-                )
+                name = self._tables[found.table].name
+                log.warning("the gradient of row %d of the table %r has NaN or infinity", id_, name)
                 return False
         return True
 

@@ -23,7 +23,7 @@ from zmqtrain.compute.nccl import Nccl
 from zmqtrain.compute.threads import Shares, ThreadTeam
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.metrics import added
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.base import Batch
 from zmqtrain.models.trees import copied, split
 from zmqtrain.models.weights import weight_of, weighted_mean

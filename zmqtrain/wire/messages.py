@@ -1,4 +1,4 @@
-"""Every message that zmqtrain's tasks exchange, declared once.
+"""Every message that zmqtrain's tasks exchange, declared once, here or in control.py.
 
 A message is a dataclass; its field types are the schema that the codec checks. Nobody changes a
 message; none is declared frozen, because making a frozen one takes five times as long. Requests and
@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zmqtrain.protocol.checkpoint import LastOrders, Saved, ShardFile
+from zmqtrain.protocol.checkpoint import LastOrders, Saved
 from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
+from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 29
-"""Rises with every change to this file; peers of another version are refused."""
+PROTOCOL_VERSION = 30
+"""Rises with every change to these files; peers of another version are refused."""
 
 
 BATCH = 1000
@@ -99,18 +100,6 @@ class Leave:
 
 
 @dataclass(slots=True)
-class Initialize:
-    """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory.
-
-    ``logdir``: a directory that the chief has just made in the job's logdir, "" without one. A ps
-    that does not find it has another logdir and cannot save.
-    """
-
-    checkpoint: str | None
-    logdir: str = ""
-
-
-@dataclass(slots=True)
 class Pull:
     """A worker asks for parameters, once in each life; answered once it may begin.
 
@@ -130,6 +119,7 @@ class PullReply:
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
     needs no gradients. ``local_steps``: the worker updates parameters of its own with so many of
     its batches, and pushes these; with this ``learning_rate``, None: the optimizer's own.
+    ``sends_difference``: it pushes what was added to the parameters instead.
     """
 
     version: int
@@ -137,6 +127,7 @@ class PullReply:
     stop: bool = False
     local_steps: int = 0
     learning_rate: float | None = None
+    sends_difference: bool = False
 
 
 @dataclass(slots=True)
@@ -222,6 +213,7 @@ class PushReply:
     held_s: float = 0.0
     local_steps: int = 0
     learning_rate: float | None = None
+    sends_difference: bool = False
     is_difference: bool = False
 
 
@@ -236,48 +228,6 @@ class Read:
     values: bool = True
     copies: bool = False
     at: int = 0
-
-
-@dataclass(slots=True)
-class Keep:
-    """Have the shard copy its parameters (or their moving average) at a future version.
-
-    The answer, at once, is the current version; one that is not below is too late. The copy is kept
-    until the next one.
-    """
-
-    version: int
-    average: bool = False
-
-
-@dataclass(slots=True)
-class Evaluate:
-    """Chief to a worker, passed on by the leader: measure these parts of the evaluation set.
-
-    ``evaluation`` names it. ``version``: of the parameters, or of their moving ``average``, on all
-    shards. ``data`` describes the evaluation set. No ``parts``: the evaluation is over.
-    """
-
-    worker: int
-    evaluation: str
-    version: int = 0
-    average: bool = False
-    data: str = ""
-    parts: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Evaluated:
-    """Worker to the chief, passed on by the leader: the sums over one part's examples.
-
-    ``weight``: of its batches. ``measures``: of the model's measures. The tensors are of the job's
-    metrics (float64).
-    """
-
-    evaluation: str
-    part: int
-    weight: float
-    measures: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -386,144 +336,8 @@ class Orders:
     saved: Saved | None = None
 
 
-@dataclass(slots=True)
-class SwitchPolicy:
-    """Change the running job's policy at the next version barrier; answered when it is done."""
-
-    spec: str
-
-
-@dataclass(slots=True)
-class RequestSave:
-    """Ask the chief to save a checkpoint; answered when it is durable."""
-
-
-@dataclass(slots=True)
-class RequestStop:
-    """Ask the chief to end the job early; answered when it does."""
-
-
-@dataclass(slots=True)
-class SaveEnded:
-    """Chief to leader: the requested checkpoint is durable at ``path``, or failed by ``error``."""
-
-    path: str
-    error: str
-
-
-@dataclass(slots=True)
-class Save:
-    """Chief to leader: have every shard write itself into this directory, at one cut."""
-
-    directory: str
-
-
-@dataclass(slots=True)
-class ShardWritten:
-    """Other ps to leader: this shard's part of the checkpoint in ``directory`` is durable.
-
-    ``file`` None: it could not be written, for this reason.
-    """
-
-    directory: str
-    file: ShardFile | None
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class Gather:
-    """Worker to workers that host the ps: its newest known group.
-
-    ``gives_up``: the worker has given the group up, and ``hears`` these others, which have, too.
-    Otherwise it still belongs to it, or knows a later one. ``last``: the last orders that its own
-    ps knows.
-    """
-
-    group: int
-    members: tuple[int, ...]
-    gives_up: bool = False
-    hears: tuple[int, ...] = ()
-    last: LastOrders | None = None
-
-
-@dataclass(slots=True)
-class EndGeneration:
-    """Chief to ps: carry out no more orders of it. Answered with the last ones that it knows."""
-
-    generation: int
-
-
-@dataclass(slots=True)
-class HandOver:
-    """Carry out the missing ones of the last orders of a generation that is over.
-
-    Then write your part, if only these ``shards`` are left, into the directory of a checkpoint. To
-    every ps from the chief, or to workers of a group that is over from one of them.
-    """
-
-    directory: str
-    shards: tuple[int, ...]
-    last: LastOrders
-
-
-@dataclass(slots=True)
-class HandedOver:
-    """The file that was written into this directory; None: none was, for this reason."""
-
-    directory: str
-    file: ShardFile | None
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class Close:
-    """Chief to leader: workers finish their current gradients, then stop; answered when they have.
-
-    ``at_once``: end with the received gradients; the others do not count. ``exit_code``,
-    ``reason``: how the job ends, even if another chief ends it.
-    """
-
-    at_once: bool = False
-    exit_code: int = 0
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class Extend:
-    """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins."""
-
-    limit: int
-
-
-@dataclass(slots=True)
-class SetRate:
-    """Chief to leader: use this learning rate in later updates; None: the optimizer's own."""
-
-    learning_rate: float | None
-
-
-@dataclass(slots=True)
-class Shutdown:
-    """The chief ends the run (passed on by every ps to its workers): leave with this code."""
-
-    exit_code: int
-    reason: str
-    summary: str = ""  # of the run, as JSON, arrays left out
-
-
-@dataclass(slots=True)
-class GetStatus:
-    """Ask for the job's status; held up to ``wait_s`` until something the chief acts on changed."""
-
-    seen: int = 0
-    wait_s: float = 0.0
-
-
 Message = (
-    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
-    | EndGeneration | LastOrders | Initialize | Pull | Push | PullReply | PushReply | Chunk | Read
-    | RowChunk | ChunksReceived | Keep | Parameters | Lookup | RowValues | Evaluate | Evaluated
-    | Heartbeat | HeartbeatReply | Save | Arrived | ShardReport | Orders | SwitchPolicy
-    | RequestSave | RequestStop | SaveEnded | Close | ShardWritten | Saved | Extend | SetRate
-    | Shutdown | GetStatus | Status
+    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | LastOrders | Pull | PullReply
+    | Push | PushReply | Chunk | RowChunk | ChunksReceived | Read | Parameters | Lookup | RowValues
+    | Heartbeat | HeartbeatReply | Arrived | ShardReport | Orders | Saved | Status | Control
 )  # fmt: skip

@@ -26,4 +26,6 @@ def refusal_of(error: ZmqTrainError) -> Refusal:
 
 def error_of(refusal: Refusal, peer: str) -> ZmqTrainError:
     """Return the error that ``peer`` reported; an unknown type becomes a RefusedError."""
-    return _ERRORS.get(refusal.error, RefusedError)(f"{peer}: {refusal.text}")
+    said = f"{peer}: "
+    text = refusal.text if refusal.text.startswith(said) else f"{said}{refusal.text}"
+    return _ERRORS.get(refusal.error, RefusedError)(text)

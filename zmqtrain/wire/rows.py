@@ -109,26 +109,22 @@ class WithRows:
     """The parts of a push: the chunks of its dense gradient, then those of rows. All are ready."""
 
     def __init__(self, chunks: Parts | None, rows: Sequence[Part]) -> None:
-        self._chunks, self._rows = chunks, rows
+        self._chunks: Parts | Sequence[Part] = () if chunks is None else chunks
+        self._rows = rows
 
     @property
     def ready(self) -> int:
         return len(self)
 
     def __len__(self) -> int:
-        return self._of_chunks + len(self._rows)
+        return len(self._chunks) + len(self._rows)
 
     def __getitem__(self, place: int) -> Part:
-        if self._chunks is not None and place < self._of_chunks:
-            return self._chunks[place]
-        return self._rows[place - self._of_chunks]
+        of_rows = place - len(self._chunks)
+        return self._chunks[place] if of_rows < 0 else self._rows[of_rows]
 
     def add(self, indices: Iterable[int]) -> None:
         """Do nothing."""
-
-    @property
-    def _of_chunks(self) -> int:
-        return 0 if self._chunks is None else len(self._chunks)
 
 
 def nbytes_of(each: RowsOf) -> int:

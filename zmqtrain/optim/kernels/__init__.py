@@ -6,15 +6,19 @@ All three run the formula of the rule (formula.py) and give the same bits. A rul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.models.backend import is_on_gpu
-from zmqtrain.optim.formula import FormulaRule
+from zmqtrain.optim.base import Rule
+from zmqtrain.optim.formula import FormulaRule, MatrixRule, Numbers
 from zmqtrain.optim.kernels.base import Call, Kernel, Operands, Scalars, warn
 from zmqtrain.optim.kernels.reference import FormulaKernel, RuleKernel
 from zmqtrain.optim.row_rules import OfRows
 
-__all__ = ["Call", "Kernel", "Operands", "Scalars", "bind", "call_of"]
+__all__ = ["Call", "Kernel", "Operands", "Scalars", "bind", "call_of", "numbers_of"]
 
 
 def bind(operands: Operands, *, compiled: bool) -> Kernel:
@@ -22,14 +26,15 @@ def bind(operands: Operands, *, compiled: bool) -> Kernel:
 
     On a GPU every formula is compiled, since CuPy's own kernels treat subnormal numbers as 0.
     """
-    if not has_formula(operands.rule):
-        is_by_row = isinstance(operands.rule, OfRows) and compiled
-        return (is_by_row and _by_row(operands)) or RuleKernel(operands)
+    rule = operands.rule
+    if not has_formula(rule):
+        kernel = _compiled(operands) if compiled and isinstance(rule, OfRows) else None
+        return kernel or RuleKernel(operands)
     if is_on_gpu(operands.parameters):
         from zmqtrain.optim.kernels.gpu import GpuKernel
 
         return GpuKernel(operands)
-    return (_compiled(operands) if compiled else None) or FormulaKernel(operands)
+    return (_compiled(operands) if compiled and rule.is_exact else None) or FormulaKernel(operands)
 
 
 def call_of(kernel: Kernel, scalars: Scalars) -> Call | None:
@@ -40,24 +45,31 @@ def call_of(kernel: Kernel, scalars: Scalars) -> Call | None:
 
 def has_formula(rule: Any) -> bool:
     """Return whether the rule is its formula; a subclass may have its own ``update``."""
-    return isinstance(rule, FormulaRule) and type(rule).update is FormulaRule.update
+    own = FormulaRule.update, MatrixRule.update
+    return isinstance(rule, FormulaRule) and type(rule).update in own
 
 
-def _by_row(operands: Operands) -> Kernel | None:
-    try:
-        from zmqtrain.optim.kernels.by_row import RowKernel
-    except Exception as error:  # a broken LLVM may raise anything
-        warn(repr(error))
-        return None
-    return RowKernel(operands)
+def numbers_of(rule: Rule) -> Callable[[int], Numbers]:
+    """Return a function that returns a rule's hyperparameters at a step; () without a formula.
+
+    It raises what the rule raises at this step.
+    """
+    if isinstance(rule, FormulaRule) and has_formula(rule):
+        return rule.hyperparameters
+    nothing = np.empty(0, np.float32)
+    slots = {slot.name: nothing for slot in rule.slots}
+
+    def check(step: int) -> Numbers:  # what a rule raises, it raises for an empty block, too
+        rule.update(nothing, nothing, slots, step)
+        return ()
+
+    return check
 
 
 def _compiled(operands: Operands) -> Kernel | None:
-    if not operands.rule.is_exact:
-        return None
     try:
-        from zmqtrain.optim.kernels import cpu
+        from zmqtrain.optim.kernels import by_row, cpu
     except Exception as error:  # a broken LLVM may raise anything
         warn(repr(error))
         return None
-    return cpu.bind(operands)
+    return by_row.RowKernel(operands) if isinstance(operands.rule, OfRows) else cpu.bind(operands)

@@ -62,6 +62,7 @@ class Scalars(NamedTuple):
 
     ``numbers``: the rule's hyperparameters at this step; none if it has no formula. The gradient is
     multiplied by ``scale``. ``share``: that of the average. ``factor``: of a LayerRule.
+    ``direction``: of these elements, by a MatrixRule that sees their variable.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Scalars(NamedTuple):
     scale: np.float32
     share: np.float32 | None
     factor: np.float32 | None
+    direction: Flat | None = None
 
     def others(self, l2: np.float32 | None) -> list[np.float32]:
         """Return the other numbers and ``l2``, as far as there are, in the order of the code."""

@@ -13,7 +13,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.formula import Formula, LayerRule
 from zmqtrain.optim.kernels.base import Call, Operands, Scalars, warn
-from zmqtrain.optim.kernels.loop import Loop, compiled
+from zmqtrain.optim.kernels.loop import compiled
 from zmqtrain.optim.kernels.trace import trace
 from zmqtrain.optim.redo import KERNEL_BLOCK
 
@@ -45,7 +45,7 @@ def bind(operands: Operands) -> CpuKernel | None:
 class CpuKernel:
     """A formula, compiled for the CPU."""
 
-    def __init__(self, operands: Operands, loop: Loop, numbers: int) -> None:
+    def __init__(self, operands: Operands, loop: Any, numbers: int) -> None:
         """``numbers``: how many of the rule's hyperparameters are no switches."""
         self.loop = loop
         self._size = size = len(operands.parameters)
@@ -76,7 +76,7 @@ class CpuKernel:
                 f"a gradient from {start} to {stop}; expected at most {self._size} elements"
             )
         given = _as_compiled(gradient)
-        self.loop.run(
+        self.loop(
             start,
             stop,
             address_of(given),
@@ -96,7 +96,7 @@ def _loaded(
     has_factor: bool,
     has_l2: bool,
     guarded: bool,
-) -> Loop | None:
+) -> Any:
     """Return the compiled loop of a formula for these arrays and numbers, None if that fails."""
     try:
         noted = trace(formula, are_there, switches, factor=has_factor, l2=has_l2)

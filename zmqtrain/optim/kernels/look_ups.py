@@ -6,7 +6,6 @@ equal ids are added up in the order of the batch, as those of a dense weight are
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,10 +16,18 @@ from numpy.typing import NDArray
 
 from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.optim.kernels.cpu import address_of
-from zmqtrain.optim.kernels.loop import counted, engine_of, repeated
+from zmqtrain.optim.kernels.llvm import (
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    Builder,
+    begun,
+    compiled,
+    const,
+    repeated,
+)
 
-_INT, _FLOAT = ir.IntType(64), ir.FloatType()
-_INTS, _FLOATS = _INT.as_pointer(), _FLOAT.as_pointer()
 _DIGIT = 11  # bits by which ids are sorted at once
 
 Column = tuple[int, int, int]
@@ -106,60 +113,30 @@ def _run(function: Any, calls: Sequence[tuple[int, ...]]) -> None:
 
 
 class _Code(NamedTuple):
-    """Addresses stand for arrays. All but ``same`` take a number of calls, and the address of their
+    """Compiled functions; all but ``same`` take a number of calls, and the address of their
     arguments: int64, one call behind the other."""
 
     same: Any
     sort: Any
     expand: Any
     add_up: Any
-    engine: Any  # the owner of their code
 
 
 @cache
 def _code() -> _Code:
     module = ir.Module()
-    _build_same(module)
-    for name, one in (("sort", _column), ("expand", _expanded), ("add_up", _added_up)):
-        repeated(name, one(module))
-    _, engine = engine_of(module)
-    number, place = ctypes.c_int64, ctypes.c_void_p
-
-    def function(name: str, *types: Any, result: Any = None) -> Any:
-        return ctypes.CFUNCTYPE(result, *types)(engine.get_function_address(name))
-
-    same = function("same", number, place, number, place, place, result=number)
-    sort, expand, add_up = (function(name, number, place) for name in ("sort", "expand", "add_up"))
-    return _Code(same, sort, expand, add_up, engine)
+    ones = {"sort": _column(module), "expand": _expanded(module), "add_up": _added_up(module)}
+    return _Code(*compiled(_same(module), *(repeated(name, one) for name, one in ones.items())))
 
 
-def _number(value: int) -> ir.Constant:
-    return ir.Constant(_INT, value)
+_ZERO, _ONE = const(0), const(1)
 
 
-_ZERO, _ONE = _number(0), _number(1)
-
-
-def _function(module: ir.Module, name: str, types: Sequence[ir.Type], result: ir.Type) -> Any:
-    return ir.Function(module, ir.FunctionType(result, types), name)
-
-
-def _load(build: ir.IRBuilder, array: ir.Value, at: ir.Value) -> ir.Value:
-    return build.load(build.gep(array, [at]))
-
-
-def _store(build: ir.IRBuilder, array: ir.Value, at: ir.Value, value: ir.Value) -> None:
-    build.store(value, build.gep(array, [at]))
-
-
-def _one(module: ir.Module, name: str, types: Sequence[ir.Type]) -> tuple[Any, ir.IRBuilder]:
-    """Begin the function for one call, whose arrays do not overlap."""
-    function = _function(module, name, types, ir.VoidType())
+def _one(module: ir.Module, name: str, types: Sequence[ir.Type]) -> tuple[Any, Builder]:
+    """Begin the function for one call."""
+    function, build = begun(name, types, module=module, disjoint=True)
     function.linkage = "internal"
-    for argument in function.args:
-        if argument.type.is_pointer:
-            argument.add_attribute("noalias")
-    return function, ir.IRBuilder(function.append_basic_block())
+    return function, build
 
 
 def _column(module: ir.Module) -> Any:
@@ -168,25 +145,25 @@ def _column(module: ir.Module) -> Any:
     ``order`` becomes the positions of the ids, sorted by id; ``starts`` where in it each unique id
     begins, and the number of ids.
     """
-    function, build = _one(module, "column", [_INTS, _INT, _INT, *[_INTS] * 6])
+    function, build = _one(module, "column", [INTS, INT, INT, *[INTS] * 6])
     ids, n, stride, unique, places, order, starts, counted_ids, scratch = function.args
     keys, other = scratch, build.gep(scratch, [n])
-    counts = build.alloca(_INT, _number(1 << _DIGIT))
-    least, most = build.alloca(_INT), build.alloca(_INT)
-    source, target, shift = build.alloca(_INTS), build.alloca(_INTS), build.alloca(_INT)
-    build.store(_number((1 << 63) - 1), least)
-    build.store(_number(-(1 << 63)), most)
-    with counted(build, _ZERO, n, 1) as i:
-        id_ = _load(build, ids, build.mul(i, stride))
-        _store(build, keys, i, id_)
+    counts = build.alloca(INT, const(1 << _DIGIT))
+    least, most = build.alloca(INT), build.alloca(INT)
+    source, target, shift = build.alloca(INTS), build.alloca(INTS), build.alloca(INT)
+    build.store(const((1 << 63) - 1), least)
+    build.store(const(-(1 << 63)), most)
+    with build.counted(_ZERO, n) as i:
+        id_ = build.load_at(ids, build.mul(i, stride))
+        build.store_at(keys, i, id_)
         for bound, order_of in ((least, "<"), (most, ">")):
             before = build.load(bound)
             build.store(build.select(build.icmp_signed(order_of, id_, before), id_, before), bound)
     first = build.load(least)
     spread = build.sub(build.load(most), first)  # without a sign
-    with counted(build, _ZERO, n, 1) as i:
-        _store(build, keys, i, build.sub(_load(build, keys, i), first))
-        _store(build, order, i, i)
+    with build.counted(_ZERO, n) as i:
+        build.store_at(keys, i, build.sub(build.load_at(keys, i), first))
+        build.store_at(order, i, i)
     build.store(order, source)
     build.store(other, target)
     build.store(_ZERO, shift)
@@ -195,39 +172,39 @@ def _column(module: ir.Module) -> Any:
     build.position_at_end(head)
     by = build.load(shift)
     is_left = build.icmp_unsigned(">", build.lshr(spread, by), _ZERO)
-    build.cbranch(build.and_(build.icmp_signed("<", by, _number(64)), is_left), body, after)
+    build.cbranch(build.and_(build.icmp_signed("<", by, const(64)), is_left), body, after)
     build.position_at_end(body)
     _sort_by_digit(build, n, keys, by, counts, build.load(source), build.load(target))
     given, made = build.load(source), build.load(target)
     build.store(made, source)
     build.store(given, target)
-    build.store(build.add(by, _number(_DIGIT)), shift)
+    build.store(build.add(by, const(_DIGIT)), shift)
     build.branch(head)
     build.position_at_end(after)
     sorted_ = build.load(source)
-    count, before = build.alloca(_INT), build.alloca(_INT)
+    count, before = build.alloca(INT), build.alloca(INT)
     build.store(_ZERO, count)
-    _store(build, starts, _ZERO, _ZERO)
-    with counted(build, _ZERO, n, 1) as i:
-        position = _load(build, sorted_, i)
-        key = _load(build, keys, position)
+    build.store_at(starts, _ZERO, _ZERO)
+    with build.counted(_ZERO, n) as i:
+        position = build.load_at(sorted_, i)
+        key = build.load_at(keys, position)
         is_first = build.icmp_signed("==", i, _ZERO)
         is_new = build.or_(is_first, build.icmp_signed("!=", key, build.load(before)))
         build.store(key, before)
-        known = build.add(build.load(count), build.zext(is_new, _INT))
+        known = build.add(build.load(count), build.zext(is_new, INT))
         build.store(known, count)
         place = build.sub(known, _ONE)
-        _store(build, unique, place, build.add(key, first))
-        _store(build, starts, known, build.add(i, _ONE))  # so far; a branch would take longer
-        _store(build, places, position, place)
-        _store(build, order, i, position)
+        build.store_at(unique, place, build.add(key, first))
+        build.store_at(starts, known, build.add(i, _ONE))  # so far; a branch would take longer
+        build.store_at(places, position, place)
+        build.store_at(order, i, position)
     build.store(build.load(count), counted_ids)
     build.ret_void()
     return function
 
 
 def _sort_by_digit(
-    build: ir.IRBuilder,
+    build: Builder,
     n: ir.Value,
     keys: ir.Value,
     shift: ir.Value,
@@ -238,74 +215,72 @@ def _sort_by_digit(
     """Build the sorting of positions by one digit of their keys."""
 
     def digit(position: ir.Value) -> ir.Value:
-        key = build.lshr(_load(build, keys, position), shift)
-        return build.and_(key, _number((1 << _DIGIT) - 1))
+        key = build.lshr(build.load_at(keys, position), shift)
+        return build.and_(key, const((1 << _DIGIT) - 1))
 
-    size, total = _number(1 << _DIGIT), build.alloca(_INT)
-    with counted(build, _ZERO, size, 1) as i:
-        _store(build, counts, i, _ZERO)
-    with counted(build, _ZERO, n, 1) as i:
+    size, total = const(1 << _DIGIT), build.alloca(INT)
+    with build.counted(_ZERO, size) as i:
+        build.store_at(counts, i, _ZERO)
+    with build.counted(_ZERO, n) as i:
         at = digit(i)
-        _store(build, counts, at, build.add(_load(build, counts, at), _ONE))
+        build.raised(build.gep(counts, [at]), _ONE)
     build.store(_ZERO, total)
-    with counted(build, _ZERO, size, 1) as i:
-        before, own = build.load(total), _load(build, counts, i)
-        _store(build, counts, i, before)
+    with build.counted(_ZERO, size) as i:
+        before, own = build.load(total), build.load_at(counts, i)
+        build.store_at(counts, i, before)
         build.store(build.add(before, own), total)
-    with counted(build, _ZERO, n, 1) as i:
-        position = _load(build, source, i)
+    with build.counted(_ZERO, n) as i:
+        position = build.load_at(source, i)
         at = digit(position)
-        place = _load(build, counts, at)
-        _store(build, counts, at, build.add(place, _ONE))
-        _store(build, target, place, position)
+        place = build.load_at(counts, at)
+        build.store_at(counts, at, build.add(place, _ONE))
+        build.store_at(target, place, position)
 
 
-def _build_same(module: ir.Module) -> None:
-    """Build ``same(n, ids, stride, unique, places)``: whether the ids are those of the places."""
-    function = _function(module, "same", [_INT, _INTS, _INT, _INTS, _INTS], _INT)
+def _same(module: ir.Module) -> Any:
+    """Return ``same(n, ids, stride, unique, places)``: whether the ids are those of the places."""
+    function, build = begun("same", [INT, INTS, INT, INTS, INTS], INT, module=module)
     n, ids, stride, unique, places = function.args
-    build = ir.IRBuilder(function.append_basic_block())
-    different = build.alloca(_INT)
+    different = build.alloca(INT)
     build.store(_ZERO, different)
-    with counted(build, _ZERO, n, 1) as i:
-        id_ = _load(build, ids, build.mul(i, stride))
-        known = _load(build, unique, _load(build, places, i))
+    with build.counted(_ZERO, n) as i:
+        id_ = build.load_at(ids, build.mul(i, stride))
+        known = build.load_at(unique, build.load_at(places, i))
         build.store(build.or_(build.load(different), build.xor(id_, known)), different)
-    build.ret(build.zext(build.icmp_signed("==", build.load(different), _ZERO), _INT))
+    build.ret(build.zext(build.icmp_signed("==", build.load(different), _ZERO), INT))
+    return function
 
 
 def _expanded(module: ir.Module) -> Any:
     """Build the copying of the row of each id of a column."""
-    function, build = _one(module, "expanded", [_INT, _INT, _INTS, _FLOATS, _FLOATS])
+    function, build = _one(module, "expanded", [INT, INT, INTS, FLOATS, FLOATS])
     n, dim, places, rows, out = function.args
-    with counted(build, _ZERO, n, 1) as i:
-        row = build.gep(rows, [build.mul(_load(build, places, i), dim)])
-        target = build.gep(out, [build.mul(i, dim)])
-        with counted(build, _ZERO, dim, 1) as j:
-            _store(build, target, j, _load(build, row, j))
+    with build.counted(_ZERO, n) as i:
+        row = build.gep(rows, [build.mul(build.load_at(places, i), dim)])
+        build.copied(row, build.gep(out, [build.mul(i, dim)]), dim)
     build.ret_void()
     return function
 
 
 def _added_up(module: ir.Module) -> Any:
     """Build the sum of the rows of equal ids of a column."""
-    types = [_INT, _INT, _INTS, _INTS, _FLOATS, _INT, _FLOATS]
+    types = [INT, INT, INTS, INTS, FLOATS, INT, FLOATS]
     function, build = _one(module, "added_up", types)
     count, dim, starts, order, gradient, stride, total = function.args
-    with counted(build, _ZERO, count, 1) as i:
+    with build.counted(_ZERO, count) as i:
         target = build.gep(total, [build.mul(i, dim)])
-        begin, end = _load(build, starts, i), _load(build, starts, build.add(i, _ONE))
+        begin, end = build.load_at(starts, i), build.load_at(starts, build.add(i, _ONE))
 
         def row(at: ir.Value) -> ir.Value:
-            return build.gep(gradient, [build.mul(_load(build, order, at), stride)])
+            return build.gep(gradient, [build.mul(build.load_at(order, at), stride)])
 
         first = row(begin)
-        with counted(build, _ZERO, dim, 1) as j:  # 0 + -0 is 0
-            _store(build, target, j, build.fadd(ir.Constant(_FLOAT, 0), _load(build, first, j)))
-        with counted(build, build.add(begin, _ONE), end, 1) as at:
+        with build.counted(_ZERO, dim) as j:  # 0 + -0 is 0
+            build.store_at(target, j, build.fadd(ir.Constant(FLOAT, 0), build.load_at(first, j)))
+        with build.counted(build.add(begin, _ONE), end) as at:
             other = row(at)
-            with counted(build, _ZERO, dim, 1) as j:
-                both = build.fadd(_load(build, target, j), _load(build, other, j))
-                _store(build, target, j, both)
+            with build.counted(_ZERO, dim) as j:
+                both = build.fadd(build.load_at(target, j), build.load_at(other, j))
+                build.store_at(target, j, both)
     build.ret_void()
     return function

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
-from zmqtrain.optim.formula import approach, at, element, put
+from zmqtrain.optim.formula import Common, approach, at, element, put
 from zmqtrain.optim.kernels.base import Operands, Scalars
 
 
@@ -21,15 +23,25 @@ class FormulaKernel:
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
         rule, l2 = self._operands.rule, self._operands.l2
-        _, numbers, scale, share, factor = scalars
+        _, numbers, scale, share, factor, direction = scalars
         for block, own in _blocks(self._operands, gradient, start):
             w, *slots, average = here = at(self._arrays, block)
+            formula, length = rule.formula, factor
+            if direction is not None:
+                here_of_it = direction[block.start - start : block.stop - start]
+                formula, length = partial(_moved, rule, here_of_it, factor), None
             with np.errstate(all="ignore"):
-                new = element(
-                    rule.formula, w, own, tuple(slots), average, numbers, factor, scale, l2, share
-                )
-            length = slice(0, len(own))
-            put(here if self._copies is None else at(self._copies, length), new)
+                common = Common(length, scale, l2, share)
+                new = element(formula, w, own, tuple(slots), average, numbers, common)
+            put(here if self._copies is None else at(self._copies, slice(0, len(own))), new)
+
+
+def _moved(
+    rule: Any, direction: Flat, factor: np.float32 | None, w: Flat, g: Flat, *others: Any
+) -> tuple[Any, ...]:
+    """Be the formula of a MatrixRule for elements of a variable that it sees."""
+    _, *slots = rule.formula(w, g, *others)
+    return rule.moved(w, direction, factor, others), *slots
 
 
 class RuleKernel:
@@ -39,7 +51,7 @@ class RuleKernel:
         self._operands = operands
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
-        operands, (step, _, scale, share, _) = self._operands, scalars
+        operands, step, scale, share = self._operands, scalars.step, scalars.scale, scalars.share
         for block, own in _blocks(operands, gradient, start):
             w, slots = operands.parameters[block], {n: s[block] for n, s in operands.slots.items()}
             if operands.redo is not None:

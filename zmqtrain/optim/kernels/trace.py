@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from zmqtrain.optim.formula import Formula, element, total
+from zmqtrain.optim.formula import Common, Formula, element, total
 
 Operand: TypeAlias = str | float
 """The name of a value, or a constant."""
@@ -65,12 +65,12 @@ def trace(
     w, *slots, average = arrays
     numbers = [symbol(f"n{n}") if switch is None else switch for n, switch in enumerate(switches)]
     options = {"factor": factor, "scale": True, "l2": l2, "share": average is not None}
-    others = [symbol(*option) for option in options.items()]
-    new = element(formula, w, symbol("g"), tuple(slots), average, tuple(numbers), *others)
+    common = Common(*(symbol(*option) for option in options.items()))
+    new = element(formula, w, symbol("g"), tuple(slots), average, tuple(numbers), common)
     return Trace(
         tuple(each.name for each in arrays if each is not None),
         tuple(each.name for each in new if each is not None),
-        tuple(each.name for each in (*numbers, *others) if isinstance(each, _Symbol)),
+        tuple(each.name for each in (*numbers, *common) if isinstance(each, _Symbol)),
         tuple(noted),
     )
 

@@ -9,8 +9,8 @@ into the segment before the first element is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.optim import AVERAGE, BoundUpdate, Slot, Update
+from zmqtrain.optim import Update
 from zmqtrain.optim.absences import Absences
-from zmqtrain.optim.formula import Numbers
-from zmqtrain.optim.mean import Assign, Mean
-from zmqtrain.optim.outer import RESIDUAL
-from zmqtrain.optim.pipeline import Run, Runs, Squares, factors_of, rules_of
-from zmqtrain.optim.redo import Redo
-from zmqtrain.optim.sums import add_up
+from zmqtrain.optim.formula import MatrixRule, Numbers
+from zmqtrain.optim.layers import Squares, factors_of
+from zmqtrain.optim.mean import Mean
+from zmqtrain.optim.runs import Run, Runs
+from zmqtrain.optim.whole import WholeVariable
 from zmqtrain.store.changes import ACCUMULATE, SETTLE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
+from zmqtrain.store.holdings.dense_part import Part
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
@@ -73,6 +73,13 @@ class Dense:
         self._update = update
         self._is_layered = update.is_layered
         self._parts = [self._part(number, part) for number, part in enumerate(self._cut)]
+        arrays = self._arrays
+        self._wholes = [
+            WholeVariable(update, run, arrays.parameters, arrays.slots)
+            for run in self._runs
+            if run.shape is not None
+        ]
+        self._directions = np.zeros_like(arrays.parameters) if self._wholes else None
         self._begun: tuple[Change, list[Numbers]] | None = None
 
     def check(self, step: int) -> None:
@@ -96,8 +103,17 @@ class Dense:
         is_layered = self._is_layered and not change.local_steps
         factors = self._segment.factors if is_layered else None
         given, absences = (step, factors, self._numbers(change)), self._absences_in(change)
+        if is_layered and not self._is_begun(change):
+            self._measure_wholes(change, absences, self._done())
+        of_parts = self._directions if is_layered else None
         calls = [
-            partial(part.bound_for(change).apply, part.own(mean, change.clip), *given, absences)
+            partial(
+                part.bound_for(change).apply,
+                part.own(mean, change.clip),
+                *given,
+                absences,
+                None if of_parts is None else of_parts[part.where],
+            )
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
             for part in self._parts
@@ -191,7 +207,7 @@ class Dense:
         mean = self._mean(change)
         found: list[int] = []
 
-        def add(part: _Part) -> None:
+        def add(part: Part) -> None:
             own, first = self._layout.owned_trained, part.where.start
             here = slice(max(own.start - first, 0), max(own.stop - first, 0))
             found.append(part.bound.square(part.own(mean).at(here)))
@@ -199,15 +215,26 @@ class Dense:
         self._team.run([partial(add, part) for part in self._parts if part.is_trained])
         return sum(found)
 
-    def _part(self, number: int, layout: PartLayout) -> _Part:
+    def _part(self, number: int, layout: PartLayout) -> Part:
         redo = self._segment.redo(number) if self._safe else None
-        return _Part(self._arrays, layout, redo, self._runs, self._update)
+        return Part(self._arrays, layout, redo, self._runs, self._update)
 
     def _numbers(self, change: Change) -> list[Numbers]:
         """Return the hyperparameters: those of :meth:`begin`, unless the change is repaired."""
-        if self._begun is not None and self._begun[0] is change:
+        if self._begun is not None and self._is_begun(change):
             return self._begun[1]
         return self._parts[0].bound_for(change).numbers(change.step)
+
+    def _is_begun(self, change: Change) -> bool:
+        """Whether this process has begun the change, which it otherwise repairs."""
+        return self._begun is not None and self._begun[0] is change
+
+    def _done(self) -> NDArray[np.bool_]:
+        """Return which elements of the block an interrupted change has changed."""
+        done = np.zeros(len(self._arrays.parameters), np.bool_)
+        for part in self._parts:
+            done[part.where][: part.done] = True
+        return done
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
@@ -220,9 +247,26 @@ class Dense:
             found[number] = part.bound.squares(part.own(mean, change.clip), change.step, absences)
 
         self._team.run([partial(measure, number) for number in range(len(trained))])
+        found.append(self._measure_wholes(change, absences, None))
         squares = chain.from_iterable(found)  # in this order, however many threads there are
-        rules = rules_of(self._update, self._runs)
+        own, groups = self._update.by_group(), {run.variable: run.group for run in self._runs}
+        rules = [own[groups[variable]].rule for variable in sorted(groups)]
         self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, absences)
+
+    def _measure_wholes(
+        self, change: Change, absences: Absences | None, done: NDArray[np.bool_] | None
+    ) -> list[Squares]:
+        """Compute the directions of the variables that a MatrixRule sees; ``done``: see there."""
+        out, mean = self._directions, self._mean(change)._replace(clip=change.clip)
+        if out is None:
+            return []
+        found: dict[int, Squares] = {}
+
+        def measure(whole: WholeVariable) -> None:
+            found[whole.number] = whole.measure(mean, change.step, absences, out, done)
+
+        self._team.run([partial(measure, whole) for whole in self._wholes])
+        return list(found.values())
 
     def _absent(self, change: Change) -> list[NDArray[np.uint8]]:
         """Return ABSENT of each gradient of a change, and of the sum if that is part of it."""
@@ -264,127 +308,20 @@ class Dense:
         return Mean.weighted(gradients, change.weight / change.unit, weights)
 
 
-class _Part:
-    """One part of the block, bound to its memory.
-
-    State is assigned, whatever the rule: ``how`` says whether it becomes the mean of the gradients'
-    values or the first one's. The moving average of state is the state itself.
-    """
-
-    def __init__(
-        self,
-        arrays: DeviceArrays,
-        layout: PartLayout,
-        redo: tuple[list[Flat], NDArray[np.int64]] | None,
-        runs: Runs,
-        update: Update,
-    ) -> None:
-        """``redo``: copies and progress, if changes must survive a killed process."""
-        self.where, self._how = where, how = layout.where, layout.how
-        self.is_trained = how == "update"
-        if not self.is_trained:
-            averages = tuple(Slot(name, None) for name in arrays.slots if name == AVERAGE)
-            update, runs = Update(Assign(averages), fused=False), [Run(where)]
-        parameters, self._sum = arrays.parameters[where], arrays.sum[where]
-        slots = {slot.name: arrays.slots[slot.name][where] for slot in update.slots}
-        self._redo: Redo | None = None
-        self._redo_of_sum: Redo | None = None
-        if redo is not None:
-            copies, progress = redo
-            changed = [parameters, *slots.values()]
-            self._redo = Redo(changed, copies[: len(changed)], progress)
-            self._redo_of_sum = Redo([self._sum], copies[:1], progress)
-        self._settled = [parameters, *([slots[RESIDUAL]] if RESIDUAL in slots else [])]
-        of_settled = [0, *([1 + [*slots].index(RESIDUAL)] if RESIDUAL in slots else [])]
-        self._redo_of_settling = self._redo and self._redo.of(of_settled)
-        own = list(_within(where, runs))
-        self.bound = update.bind(parameters, slots, self._redo, own)
-        alone = [run._replace(group=0) for run in own]
-        self._bind_outer = partial(
-            Update(update.outer, fused=update.fused).bind, parameters, slots, self._redo, alone
-        )
-
-    @cached_property
-    def _outer(self) -> BoundUpdate:
-        return self._bind_outer()
-
-    def bound_for(self, change: Change) -> BoundUpdate:
-        """Return the update that makes this change."""
-        return self._outer if change.local_steps and self.is_trained else self.bound
-
-    def own(self, mean: Mean, clip: float = 1.0) -> Mean:
-        """Return what a mean of gradients of the whole block is for this part.
-
-        ``clip``: the factor of a mean of trained variables.
-        """
-        if self._how == "first":
-            mean = Mean(mean.gradients[:1])
-        elif clip != 1:
-            mean = mean._replace(clip=clip)
-        return mean.at(self.where)
-
-    def begin(self) -> None:
-        """Note that nothing of the next change is made."""
-        if self._redo is not None:
-            self._redo.begin()
-
-    def resume(self, *, of_sum: bool, bound: BoundUpdate) -> None:
-        """Finish the block in which a killed process left an update (``bound``), or the sum."""
-        if not of_sum:
-            bound.resume()
-        elif self._redo_of_sum is not None:
-            self._redo_of_sum.resume()
-
-    def settle(self, target: Flat) -> None:
-        """Move the parameters to their part of ``target``; the residual takes up the rest."""
-        parameters, *residuals = self._settled
-        own, size = target[self.where], len(parameters)
-        whole = [(slice(0, size), self._settled)]
-        blocks = self._redo_of_settling.blocks(size) if self._redo_of_settling else whole
-        for block, (moved, *rests) in blocks:
-            rest = parameters[block] - own[block]
-            for residual, out in zip(residuals, rests, strict=True):
-                np.add(residual[block], rest, out=out)
-            np.copyto(moved, own[block])
-
-    def resume_settling(self) -> None:
-        """Finish the block in which a killed process was settling."""
-        if self._redo_of_settling is not None:
-            self._redo_of_settling.resume()
-
-    def add(self, mean: Mean, *, begin: bool) -> None:
-        """Add the only gradient, weighted, to the sum of the step, or begin the sum with it."""
-        if self._how == "first" and not begin:
-            return
-        terms, weights = [*mean.gradients], [*(mean.weights or (1.0,))]
-        if not begin:
-            terms, weights = [self._sum, *terms], [1.0, *weights]
-        if self._redo_of_sum is None:
-            add_up(terms, weights, self._sum)
-            return
-        for block, (copy,) in self._redo_of_sum.blocks(len(self._sum)):
-            add_up([term[block] for term in terms], weights, copy)
-
-
 def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
     """Return the runs of the shard's trained variables, and how many elements each has.
 
     The zeros between two slices go with the first; they are not counted.
     """
     sizes = [0] * len(layout.numbers)
+    rules = [each.rule for each in update.by_group()]
     runs: list[Run] = []
     for cut, start, stop in layout.runs:
         if cut.variable.kind == "trained":
             number = layout.numbers[cut.variable.name]
             sizes[number] += cut.size
-            group = update.group_of(cut.variable.name)
-            runs.append(Run(slice(start, stop), number, group))
+            group, shape = update.group_of(cut.variable.name), cut.variable.shape
+            rule = rules[group]
+            is_seen = isinstance(rule, MatrixRule) and rule.sees(shape)
+            runs.append(Run(slice(start, stop), number, group, shape if is_seen else None))
     return runs, sizes
-
-
-def _within(where: slice, runs: Runs) -> Iterator[Run]:
-    """Yield the runs of a part, counted from its begin."""
-    for run in runs:
-        start, stop = max(run.where.start, where.start), min(run.where.stop, where.stop)
-        if start < stop:
-            yield run._replace(where=slice(start - where.start, stop - where.start))

@@ -55,7 +55,8 @@ class Compressor:
             self._residual[run] = 0
 
     def forget(self) -> None:
-        """Clear the residual after a gradient that turned out not to be finite."""
+        """Clear the residual: a gradient was not finite, or something else is sent now."""
+        self._held.clear()
         if self._residual is not None:
             self._residual.fill(0)
 

@@ -1,0 +1,195 @@
+"""Local steps without rounds: each result counts when it arrives, with as many steps as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heapreplace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.coordination.plays import coordinator, playing
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.state import pack, unpack
+from zmqtrain.optim.outer import CLOSES, OPENS
+from zmqtrain.policies.local_steps import AsyncLocalSteps
+from zmqtrain.protocol.orders import Answer, Apply
+
+
+def test_each_result_is_applied_with_all_of_its_batches_as_steps() -> None:
+    run = coordinator("local-steps:2,async", joined=2, steps=8)
+    playing(run)("""
+        pull 0          -> answer 0 with 0 1 alone
+        pull 1          -> answer 1 with 2 3 alone
+        push 1 1 2 of 2 -> apply 1 of 2 among 2 opens, answer 1 with 4 5 alone
+        push 0 1 0 of 2 -> apply 0 of 2 among 2 closes, answer 0 with 6 7 alone
+        push 0 2 6 of 2 -> apply 0 of 2 among 2 opens
+        held            -> 0 waits for 1
+        push 1 2 4 of 2 -> apply 1 of 2 among 2 closes, answer 0 stop, answer 1 stop
+    """)
+    assert (run.version, run.applied, run.ledger.uncounted) == (8, 4, 8)
+
+
+def test_batches_of_a_worker_that_dies_are_leased_again() -> None:
+    playing(coordinator("local-steps:2,async", joined=2))("""
+        pull 0          -> answer 0 with 0 1 alone
+        pull 1          -> answer 1 with 2 3 alone
+        leave 0         -> -
+        push 1 1 2 of 2 -> apply 1 of 2 among 1, answer 1 with 0 1 alone
+    """)
+
+
+def test_no_result_goes_over_an_evaluation_or_the_last_step() -> None:
+    playing(coordinator("local-steps:4,async", joined=2, evaluate_every=6, steps=7))("""
+        pull 0          -> answer 0 with 0 1 2 3 alone
+        pull 1          -> answer 1 with 4 5 alone
+        push 1 1 4 of 2 -> apply 1 of 2 among 2 opens
+        push 0 1 0 of 4 -> apply 0 of 4 among 2 closes, answer 0 with 6 alone
+        push 0 2 6 of 1 -> apply 0 of 1 among 2 opens, answer 0 stop, answer 1 stop
+    """)
+
+
+def test_worker_too_many_rounds_ahead_waits() -> None:
+    playing(coordinator("local-steps:2,async,bound=1", joined=2))("""
+        pull 0          -> answer 0 with 0 1 alone
+        pull 1          -> answer 1 with 2 3 alone
+        push 0 1 0 of 2 -> apply 0 of 2 among 2 opens, answer 0 with 4 5 alone
+        push 0 2 4 of 2 -> apply 0 of 2 among 2 closes
+        held            -> 0 waits for 1
+        leave 1         -> answer 0 with 2 3 alone
+    """)
+
+
+def test_refused_batch_is_replaced_within_the_round() -> None:
+    playing(coordinator("local-steps:3,async", workers=1, joined=1, steps=4))("""
+        pull 0          -> answer 0 with 0 1 2 alone
+        push 0 1 1 bad  -> answer 0 with 3 alone
+        push 0 2 0 of 3 -> apply 0 of 3 among 1, answer 0 with 4 alone
+    """)
+
+
+def test_pass_ends_when_all_of_its_batches_are_counted() -> None:
+    run = coordinator("local-steps:4,async", joined=2, ledger=Ledger(limit=5))
+    playing(run)("""
+        pull 0          -> answer 0 with 0 1 2 3 alone
+        pull 1          -> answer 1 with 4 alone
+        push 1 1 4 of 1 -> apply 1 of 1 among 2 opens
+        push 0 1 0 of 4 -> apply 0 of 4 among 2 closes
+    """)
+    assert run.is_pass_over
+
+
+def test_switches_begin_and_end_arrivals_when_no_worker_computes() -> None:
+    playing(coordinator("sync-replicas", workers=1, joined=1))("""
+        pull 0                     -> answer 0 with 0
+        switch local-steps:2,async -> -
+        push 0 1 0                 -> reduce 0, switch local-steps:2,async, answer 0 with 1 2 alone
+        push 0 2 1 of 2            -> apply 0 of 2 among 1, answer 0 with 3 4 alone
+        switch local-steps:2       -> -
+        push 0 3 3 of 2 -> apply 0 of 2 among 1, switch local-steps:2, answer 0 with 5 6 alone
+        push 0 4 5 of 2            -> reduce 0 of 2 steps, answer 0 with 7 8 alone
+    """)
+
+
+def test_answers_ask_for_differences_once_the_warm_up_is_over() -> None:
+    run = coordinator("local-steps:2,after=1,async", workers=1, joined=1)
+    (first,) = run.handle(PullArrived(0))
+    assert isinstance(first, Answer)
+    assert (first.local_steps, first.sends_difference) == (0, False)
+    *_, then = run.handle(PushArrived(0, 1, 0))
+    assert isinstance(then, Answer)
+    assert (then.local_steps, then.sends_difference) == (2, True)
+
+
+def played(run: Coordinator, seconds: list[float], results: int) -> Iterator[Apply]:
+    """Have workers make local steps that take these seconds each; yield how they count."""
+    due: list[tuple[float, int, int, int]] = []
+    for worker in range(len(seconds)):
+        (answer,) = run.handle(PullArrived(worker))
+        assert isinstance(answer, Answer)
+        due.append((seconds[worker] * answer.local_steps, worker, answer.local_steps, 1))
+    heapify(due)
+    for _ in range(results):
+        now, worker, batches, sequence = due[0]
+        first = run.ledger.leases[worker][0]
+        orders = run.handle(PushArrived(worker, sequence, first, batches, batches=batches))
+        (applied,) = (order for order in orders if isinstance(order, Apply))
+        yield applied
+        (answer,) = (order for order in orders if isinstance(order, Answer))
+        steps = answer.local_steps
+        heapreplace(due, (now + seconds[worker] * steps, worker, steps, sequence + 1))
+
+
+@pytest.mark.parametrize("seconds", [[1.0, 1.0], [1.0, 4.0], [3.0, 1.0, 1.5], [1.0] * 6])
+def test_workers_get_batches_in_proportion_to_their_speed(seconds: list[float]) -> None:
+    run = coordinator(
+        "local-steps:40,async,bound=9", workers=len(seconds), joined=len(seconds), steps=100_000
+    )
+    found: dict[int, int] = {}
+    for applied in played(run, seconds, 60):
+        found[applied.worker] = applied.local_steps
+    fastest = min(seconds)
+    for worker, each in enumerate(seconds):
+        assert found[worker] == pytest.approx(40 * fastest / each, rel=0.15)
+
+
+def test_cycle_of_momentum_has_a_result_for_each_worker() -> None:
+    run = coordinator("local-steps:3,async", workers=3, joined=3, steps=10_000)
+    cycles = [applied.cycle for applied in played(run, [1.0, 1.1, 1.2], 9)]
+    assert cycles == [OPENS, 0, CLOSES] * 3
+
+
+events = st.tuples(
+    st.sampled_from(["push", "push", "push", "push", "bad", "join", "leave"]), st.integers(0, 2)
+)
+
+
+@given(
+    spec=st.sampled_from(["local-steps:3,async", "local-steps:2,async,bound=0,after=2"]),
+    evaluate_every=st.sampled_from([0, 4]),
+    play=st.lists(events, max_size=60),
+)
+def test_each_batch_counts_once_whoever_dies(
+    spec: str, evaluate_every: int, play: list[tuple[str, int]]
+) -> None:
+    run = coordinator(spec, workers=2, steps=21, evaluate_every=evaluate_every)
+    held: dict[int, list[int]] = {}  # worker -> batches that it was told
+    rounds: dict[int, int] = {}
+    skipped = 0
+    for life, (what, worker) in enumerate(play, 1):
+        run = unpack(pack(run))  # as a restarted leader has it
+        before = run.version
+        if what in ("join", "leave"):
+            held.pop(worker, None)
+            orders = run.handle(Joined(worker, life) if what == "join" else Left(worker))
+            orders += run.handle(PullArrived(worker)) if what == "join" else []
+        elif (batches := held.get(worker)) and worker in rounds:
+            count = 1 if what == "bad" else rounds.pop(worker)
+            sequence = run.members[worker].sequence + 1
+            first, held[worker] = batches[0], batches[count:]
+            finite = what != "bad"
+            skipped += not finite
+            orders = run.handle(
+                PushArrived(worker, sequence, first, 1, finite=finite, batches=count)
+            )
+        else:
+            continue
+        for order in orders:
+            if isinstance(order, Answer) and not order.stop:
+                held.setdefault(order.worker, []).extend(order.batches)
+                rounds[order.worker] = order.local_steps or 1
+                assert len(held[order.worker]) >= rounds[order.worker]
+        ledger, policy = run.ledger, run.policy
+        counted = ledger.next_batch - len(ledger.open_batches()) - skipped
+        assert isinstance(policy, AsyncLocalSteps)
+        if policy.after == 0:
+            assert counted == run.version
+        assert evaluate_every == 0 or before // 4 == (run.version - 1) // 4 or before == run.version
+        assert run.version <= 21
+        clocks = policy.clocks
+        if policy.at_arrival and clocks.clocks:
+            limit = min(clocks.clocks.values()) + policy.bound
+            assert all(clock <= limit + (w in clocks.waiting) for w, clock in clocks.clocks.items())

@@ -1,0 +1,45 @@
+"""Runs: the elements of one variable in the memory that an update changes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+
+class Run(NamedTuple):
+    """Elements of one variable, which may have several runs; ``group`` is that of its options.
+
+    ``shape``: of a variable whose step follows from all of it at once, by a MatrixRule, else None.
+    """
+
+    where: slice
+    variable: int = 0
+    group: int = 0
+    shape: tuple[int, ...] | None = None
+
+
+Runs: TypeAlias = Sequence[Run]
+
+
+def cut(block: slice, runs: Runs) -> Iterator[tuple[slice, Run]]:
+    """Cut a block where a run begins; yield (elements, run)."""
+    if len(runs) == 1:
+        yield block, runs[0]
+        return
+    behind = bisect_right(runs, block.start, key=lambda run: run.where.start)
+    for run in runs[max(behind - 1, 0) :]:
+        if run.where.start >= max(block.stop, block.start + 1):
+            return
+        yield slice(max(run.where.start, block.start), min(run.where.stop, block.stop)), run
+
+
+def joined_runs(runs: Runs) -> list[Run]:
+    """Return runs that go on as long as the group is the same."""
+    joined: list[Run] = []
+    for run in runs:
+        if joined and joined[-1].group == run.group:
+            start = joined.pop().where.start
+            run = run._replace(where=slice(start, run.where.stop))
+        joined.append(run)
+    return joined

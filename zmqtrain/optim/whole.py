@@ -1,0 +1,66 @@
+"""Variables that a rule sees as a whole, in the memory of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.optim.absences import Absences, own_count
+from zmqtrain.optim.clipping import sum_of_squares
+from zmqtrain.optim.layers import Squares
+from zmqtrain.optim.mean import Mean
+from zmqtrain.optim.pipeline import Update
+from zmqtrain.optim.runs import Run
+
+
+class WholeVariable:
+    """A variable of a shard whose direction a MatrixRule computes from all of it at once."""
+
+    def __init__(
+        self, update: Update, run: Run, parameters: Flat, slots: Mapping[str, Flat]
+    ) -> None:
+        """``parameters``, ``slots``: of the whole shard."""
+        own = replace(update.by_group()[run.group], fused=False, moving_average=None)
+        self._shape, self._rule = run.shape or (), own.rule
+        start = run.where.start
+        self.where, self.number = slice(start, start + prod(self._shape)), run.variable
+        self._parameters = parameters[self.where]
+        self._slots = {slot.name: slots[slot.name][self.where] for slot in own.own_slots}
+        self._bound, self._l2 = own.bind(self._parameters, self._slots), own.l2
+
+    def measure(
+        self,
+        mean: Mean,
+        step: int,
+        absences: Absences | None,
+        out: Flat,
+        done: NDArray[np.bool_] | None,
+    ) -> Squares:
+        """Set ``out`` to the direction of update ``step`` by a mean of the shard's gradients.
+
+        ``out``, ``done``: of the shape of the shard. ``done``: elements that an interrupted update
+        has changed already, whose directions are not defined; None: there are none.
+        """
+        missed = 0 if absences is None else absences.missed[self.number]
+        rule: Any
+        rule, count = own_count(self._rule, step, missed)
+        w, old = self._parameters, tuple(self._slots.values())
+        gradient = self._bound.gradient(mean.at(self.where))
+        if self._l2:
+            gradient += np.float32(self._l2) * w
+        with np.errstate(all="ignore"):
+            numbers = rule.hyperparameters(count)
+            _, *slots = rule.formula(w, gradient, *old, *numbers)
+            for before, slot in zip(old, slots, strict=True):
+                if done is not None:
+                    slot[done[self.where]] = before[done[self.where]]
+            whole, *new = (array.reshape(self._shape) for array in (gradient, *slots))
+            direction = rule.direction(whole, tuple(new), numbers).reshape(-1)
+        out[self.where] = direction
+        return self.number, float(sum_of_squares(w)), float(sum_of_squares(direction))
