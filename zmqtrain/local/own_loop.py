@@ -26,7 +26,7 @@ from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import refuse_while_loading
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
@@ -37,6 +37,7 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process, script
 from zmqtrain.training.evaluation import evaluate, rows_of
 from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError, Place
+from zmqtrain.user_code import mistakes_in_short, without_own_frames
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
 """Exit codes of a run whose loop made no mistake; orphaned if the loop ended before the job."""
 
 
+@mistakes_in_short
 def attach(job: Job) -> Session:
     """Return a session that gives a training loop its batches, for a ``with`` statement.
 
@@ -186,6 +188,7 @@ class Session:
             self._bridge.hold({n: np.array(v) for n, v in parameters.items()}, None)
         self._bridge.keep_tables(tables)
 
+    @mistakes_in_short
     def step(self, loss: Any, *results: Any, **measures: Any) -> int:
         """Hand over the gradient of the last batch, and wait for the updated parameters.
 
@@ -211,6 +214,7 @@ class Session:
         self._lease = self._bridge.next()
         return self.global_step
 
+    @mistakes_in_short
     def evaluate(self) -> Measures:
         """Measure the evaluation set with the parameters that this worker has read.
 
@@ -303,7 +307,7 @@ class Session:
     def _raise(self, left_early: bool = False) -> None:
         error, self._error = self._error, None
         if error is not None and not isinstance(error, LoopEndedError):
-            raise error
+            raise without_own_frames(error) if isinstance(error, ZmqTrainError) else error
         if self._exit_code or error is not None:
             code = self._exit_code or ExitCode.ORPHANED
             text = f"this task has ended with exit code {code}"
