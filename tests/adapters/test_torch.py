@@ -657,6 +657,12 @@ def test_data_that_does_not_fit_the_model_or_its_loss_is_named(
         Step(build, loss)(batch)
 
 
+def test_inputs_of_a_prediction_are_named() -> None:
+    step = Step(lambda: TwoInputs(5, 3), None, training_step=lambda module, batch: None)
+    with pytest.raises(ConfigError, match=r"TwoInputs.forward\(a, b\) .*; give .*predict="):
+        step.model.predict(step.values, (X,))
+
+
 @pytest.mark.parametrize(("build", "target"), [(column, X[:, :1]), (row, X[:, 0])])
 def test_targets_of_the_shape_of_the_outputs_are_taken(build: Any, target: Any) -> None:
     step = Step(build, F.mse_loss)

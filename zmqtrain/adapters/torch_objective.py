@@ -30,6 +30,7 @@ _SEVERAL_INPUTS = (
     "TorchModel(training_step=lambda module, batch: ...), which returns the loss"
 )
 _NO_LOSS = "without a loss all of them go into the module; expected TorchModel(build, loss)"
+_NO_PREDICT = "training_step is not called here; give TorchModel(predict=lambda module, batch: ...)"
 _TARGETS = "expected inputs and targets, as in data=(inputs, targets)"
 
 
@@ -87,9 +88,10 @@ class Objective:
             return outputs_of(module, batch, is_whole=is_whole)
         except TypeError:
             if isinstance(batch, tuple):
-                inputs, remedy = ["inputs"], _SEVERAL_INPUTS
-                if is_whole:
-                    inputs, remedy = [f"array {at}" for at in range(len(batch))], _NO_LOSS
+                inputs = [f"input {at}" for at in range(len(batch) if is_whole else 1)]
+                remedy = _NO_LOSS if is_whole else _SEVERAL_INPUTS
+                if self.training_step is not None:
+                    remedy = _NO_PREDICT
                 check_takes(module.forward, *inputs, remedy=f"{_count(batch)}; {remedy}")
             raise
 
