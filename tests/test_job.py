@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,8 +133,9 @@ def test_every_wrong_field_is_named() -> None:
 def test_job_without_its_objects_is_a_config_error() -> None:
     with pytest.raises(ConfigError) as raised:
         Job(model=LinearRegression())
-    for name in ("data", "optimizer"):
-        assert f"{name} is missing" in str(raised.value)
+    for example in ("data=(inputs, targets)", "optimizer=zmqtrain.optim.AdamW(0.001)"):
+        name = example.partition("=")[0]
+        assert re.search(rf"{name} is missing; .*{re.escape(example)}", str(raised.value))
 
 
 # Overrides

@@ -145,12 +145,12 @@ class RunFailedError(ZmqTrainError):
         self.exit_code, self.summary = ExitCode(exit_code), summary
 
 
-class RunInterruptedError(KeyboardInterrupt):
-    """Ctrl-C has ended a training; ``summary`` is that of the run."""
-
-    def __init__(self, text: str, summary: Any) -> None:
-        super().__init__(text)
-        self.summary = summary
+def interrupted(text: str, summary: Any) -> KeyboardInterrupt:
+    """Return the error of a training that Ctrl-C has ended; its ``summary`` is that of the run."""
+    # Python ends a script with the code of SIGINT for this very class, not for one derived from it.
+    error = KeyboardInterrupt(text)
+    vars(error)["summary"] = summary
+    return error
 
 
 _EXPECTED = {

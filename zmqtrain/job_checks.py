@@ -300,6 +300,14 @@ def check_groups(groups: Mapping[str, Any], model: Any, names: Sequence[str]) ->
             )
 
 
+_EXAMPLES = {
+    "optimizer": "a rule, such as optimizer=zmqtrain.optim.AdamW(0.001), or an optimizer of torch "
+    "or Keras (docs/optimizers.md); None takes the model's own",
+    "model": "the network, such as model=TorchModel(net, cross_entropy) (docs/models.md)",
+    "data": "the training set, such as data=(inputs, targets) (docs/data.md)",
+}
+
+
 def all_mistakes(error: ValidationError, fields: Mapping[str, FieldInfo]) -> ConfigError:
     """Return one error for all wrong fields of a job."""
     mistakes = "; ".join(_sentence(mistake, fields) for mistake in error.errors())
@@ -311,7 +319,7 @@ def _sentence(mistake: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
     if name not in fields:
         return f"a job has no field {name!r}{did_you_mean(name, fields)}"
     if mistake["type"] == "missing":
-        return f"{name} is missing; expected {fields[name].description}"
+        return f"{name} is missing; expected {_EXAMPLES.get(name, fields[name].description)}"
     text = expectation(mistake)
     if f"{name} {mistake['input']!r}" in text:
         return text

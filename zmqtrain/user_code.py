@@ -6,6 +6,7 @@ A model, a data set or a job file may raise anything. Only calls of these stand 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
@@ -15,9 +16,12 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from zmqtrain.errors import ConfigError, DebuggerLeftError, ZmqTrainError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Code that the user did not write: zmqtrain, the standard library, installed packages, the import
 # machinery, the methods that dataclasses generate.
@@ -104,6 +108,34 @@ def place_of(error: BaseException) -> str:
 def is_installed(filename: str) -> bool:
     """Return whether a source file belongs to zmqtrain, Python or a package, not to the user."""
     return filename.startswith(_INSTALLED)
+
+
+def without_own_frames(error: ZmqTrainError) -> ZmqTrainError:
+    """Return an error without its traceback so far, which shows how zmqtrain came to raise it.
+
+    Its cause is kept from the user's first line on, and left out if it has none: the text names it.
+    """
+    cause, frames = error.__cause__, None
+    if cause is not None:
+        frames = cause.__traceback__
+        while frames is not None and is_installed(frames.tb_frame.f_code.co_filename):
+            frames = frames.tb_next
+        cause.with_traceback(frames)
+    error.__cause__ = cause if frames is not None else None  # once set, no context is shown either
+    return error.with_traceback(None)
+
+
+def mistakes_in_short(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function for scripts: zmqtrain's errors leave it without frames of zmqtrain."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except ZmqTrainError as error:
+            raise without_own_frames(error) from error.__cause__
+
+    return called
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:

@@ -422,7 +422,14 @@ def test_threads_of_the_task_are_those_of_the_thread_that_computes() -> None:
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, 'adds up.*reduction="mean"'),
         ({"loss": partial(F.cross_entropy, reduction="sum")}, 'adds up.*reduction="mean"'),
         ({"build": lambda: None}, "expected a torch.nn.Module"),
-        ({"build": lambda: net().double()}, "expected torch.float32"),
+        ({"build": lambda: net().double()}, "expected torch.float32: build it in float32$"),
+        ({"build": lambda: net().bfloat16()}, "expected torch.float32: .*autocast=torch.bfloat16"),
+        ({"build": 3}, "build is 3; expected a function"),
+        ({"build": lambda width: net()}, r"\(width\) is called with \(\): .*'width'; .*build\(\)"),
+        ({"build": lambda: 1 / 0}, r"^build\(\) of .* failed: .*ZeroDivisionError"),
+        ({"build": lambda: nn.LazyLinear(3)}, r"lazy layers, .*: weight, bias; .*batch of zeros"),
+        ({"loss": nn.CrossEntropyLoss}, r"the class CrossEntropyLoss; .*nn\.CrossEntropyLoss\(\)$"),
+        ({"loss": "mse_loss"}, r"the loss is 'mse_loss'; .*torch\.nn\.functional\.mse_loss$"),
         ({"build": lambda: nn.Linear(6, 4, dtype=torch.complex64)}, "view_as_real"),
     ],
 )
@@ -611,3 +618,53 @@ def test_error_in_a_layer_names_the_layer() -> None:
     job = Job(model=TorchModel(OtherWidths, F.cross_entropy), data=BATCH, optimizer=SGD(0.1))
     with pytest.raises(ConfigError, match=r"\(in the layer 'head', Linear\(in_features=7"):
         zmqtrain.run(job.with_overrides(batch_size=4))
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, a: Any, b: Any) -> Any:
+        return super().forward(a + b)
+
+
+def column() -> Any:
+    return nn.Linear(5, 1)
+
+
+def row() -> Any:
+    return nn.Sequential(column(), nn.Flatten(0))
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "batch", "text"),
+    [
+        (
+            lambda: TwoInputs(5, 3),
+            F.cross_entropy,
+            (X, X, Y),
+            r"TwoInputs.forward\(a, b\) .* 'b'; a batch has 3 arrays; .*training_step",
+        ),
+        (column, None, BATCH, r"forward\(input\) .* 2 arrays; .*TorchModel\(build, loss\)$"),
+        (net, F.cross_entropy, (X,), "'target'; a batch has one array; expected inputs and tar"),
+        (net, nn.CrossEntropyLoss(), (X,), "'target'; a batch has one array; expected inputs"),
+        (net, F.mse_loss, BATCH, r"shape \(12,\), outputs \(12, 3\); .*y.reshape\(-1, 1\)"),
+        (column, nn.HuberLoss(), (X, X[:, 0]), r"shape \(12,\), outputs \(12, 1\)"),
+        (row, partial(F.l1_loss), (X, X[:, :1]), r"shape \(12, 1\), outputs \(12,\)"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_or_its_loss_is_named(
+    build: Any, loss: Any, batch: Any, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Step(build, loss)(batch)
+
+
+def test_inputs_of_a_prediction_are_named() -> None:
+    step = Step(lambda: TwoInputs(5, 3), None, training_step=lambda module, batch: None)
+    with pytest.raises(ConfigError, match=r"TwoInputs.forward\(a, b\) .*; give .*predict="):
+        step.model.predict(step.values, (X,))
+
+
+@pytest.mark.parametrize(("build", "target"), [(column, X[:, :1]), (row, X[:, 0])])
+def test_targets_of_the_shape_of_the_outputs_are_taken(build: Any, target: Any) -> None:
+    step = Step(build, F.mse_loss)
+    outputs = step.model.predict(step.values, (X,))
+    assert step((X, target)) == pytest.approx(float(np.mean((outputs - target) ** 2)), rel=1e-5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import checkpoints
+from zmqtrain.user_code import is_installed
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
 CALL = r"loss_and_gradients\(\) of Spoilt\(\)"
@@ -243,6 +245,36 @@ def test_data_that_fails_is_named_with_the_line(loads: Callable[[], Any], text: 
     with pytest.raises(DataError, match=text) as raised:
         zmqtrain.run(make_job(data=ShakyData(loads)), workers=2)
     assert raised.value.exit_code == ExitCode.DATA
+
+
+def fit(job: zmqtrain.Job) -> None:
+    zmqtrain.Trainer(job.model, job.optimizer).fit(job.data)
+
+
+def attach(job: zmqtrain.Job) -> None:
+    with zmqtrain.attach(job) as session:
+        for batch in session.batches():
+            session.step(job.model.loss_and_gradients(*batch))
+
+
+@pytest.mark.parametrize(
+    "train", [zmqtrain.run, lambda job: zmqtrain.run(job, workers=2), fit, attach]
+)
+def test_traceback_of_a_mistake_has_the_users_lines_and_few_others(
+    train: Callable[[zmqtrain.Job], object],
+) -> None:
+    data = ShakyData(lambda: (Shaky(bad_sector), SETS[1]))
+    with pytest.raises(DataError) as raised:
+        train(make_job(data=data, model=LinearRegression()))
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert frames[0].filename == __file__
+    assert sum(is_installed(frame.filename) for frame in frames) <= 2
+    cause = raised.value.__cause__
+    assert isinstance(cause, OSError)
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == [
+        "take",
+        "bad_sector",
+    ]
 
 
 def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -283,6 +285,20 @@ def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
     finally:
         loop.close()
     assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
+
+
+INTERRUPTED = """
+import signal, zmqtrain
+from tests.integration.jobs import digits_job
+
+zmqtrain.run(digits_job(steps=10**6), on_progress=lambda _: signal.raise_signal(signal.SIGINT))
+"""
+
+
+def test_script_that_ctrl_c_ends_has_the_exit_code_of_a_signal() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGINT  # 130 in a shell
+    assert ended.stderr.endswith("KeyboardInterrupt: stopped by a signal\n")
 
 
 @pytest.mark.parametrize(("workers", "actor"), [(1, LocalRun), (2, Chief)])

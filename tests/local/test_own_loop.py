@@ -21,7 +21,7 @@ from zmqtrain.local.own_loop import Session
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import Adam
-from zmqtrain.training.own_loop import LoopBridge
+from zmqtrain.training.own_loop import LoopBridge, LoopEndedError
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 DATA = Arrays((X, X[:, :1]), (X, X[:, :1]))
@@ -187,6 +187,31 @@ def test_loop_may_be_left_early_and_counts_what_was_stepped(is_stepped: bool) ->
                 break
     assert session.summary is not None
     assert session.summary.global_step == session.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("length", "end"), [({"steps": STEPS}, f"step {STEPS}"), ({"epochs": 9}, "epoch 9")]
+)
+def test_loop_that_a_worker_leaves_early_is_named(
+    length: dict[str, int], end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train_until_the_loop_ends(own: Job, on_start: object) -> tuple[int, None]:
+        with pytest.raises(LoopEndedError):
+            zmqtrain.run(own, ps=1)
+        return ExitCode.ORPHANED, None
+
+    bridge = LoopBridge(Regression(3))
+    own = Job(model=bridge, data=DATA, optimizer=Adam(0.1), batch_size=7, **length)
+    session = Session(own, bridge, train_until_the_loop_ends)
+    with pytest.raises(SystemExit) as ended, session:
+        for batch in session.batches():
+            session.step(session.module.loss_and_gradients(*batch))
+            if session.steps == 4:
+                break
+    assert ended.value.code == ExitCode.ORPHANED
+    assert f"its loop after 4 steps of this worker, before the end of the job ({end})" in (
+        caplog.text
+    )
 
 
 @pytest.mark.parametrize("times", [0, 2])

@@ -35,6 +35,13 @@ def test_weights_of_a_step_are_those_of_its_checkpoint(job, tmp_path: Path) -> N
         zmqtrain.load(tmp_path, step=15)
 
 
+def test_directory_of_logdirs_is_refused_with_their_names(job, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        job.save(tmp_path / name, 10)
+    with pytest.raises(CheckpointError, match=rf"such as {tmp_path}/a, {tmp_path}/b$"):
+        zmqtrain.load(tmp_path)
+
+
 @pytest.mark.parametrize("ending", ["safetensors", "npz"])
 def test_weights_in_a_file_are_read_as_they_were_written(tmp_path: Path, ending: str) -> None:
     weights = {

@@ -155,7 +155,7 @@ class Actor:
                         task.cancel()
         except BaseExceptionGroup as group:
             error = first_of(group)
-            raise error from None
+            raise error from error.__cause__
         except BaseException as stop:
             error = stop
             raise

@@ -35,12 +35,16 @@ def train_inside(optimizer: str) -> str:
 
 
 def check_build(build: Any, kind: type) -> None:
-    """Raise ConfigError if ``build`` is a module or a model instead of a function."""
+    """Raise ConfigError if ``build`` is no function without arguments that can make a module."""
+    expected = "expected a function that returns a new one at each call"
     if isinstance(build, kind):
         raise ConfigError(
-            f"a {type(build).__name__} was given in place of build; expected a function that "
-            "returns a new one at each call, so that each worker has its own"
+            f"a {type(build).__name__} was given in place of build; {expected}, so that each "
+            "worker has its own"
         )
+    if not callable(build):
+        raise ConfigError(f"build is {build!r:.80}; {expected}")
+    check_takes(build, remedy="expected a build() without arguments, such as lambda: Net(10)")
 
 
 def constant_loss(owner: object) -> ConfigError:
@@ -51,7 +55,7 @@ def constant_loss(owner: object) -> ConfigError:
     )
 
 
-def check_takes(function: Any, *arguments: str) -> None:
+def check_takes(function: Any, *arguments: str, remedy: str = "") -> None:
     """Raise ConfigError if a function of the user cannot be called with these arguments in order.
 
     Built-in functions and None are not checked.
@@ -63,9 +67,9 @@ def check_takes(function: Any, *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise ConfigError(
-            f"{name_of(function)}{signature} is called with ({', '.join(arguments)}): {error}"
-        ) from None
+        call = f"{name_of(function)}({', '.join(signature.parameters)})"
+        text = f"{call} is called with ({', '.join(arguments)}): {error}"
+        raise ConfigError(f"{text}; {remedy}" if remedy else text) from None
 
 
 def numbers_of(measures: Mapping[str, Any], owner: object) -> dict[str, float]:

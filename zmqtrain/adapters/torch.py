@@ -170,7 +170,9 @@ class TorchModel(BaseModel):
         found = {n: p for n, p in self._built.initial(seed).named_parameters() if p.requires_grad}
         for name, parameter in found.items():
             if parameter.dtype != torch.float32:
-                remedy = "build it in float32, and give autocast=torch.bfloat16 to compute in it"
+                remedy = "build it in float32"
+                if parameter.dtype in (torch.bfloat16, torch.float16):
+                    remedy += ", and give autocast=torch.bfloat16 to compute in it"
                 if parameter.is_complex():
                     remedy = "keep torch.view_as_real of it, and view_as_complex in forward"
                 raise ConfigError(

@@ -15,9 +15,46 @@ from zmqtrain.errors import ConfigError
 _KINDS = nn.CrossEntropyLoss, nn.NLLLoss
 _FUNCTIONS = nn.functional.cross_entropy, nn.functional.nll_loss
 
+_BY_ELEMENT = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.functional.mse_loss, nn.functional.l1_loss),
+    *(nn.functional.smooth_l1_loss, nn.functional.huber_loss),
+)
+"""Losses that broadcast outputs and targets."""
+
+
+def check_loss(loss: Any) -> None:
+    """
+    Raises:
+        ConfigError: it cannot be called with outputs and targets, or is no mean over examples.
+    """
+    if isinstance(loss, type):
+        module = "nn." if issubclass(loss, nn.Module) else ""
+        raise ConfigError(
+            f"the loss is the class {loss.__name__}; expected a function or an instance: give "
+            f"{module}{loss.__name__}()"
+        )
+    if loss is not None and not callable(loss):
+        known = isinstance(loss, str) and hasattr(nn.functional, loss)
+        raise ConfigError(
+            f"the loss is {loss!r:.80}; expected a function of outputs and targets, such as "
+            f"torch.nn.functional.{loss if known else 'cross_entropy'}"
+        )
+    if reduction_of(loss) == "sum":
+        raise ConfigError(
+            f"the loss {loss} adds up the losses of its examples, so it depends on the "
+            'size of a batch; expected a mean over examples: reduction="mean"'
+        )
+
 
 def weighted_loss(loss: Any, outputs: Any, *targets: Any) -> Any:
-    """Return the mean loss; if examples have weights, the mean of their weighted losses."""
+    """Return the mean loss; if examples have weights, the mean of their weighted losses.
+
+    Raises:
+        ConfigError: the loss would broadcast targets, or weighs classes beside the examples.
+    """
+    if targets and (getattr(loss, "func", loss) in _BY_ELEMENT or type(loss) in _BY_ELEMENT):
+        _check_axes(outputs, targets[0])
     if not has_weights(loss, targets):
         return loss(outputs, *targets)
     labels, weights = targets
@@ -26,13 +63,24 @@ def weighted_loss(loss: Any, outputs: Any, *targets: Any) -> Any:
             f"examples have weights, and {loss} weighs classes; expected the mean of each "
             "example's own loss: a loss without weight"
         )
-    if isinstance(loss, torch.nn.Module):
+    if isinstance(loss, nn.Module):
         each = copy.copy(loss)
         each.reduction = "none"
         losses = each(outputs, labels)
     else:
         losses = loss(outputs, labels, reduction="none")
     return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
+
+
+def _check_axes(outputs: Any, target: Any) -> None:
+    """Refuse targets with another number of axes, each of which would count for every output."""
+    shapes = [tuple(getattr(each, "shape", ())) for each in (target, outputs)]
+    if all(shapes) and len(shapes[0]) != len(shapes[1]):
+        raise ConfigError(
+            f"the loss would compare each target with several outputs: targets have the shape "
+            f"{shapes[0]}, outputs {shapes[1]}; expected equal shapes: reshape the targets, as in "
+            "y.reshape(-1, 1), or the outputs, as in squeeze(1)"
+        )
 
 
 def loss_in(outputs: Any, owner: object) -> Any:
@@ -97,11 +145,15 @@ def reduction_of(loss: Any) -> Any:
     return getattr(loss, "reduction", options.get("reduction"))
 
 
+def call_of(loss: Any) -> Any:
+    """Return the function that has the arguments of a loss."""
+    return loss.forward if isinstance(loss, nn.Module) else loss
+
+
 def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a loss by name; none if they are not known."""
-    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
     try:
-        return inspect.signature(call).parameters
+        return inspect.signature(call_of(loss)).parameters
     except (TypeError, ValueError):
         return {}
 

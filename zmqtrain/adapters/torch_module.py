@@ -18,12 +18,12 @@ from zmqtrain.adapters.torch_memory import (
     generators_kept,
     tensor_over,
 )
-from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart
+from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart, check_shapes_known
 from zmqtrain.adapters.torch_tables_of import ModuleTables, weights_in, with_tables
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.units import shortened
-from zmqtrain.user_code import described
+from zmqtrain.user_code import described, user_code
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +67,13 @@ class BuiltModule:
             return self._module
         with generators_kept():
             torch.manual_seed(seed)
-            module = self._build()
+            with user_code("build()", self._owner):
+                module = self._build()
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(
                 f"build of {self._owner!r} returned {module!r:.80}; expected a torch.nn.Module"
             )
+        check_shapes_known(module, self._owner)
         with_tables(module, self._patterns, self._owner)
         if self._module is None:
             if module in _BUILT:  # build returns one that another instance trains

@@ -8,20 +8,30 @@ from typing import Any
 
 import torch
 
+from zmqtrain.adapters.common import check_takes
 from zmqtrain.adapters.torch_batches import outputs_of, targets_of
 from zmqtrain.adapters.torch_losses import (
     are_classes,
+    call_of,
+    check_loss,
     class_weights_of,
     denominator_of,
     has_weights,
     loss_in,
-    reduction_of,
     weighted_loss,
 )
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
 from zmqtrain.models.weights import checked_weight
 from zmqtrain.user_code import user_code
+
+_SEVERAL_INPUTS = (
+    "the first one goes into the module, the others into the loss; for several inputs give "
+    "TorchModel(training_step=lambda module, batch: ...), which returns the loss"
+)
+_NO_LOSS = "without a loss all of them go into the module; expected TorchModel(build, loss)"
+_NO_PREDICT = "training_step is not called here; give TorchModel(predict=lambda module, batch: ...)"
+_TARGETS = "expected inputs and targets, as in data=(inputs, targets)"
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,7 @@ class Objective:
                 "TorchModel got both loss(outputs, targets) and training_step(module, batch); "
                 "expected one, or neither for a module that returns its loss: leave one out"
             )
-        if reduction_of(self.loss) == "sum":
-            raise ConfigError(
-                f"the loss {self.loss} adds up the losses of its examples, so it depends on the "
-                'size of a batch; expected a mean over examples: reduction="mean"'
-            )
+        check_loss(self.loss)
 
     @property
     def weighs_measures(self) -> bool:
@@ -72,8 +78,22 @@ class Objective:
             return checked_weight(self.weight(batch), self.owner)
 
     def outputs_of(self, module: Any, batch: Any) -> Any:
-        """Return what the module makes of a batch."""
-        return outputs_of(module, batch, is_whole=self.loss is None)
+        """Return what the module makes of a batch.
+
+        Raises:
+            ConfigError: ``forward`` needs more than the first array of a tuple.
+        """
+        is_whole = self.loss is None
+        try:
+            return outputs_of(module, batch, is_whole=is_whole)
+        except TypeError:
+            if isinstance(batch, tuple):
+                inputs = [f"input {at}" for at in range(len(batch) if is_whole else 1)]
+                remedy = _NO_LOSS if is_whole else _SEVERAL_INPUTS
+                if self.training_step is not None:
+                    remedy = _NO_PREDICT
+                check_takes(module.forward, *inputs, remedy=f"{_count(batch)}; {remedy}")
+            raise
 
     def loss_of(self, module: Any, batch: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """Return the loss, the outputs (None if they are not known) and other measures.
@@ -105,7 +125,13 @@ class Objective:
         """Return the mean loss, computed by ``loss``; None: by the module."""
         if loss is None:
             return loss_in(outputs, self.owner)
-        return weighted_loss(loss, outputs, *targets_of(batch))
+        targets = targets_of(batch)
+        try:
+            return weighted_loss(loss, outputs, *targets)
+        except TypeError:
+            names = ["outputs", *(f"target {at}" for at in range(len(targets)))]
+            check_takes(call_of(loss), *names, remedy=f"{_count(batch)}; {_TARGETS}")
+            raise
 
     def measures_of(self, module: Any, batch: Any) -> Mapping[str, Any]:
         """Return the mean measures of an evaluation."""
@@ -146,3 +172,9 @@ class Objective:
                 "module(...)), or labels_at=1 if the first one does"
             )
         return self.outputs_of, batch[:1] if isinstance(batch, tuple) else batch
+
+
+def _count(batch: Any) -> str:
+    """Describe the number of arrays of a batch."""
+    count = len(batch) if isinstance(batch, tuple) else 1
+    return "a batch has one array" if count == 1 else f"a batch has {count} arrays"

@@ -8,6 +8,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.units import shortened
@@ -58,6 +59,19 @@ class Structure:
 
     def _now(self) -> Any:
         return chain.from_iterable(map(dict.values, self._parameters_of_parts))
+
+
+def check_shapes_known(module: Any, owner: object) -> None:
+    """
+    Raises:
+        ConfigError: a lazy layer has not seen a batch.
+    """
+    if lazy := [n for n, p in module.named_parameters() if is_lazy(p)]:
+        raise ConfigError(
+            f"build() of {owner!r} returned a module with lazy layers, whose parameters have no "
+            f"shape: {shortened(lazy)}; expected one with shapes: call it in build() with a batch "
+            "of zeros, or give the layers their numbers of inputs"
+        )
 
 
 def check_apart(module: Any, owner: object) -> None:

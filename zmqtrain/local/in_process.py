@@ -35,12 +35,14 @@ from zmqtrain.planning.strategy import local_cluster
 from zmqtrain.roles import process
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.user_code import mistakes_in_short
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 
+@mistakes_in_short
 def run(
     job: Job,
     *,

@@ -7,6 +7,7 @@ worker. In a process that is a task of a cluster it is that task's; elsewhere it
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from bdb import BdbQuit
@@ -25,7 +26,7 @@ from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import refuse_while_loading
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
@@ -36,6 +37,9 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import process, script
 from zmqtrain.training.evaluation import evaluate, rows_of
 from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError, Place
+from zmqtrain.user_code import mistakes_in_short, without_own_frames
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often a loop that waits looks whether its task still runs."""
@@ -44,6 +48,7 @@ _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
 """Exit codes of a run whose loop made no mistake; orphaned if the loop ended before the job."""
 
 
+@mistakes_in_short
 def attach(job: Job) -> Session:
     """Return a session that gives a training loop its batches, for a ``with`` statement.
 
@@ -147,6 +152,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, _: object, __: TracebackType | None
     ) -> None:
+        left_early = kind is None and self._thread.is_alive()
         with self._stack:
             interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
             self._stop(ExitCode.INTERRUPTED if interrupted else ExitCode.ORPHANED)
@@ -155,7 +161,7 @@ class Session:
         if kind is BdbQuit and self._train is None:
             raise SystemExit(int(ExitCode.INTERRUPTED)) from None
         if kind is None:
-            self._raise()
+            self._raise(left_early)
 
     def batches(self) -> Iterator[Any]:
         """Yield batches until the job needs no more gradients; then there are none.
@@ -182,6 +188,7 @@ class Session:
             self._bridge.hold({n: np.array(v) for n, v in parameters.items()}, None)
         self._bridge.keep_tables(tables)
 
+    @mistakes_in_short
     def step(self, loss: Any, *results: Any, **measures: Any) -> int:
         """Hand over the gradient of the last batch, and wait for the updated parameters.
 
@@ -207,6 +214,7 @@ class Session:
         self._lease = self._bridge.next()
         return self.global_step
 
+    @mistakes_in_short
     def evaluate(self) -> Measures:
         """Measure the evaluation set with the parameters that this worker has read.
 
@@ -296,13 +304,23 @@ class Session:
         finally:
             self._bridge.end_leases()
 
-    def _raise(self) -> None:
+    def _raise(self, left_early: bool = False) -> None:
         error, self._error = self._error, None
         if error is not None and not isinstance(error, LoopEndedError):
-            raise error
+            raise without_own_frames(error) if isinstance(error, ZmqTrainError) else error
         if self._exit_code or error is not None:
             code = self._exit_code or ExitCode.ORPHANED
-            raise process.end_of_process(f"this task has ended with exit code {code}", code)
+            text = f"this task has ended with exit code {code}"
+            if left_early and code == ExitCode.ORPHANED:
+                epochs = self._job.epochs
+                end = f"epoch {epochs}" if epochs else f"step {self._job.steps}"
+                text = (
+                    f"the script left its loop after {self.steps} steps of this worker, before the "
+                    f"end of the job ({end}); expected a loop over all of session.batches(): to "
+                    "train less, give the job fewer steps or epochs"
+                )
+                log.error("%s", text)
+            raise process.end_of_process(text, code)
         if self.summary is not None and self.summary.exit_code not in _IN_ORDER:
             self.summary.checked()
 

@@ -35,6 +35,7 @@ from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.model_tables import tables_of
 from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
+from zmqtrain.user_code import mistakes_in_short
 
 _OF_MODEL = {"inner", "tables", "groups"}
 """Options that only a job with the model can check."""
@@ -66,6 +67,7 @@ class Trainer:
     ``history`` and ``summary`` are those of the last :meth:`fit`.
     """
 
+    @mistakes_in_short
     @process.mistakes_end_a_task()
     def __init__(
         self,
@@ -110,6 +112,7 @@ class Trainer:
         self._workers, self._ps, self._options = workers, ps, options
         self._weights: Parameters | None = None
 
+    @mistakes_in_short
     @process.mistakes_end_a_task()
     def fit(
         self,
@@ -233,6 +236,7 @@ class Trainer:
             return {name: given.get(name, value) for name, value in first.items()}
         return dict(self._weights)
 
+    @mistakes_in_short
     def evaluate(
         self,
         examples: Any = None,
@@ -262,6 +266,7 @@ class Trainer:
         called.call("on_test_end", measures)
         return measures
 
+    @mistakes_in_short
     def predict(
         self,
         examples: Any = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zmqtrain.errors import ExitCode, RunFailedError, RunInterruptedError
+from zmqtrain.errors import ExitCode, RunFailedError, interrupted
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.protocol.status import Status
 from zmqtrain.texts import printable
@@ -90,11 +90,11 @@ class Summary:
         """Return this summary of a run that ended as it should.
 
         Raises:
-            RunInterruptedError: Ctrl-C ended the run. It is a KeyboardInterrupt.
+            KeyboardInterrupt: Ctrl-C ended the run.
             RunFailedError: the run failed. Both errors have this ``summary``.
         """
         if self.exit_code == ExitCode.INTERRUPTED:
-            raise RunInterruptedError(self.ended, self)
+            raise interrupted(self.ended, self)
         if self.exit_code != ExitCode.OK:
             raise RunFailedError(self.ended, self.exit_code, self)
         return self

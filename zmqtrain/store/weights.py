@@ -25,7 +25,7 @@ from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import Manifest, read_manifest
 from zmqtrain.store.saved_tables import load_tables, saved_rows
 from zmqtrain.store.table_files import TableExport
-from zmqtrain.units import data_size
+from zmqtrain.units import data_size, shortened
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,11 @@ def table_at(
 
 
 def no_checkpoint(logdir: Path) -> CheckpointError:
+    """Return the error of a directory without a checkpoint; it names logdirs below that."""
+    below = sorted(str(path.parent) for path in logdir.glob(f"*/{checkpoints_directory(Path())}"))
     return CheckpointError(
         f"{checkpoints_directory(logdir)}: there is no checkpoint; expected the logdir of a job "
-        "that has saved one"
+        f"that has saved one{f', such as {shortened(below)}' if below else ''}"
     )
 
 
