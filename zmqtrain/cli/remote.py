@@ -121,6 +121,10 @@ class RemoteJob:
         found = (job.metrics for job in running_jobs() if self.address in job.ps[:1])
         return next(found, "")
 
+    def spent(self) -> Mapping[str, float]:
+        """Return the tasks of a `zmqtrain run` here that have no restart left, and until when."""
+        return next((job.spent for job in running_jobs() if self.address in job.ps[:1]), {})
+
     def has_ended(self) -> bool:
         """Return whether the job is over: on its engine, or its chief and ps 0 on this host."""
         if self.submitted is not None:
