@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from io import StringIO
 
@@ -68,9 +69,24 @@ def test_script_without_a_bar_writes_a_plain_line_less_and_less_often(
     assert file.getvalue() == "".join(lines * has_lines)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "applied", "shown"),
+    [
+        (0.0, 0, "step 5/20  - steps/s  loss -"),
+        (0.0, 5, "step 5/20  - steps/s  loss -"),  # ps 0 was started again
+        (1.0, 5, "step 5/20  50 steps/s  loss nan"),  # it diverges
+    ],
+)
+def test_line_has_a_loss_once_a_worker_has_sent_one(
+    seconds: float, applied: int, shown: str
+) -> None:
+    pushes = STATUS.pushes | {"applied": applied}
+    assert shown in line(replace(STATUS, seconds=seconds, loss=math.nan, pushes=pushes))
+
+
 def test_line_without_workers_tells_when_the_job_ends() -> None:
     wait = Wait("ps 0", A_WORKER, "no worker is alive", 10.0, 290.0)
     assert line(replace(STATUS, waits=(wait,))).endswith(
-        "workers: none; the job ends in 290 s unless one joins"
+        "workers: none has loaded the job yet; the job ends in 290 s unless one joins"
     )
     assert line(STATUS).endswith("workers: none")
