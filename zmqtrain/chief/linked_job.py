@@ -220,8 +220,9 @@ class LinkedJob:
     async def set_learning_rate(self, rate: float | None) -> None:
         await self.leader.request(SetRate(rate), reason="it sets the learning rate")
 
-    async def extend(self, limit: int) -> None:
-        await self.leader.request(Extend(limit), reason="the next epoch begins")
+    async def extend(self, limit: int, epoch_batches: int) -> None:
+        extend = Extend(limit, epoch_batches)
+        await self.leader.request(extend, reason="the next epoch begins")
 
     async def close(self, exit_code: int, reason: str) -> None:
         """Let the workers finish their steps, so that the checkpoint holds all that was learned.

@@ -103,7 +103,9 @@ def line(status: Status) -> str:
 
 
 def _steps(status: Status) -> str:
-    return f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}"
+    if status.steps:
+        return f"step {status.step}/{status.steps}"
+    return f"step {status.step}" + (f"  {status.epoch}" if status.epoch else "")
 
 
 def _speed(status: Status) -> str:
