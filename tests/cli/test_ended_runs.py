@@ -9,6 +9,7 @@ import pytest
 
 from tests.golden import Snapshot
 from tests.transcript import performed
+from zmqtrain.chief.run_record import RECORD_FILE
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.protocol.status import Status
@@ -47,6 +48,14 @@ def test_killed_run_has_its_newest_checkpoint(
     logdir: Path, snapshot: Snapshot, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_checkpoint(logdir)
+    snapshot(performed(capsys, "status --logdir run", "why --logdir run"))
+
+
+def test_run_without_a_checkpoint_is_known_by_its_record(
+    logdir: Path, snapshot: Snapshot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logdir.mkdir()
+    (logdir / RECORD_FILE).write_text("{}")
     snapshot(performed(capsys, "status --logdir run", "why --logdir run"))
 
 

@@ -22,7 +22,8 @@ from zmqtrain.transport.keys import Owner, Pair, add_keys
 from zmqtrain.wire.control import GetStatus
 from zmqtrain.wire.messages import Done
 
-DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
+PS = ("127.0.0.1:2222", "127.0.0.1:2223")
+DIGITS = RunningJob(4711, "digits.py", PS, "chief 0", logdir="/runs/digits", began=1.79e9)
 LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")
 
 
@@ -117,6 +118,7 @@ def test_first_worker_that_answers_leads_a_job_without_ps(
     }
 
 
+@pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("running", [[], [DIGITS, LINE]], ids=["no job", "two jobs"])
 def test_ambiguous_job_is_refused_with_the_candidates(
     running: list[RunningJob],

@@ -19,6 +19,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.data import Digits
 from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
+from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.observe.summary import as_json
 from zmqtrain.optim import Adam
 from zmqtrain.protocol.status import Status
@@ -131,6 +132,21 @@ def test_run_leaves_a_record_in_its_logdir_and_report_makes_a_page(
     again = read_record(logdir)
     assert again is not None
     assert [sample[1] for sample in again["samples"]][-1] == 60
+
+
+def test_page_of_a_run_whose_ps_failed_tells_how_it_ended(
+    record: RunRecord, clock: Clock, training: Status, tmp_path: Path
+) -> None:
+    """The chief writes the record now and then, and the last time before the failure."""
+    found, page = seen(record, clock, training), tmp_path / "run.html"
+    assert found["ended"] is False
+    (tmp_path / RECORD_FILE).write_text(as_json(found))
+    (tmp_path / FILE).write_text(Outcome("net.py", "ps 0 was killed", 138, 1e6 + 9).text())
+    assert main(["report", str(tmp_path), "--html", str(page)]) == ExitCode.OK
+    text = page.read_text()
+    assert '"ended": true' in text
+    assert '"state": "failed: ps 0 was killed"' in text
+    assert "the job has ended: ps 0 was killed" in text
 
 
 @pytest.mark.parametrize(

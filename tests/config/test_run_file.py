@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.restarts import Restart
 from zmqtrain.config.run_file import (
     RunningJob,
     end_since,
@@ -36,8 +38,21 @@ def directory(tempdir: Path) -> Path:
 
 def test_job_is_listed_while_it_runs(directory: Path) -> None:
     with published("job.py", ("a:1",), "ps 0"):
-        assert running_jobs() == [RunningJob(os.getpid(), "job.py", ("a:1",), "ps 0")]
+        (job,) = running_jobs()
+        assert job == RunningJob(os.getpid(), "job.py", ("a:1",), "ps 0", began=job.began)
+        assert time.time() - 60 < job.began <= time.time()
     assert running_jobs() == []
+
+
+@pytest.mark.usefixtures("directory")
+def test_task_without_a_restart_left_is_listed_with_the_job() -> None:
+    with published("job.py", ("a:1",), "chief 0") as note:
+        note("worker 0", Restart(0.1, left=1, regained_s=50.0))
+        assert running_jobs()[0].spent == {}
+        note("ps 0", Restart(0.1, left=0, regained_s=50.0))
+        (job,) = running_jobs()
+        assert set(job.spent) == {"ps 0"}
+        assert 0 < job.spent["ps 0"] - time.time() <= 50.0
 
 
 def test_job_is_listed_once_by_its_chief_or_else_by_its_ps(directory: Path) -> None:

@@ -212,6 +212,13 @@ async def test_request_during_a_roster_is_answered_after_it(
     assert request.replies == [answer]
 
 
+async def test_status_has_the_length_of_an_epoch_once_the_chief_has_begun_one() -> None:
+    _, admin = hosted(status=host)
+    assert admin.status().epoch_batches == 0
+    admin.on_directive(Asked(sender="chief 0", incarnation=1), Extend(40, epoch_batches=20))
+    assert admin.status().epoch_batches == 20
+
+
 async def test_failure_of_a_checkpoint_is_in_the_status_until_the_next_one() -> None:
     _, admin = hosted(status=host)
     chief = Asked(sender="chief 0", incarnation=1)

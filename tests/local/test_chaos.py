@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -156,7 +157,43 @@ def test_task_that_was_killed_and_is_not_back_yet_is_left_out(job: Job) -> None:
         ended.wait()
     lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
     report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
-    assert "the task is not back yet" in report.skipped[0]
+    assert "the task was already dead, and is not counted" in report.skipped[0]
+    assert report.done == []
+
+
+def test_process_that_has_just_ended_is_not_killed(job: Job) -> None:
+    with subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended
+        lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{zombie.pid}"),))
+        report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
+    assert "the task was already dead" in report.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("act", "left_s", "is_done"),
+    [(KILL, 60.0, False), (KILL, -1.0, True), (Act(0.0, "pause", "worker", 0, 0.1), 60.0, True)],
+)
+def test_task_without_a_restart_left_is_not_killed(
+    job: Job, act: Act, left_s: float, is_done: bool
+) -> None:
+    spent = {"worker 0": time.time() + left_s}
+    report = Chaos(job.status, lambda line: None, spent=lambda: spent).run(1, [act], 0.1)
+    assert len(report.done) == is_done
+    assert ["no restart left" in text for text in report.skipped] == [True] * (not is_done)
+
+
+def test_late_act_is_shown_with_its_own_time(job: Job) -> None:
+    """The job may not answer when the act is due."""
+    asked = itertools.count()
+
+    def late() -> Status:
+        if next(asked) == 1:
+            time.sleep(0.3)
+        return job.status()
+
+    shown: list[str] = []
+    Chaos(late, shown.append).run(1, [replace(KILL, at_s=0.1)], 0.1)
+    assert float(shown[0].split(" s ")[0]) >= 0.3
 
 
 @pytest.mark.parametrize("role", ["chief", "ps"])

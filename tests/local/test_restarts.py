@@ -67,14 +67,18 @@ def test_each_exit_code_is_decided_on() -> None:
     "returncode", [KILLED, -signal.SIGSEGV, -signal.SIGABRT, LOST, 3, 120, 137]
 )
 def test_crash_is_restarted(returncode: int) -> None:
-    assert decide(lives((returncode, 5.0)), LIMITS, 0.0) == Restart(FIRST_DELAY_S, 2)
+    assert decide(lives((returncode, 5.0)), LIMITS, 0.0) == Restart(FIRST_DELAY_S, 2, 100.0)
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(KILLED, 137), (3, 3)])
 def test_crashes_beyond_the_budget_end_with_the_last_ones_code(returncode: int, code: int) -> None:
     endings = lives(*[(returncode, 5.0)] * 4)
-    assert isinstance(decide(endings[:-1], LIMITS, 0.0), Restart)
-    assert decide(endings, LIMITS, 0.0) == End("3 restarts within 100 s are used up")
+    # The first of them ended 10 s ago.
+    assert decide(endings[:-1], LIMITS, 0.0) == Restart(FIRST_DELAY_S, 0, 90.0)
+    end = decide(endings, LIMITS, 0.0)
+    assert isinstance(end, End)
+    assert end.used_up
+    assert end.reason.startswith("its limit of 3 restarts within 100 s (")
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])

@@ -36,17 +36,22 @@ def test_run_leaves_its_outcome_in_the_logdir(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(ConfigError("no"), 2), (CheckpointError("no"), 74), (PeerLostError("no"), None)],
+    ("error", "may_go_on", "code"),
+    [
+        (ConfigError("no"), True, 2),
+        (CheckpointError("no"), True, 74),
+        (PeerLostError("no"), True, None),
+        (PeerLostError("no"), False, 138),
+    ],
 )
 def test_error_is_recorded_unless_a_restart_may_help(
-    error: ZmqTrainError, code: int | None, tmp_path: Path
+    error: ZmqTrainError, may_go_on: bool, code: int | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "termination-log"
     (tmp_path / FILE).write_text("of the run before")
     with (
         pytest.raises(type(error)),
-        recorded("job.py", str(tmp_path), str(file), lambda: None),
+        recorded("job.py", str(tmp_path), str(file), lambda: None, may_go_on=may_go_on),
     ):
         raise error
     for path in (tmp_path / FILE, file):

@@ -24,10 +24,12 @@ from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import RETRYABLE, ExitCode, FencedError, NotAdmittedError, ZmqTrainError
 from zmqtrain.models.base import Dataset
+from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.base import Transport
+from zmqtrain.units import counted
 from zmqtrain.wire.control import Evaluated, Gather
 from zmqtrain.wire.messages import Heartbeat, Leave
 
@@ -107,6 +109,9 @@ class Chief(JobActor):
         self.run_record = self._conductor.record.as_dict
         if self.metrics_address:
             log.info("watch this run at %s://%s/", self._metrics_scheme, self.metrics_address)
+        workers = counted(self.plan.workers, "worker")
+        tasks = workers if self.plan.is_on_workers else f"{self.plan.shards} ps and {workers}"
+        log.info("waiting for %s to load the job", tasks)
         self.metrics.role_state.set("joining")
         self.spawn(self._watch_for_stop())
         again = False
@@ -229,8 +234,19 @@ class Chief(JobActor):
 
     def _stop_as_asked(self) -> None:
         """End the job; an engine starts again what does not end well."""
-        self._cluster.stop_reason = "zmqtrain stop"
+        self._cluster.stop_reason = f"{STOPPED_BY}zmqtrain stop"
         self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
+
+    def fail(self, error: ZmqTrainError) -> None:
+        """End the job by this error, and save what was learned, if it is not ending already."""
+        if not self.stopping.is_set():
+            self._cluster.stop_reason = str(error)
+            self.stop(error.exit_code)
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint of this run, None if there is none."""
+        return None if self._cluster.saver.last is None else self._cluster.saver.last_step
 
     async def _begin(self, *, again: bool) -> None:
         """Join every ps, and begin or take over the job; ``again``: some ps was restarted."""

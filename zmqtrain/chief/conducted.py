@@ -66,8 +66,8 @@ class Conducted(Protocol):
         """Write all shards at one version into the directory of a checkpoint."""
         ...
 
-    async def extend(self, limit: int) -> None:
-        """Train on, up to the batch with this number."""
+    async def extend(self, limit: int, epoch_batches: int) -> None:
+        """Train on, up to the batch with this number; ``epoch_batches``: of a whole epoch."""
         ...
 
     async def table_status(self) -> Tables:

@@ -105,8 +105,8 @@ class Conductor:
         await self._evaluate_due(at.step)
 
     async def _extend(self, limit: int | None) -> bool:
-        if limit is not None and self._job.epochs:
-            await self._conducted.extend(limit)
+        if limit is not None and self._job.epochs and self._epochs is not None:
+            await self._conducted.extend(limit, self._epochs.batches)
         return limit is not None
 
     async def save_if_due(self, step: int, *, is_wanted: bool = False) -> None:

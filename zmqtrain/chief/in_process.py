@@ -64,6 +64,7 @@ class LocalRun:
         self.summary: Summary | None = None  # once it has ended
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
+        self._epoch_batches = 0  # of a whole epoch, once one has begun
         metrics = Metrics(Role.CHIEF)
         self.saver = Saver(job, plan.layouts, self._fingerprint, metrics, self.write_shards)
         reads = self.read_parameters, self._tables
@@ -199,7 +200,8 @@ class LocalRun:
     async def set_learning_rate(self, rate: float | None) -> None:
         self._running.shard.learning_rate = rate
 
-    async def extend(self, limit: int) -> None:
+    async def extend(self, limit: int, epoch_batches: int) -> None:
+        self._epoch_batches = epoch_batches
         self._running.extend(limit)
 
     async def settle(self, *, unannounced: bool = False) -> None:
@@ -250,5 +252,7 @@ class LocalRun:
             tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
             idle_s=exchange.throughput.idle_s(time.monotonic()),
+            epochs=job.epochs,
+            epoch_batches=self._epoch_batches,
             **asdict(await self.progress()),
         )

@@ -92,10 +92,11 @@ class JobView:
     def remaining(self) -> str:
         """The text ", about 18 s left", or "" if that is not known."""
         status = self.status
-        is_known = status.steps_per_second and status.step < status.steps and not status.failure
+        is_known = status.steps_per_second and 0 < status.done < 1 and not status.failure
         if not is_known or self.is_stalled:
             return ""
-        return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
+        left_s = status.step * (1 / status.done - 1) / status.steps_per_second
+        return f", about {duration(left_s)} left"
 
     @property
     def group(self) -> str:
@@ -217,8 +218,11 @@ class JobView:
         }
 
     def _progress(self) -> str:
-        step, steps = self.status.step, self.status.steps
-        text = f"{step} of {steps} ({100 * step / steps:.1f} %)" if steps else str(step)
+        step, steps, share = self.status.step, self.status.steps, 100 * self.status.done
+        text = str(step)
+        if steps or self.status.epoch:
+            text += f" of {steps}" if steps else f", {self.status.epoch}"
+            text += f" ({share:.1f} %)"
         if self.status.steps_per_second > 0 and not self.is_stalled:
             text += f", {rate(self.status.steps_per_second)} steps/s"
         return text + self.remaining

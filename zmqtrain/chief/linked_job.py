@@ -58,7 +58,7 @@ class LinkedJob:
         self.links: list[Link] = []  # of the chief, to all ps; once there are some
         self.tasks: tuple[TaskStatus, ...] = ()  # of the last status
         self.learned_until = 0
-        self.stop_reason = "a signal"
+        self.stop_reason = f"{STOPPED_BY}a signal"
         self._chief, self._timing = chief, chief.timing
         self._segments: list[Reached | None] = []  # of the ps on this host
         self._rows: ShardRows | None = None  # once it has begun, if there are tables
@@ -81,7 +81,7 @@ class LinkedJob:
 
     @property
     def stopped(self) -> tuple[int, str]:
-        return self._chief.stop_code, f"{STOPPED_BY}{self.stop_reason}"
+        return self._chief.stop_code, self.stop_reason
 
     async def begin(self, joined: Sequence[Admission], *, again: bool) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.
@@ -220,8 +220,9 @@ class LinkedJob:
     async def set_learning_rate(self, rate: float | None) -> None:
         await self.leader.request(SetRate(rate), reason="it sets the learning rate")
 
-    async def extend(self, limit: int) -> None:
-        await self.leader.request(Extend(limit), reason="the next epoch begins")
+    async def extend(self, limit: int, epoch_batches: int) -> None:
+        extend = Extend(limit, epoch_batches)
+        await self.leader.request(extend, reason="the next epoch begins")
 
     async def close(self, exit_code: int, reason: str) -> None:
         """Let the workers finish their steps, so that the checkpoint holds all that was learned.

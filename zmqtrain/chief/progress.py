@@ -103,19 +103,22 @@ def line(status: Status) -> str:
 
 
 def _steps(status: Status) -> str:
-    return f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}"
+    if status.steps:
+        return f"step {status.step}/{status.steps}"
+    return f"step {status.step}" + (f"  {status.epoch}" if status.epoch else "")
 
 
 def _speed(status: Status) -> str:
-    loss = (
-        measure_text(status.loss) if any(status.pushes.values()) else "-"
-    )  # before the first push
-    return f"{status.steps_per_second:.0f} steps/s  loss {loss}"
+    is_new = not status.seconds and math.isnan(status.loss)  # no push since ps 0 was restarted
+    is_known = any(status.pushes.values()) and not is_new
+    loss = measure_text(status.loss) if is_known else "-"
+    speed = f"{status.steps_per_second:.0f}" if is_known else "-"
+    return f"{speed} steps/s  loss {loss}"
 
 
 def _without_workers(status: Status) -> str:
-    """Say that no worker is there and, while the job waits for one, when it gives up."""
+    """Say that no worker has joined and, while the job waits for one, when it gives up."""
     ends = [wait.until_s for wait in status.waits if wait.peer == A_WORKER]
     if not ends or ends[0] is None:
         return "none"
-    return f"none; the job ends in {ends[0]:.0f} s unless one joins"
+    return f"none has loaded the job yet; the job ends in {ends[0]:.0f} s unless one joins"

@@ -44,8 +44,9 @@ def chaos_command(
 
     Only tasks on this host are touched. A supervisor must restart killed tasks: zmqtrain supervise,
     as in the Procfile, or Kubernetes. The chief of zmqtrain run is not killed, because all other
-    tasks would end with it. A pause stops a process as a debugger does. The schedule depends only
-    on the seed and on the size of the cluster.
+    tasks would end with it, nor is a task of zmqtrain run that has no restart left. A pause stops a
+    process as a debugger does. The schedule depends only on the seed and on the size of the
+    cluster.
 
     \b
     Examples:
@@ -69,7 +70,7 @@ def chaos_command(
             show(Text(line))
 
     show_line(f"seed {chosen}: {_counts(acts)} in {seconds:g} s")
-    report = Chaos(job.status, show_line).run(chosen, acts, seconds)
+    report = Chaos(job.status, show_line, spent=job.spent).run(chosen, acts, seconds)
     if as_json:
         show_json(asdict(report) | {"roles": figures(report)})
     else:

@@ -7,7 +7,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from zmqtrain.chief.run_record import RECORD_FILE
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import (
     COMPLETED,
@@ -149,7 +151,7 @@ def _outcome_of(job: Submitted) -> Outcome | None:
         return outcome_in(job.outcome)
     if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
         return outcome
-    outcome = _outcome_in(job.logdir)  # perhaps of an earlier job that had this logdir
+    outcome = outcome_in_logdir(job.logdir)  # perhaps of an earlier job that had this logdir
     return outcome if outcome is not None and outcome.at >= job.submitted_at else None
 
 
@@ -159,16 +161,27 @@ def ended_in(logdir: str) -> EndedJob:
     Raises:
         ConfigError: there was none.
     """
-    outcome, newest = _outcome_in(logdir), _newest(logdir)
-    if outcome is None and not newest:
+    outcome, newest = outcome_in_logdir(logdir), _newest(logdir)
+    if outcome is None and not newest and not Path(logdir, RECORD_FILE).exists():
         raise ConfigError(
-            f"--logdir is {logdir!r}; expected the logdir of a job, with checkpoints in it; "
-            "correct it"
+            f"--logdir is {logdir!r}; expected the logdir of a job that has run; correct it"
         )
     again = "start it again with this logdir: it goes on from its checkpoint"
+    if not newest:
+        again = "nothing was saved: start it again, perhaps with a shorter --save-secs"
     if (state := _state_after(outcome)) == COMPLETED:
         again = f"zmqtrain export {logdir} --to FILE writes its weights"
     return EndedJob(logdir, state, outcome, newest, "", again)
+
+
+def with_ending(record: dict[str, Any], logdir: str) -> dict[str, Any]:
+    """Return the record of a run in ``logdir`` with its end, which it lacks if a task failed."""
+    outcome = outcome_in_logdir(logdir)
+    if outcome is None or record.get("ended"):
+        return record
+    state = f"{_state_after(outcome)}: {outcome.ended}"
+    events = [*record["events"], (outcome.at, f"the job has ended: {outcome.ended}")]
+    return record | {"ended": True, "state": state, "events": events}
 
 
 def _state_after(outcome: Outcome | None) -> str:
@@ -191,7 +204,8 @@ def left_outcome(job: Submitted, known: Outcome) -> Outcome:
     return known
 
 
-def _outcome_in(logdir: str) -> Outcome | None:
+def outcome_in_logdir(logdir: str) -> Outcome | None:
+    """Return how the last run with this logdir ended, None if that is not known."""
     with contextlib.suppress(OSError):
         return outcome_in(read_file(Path(logdir, FILE))) if logdir else None
     return None

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +121,10 @@ class RemoteJob:
         """The address at which its chief serves metrics, "" if it is not on this host."""
         found = (job.metrics for job in running_jobs() if self.address in job.ps[:1])
         return next(found, "")
+
+    def spent(self) -> Mapping[str, float]:
+        """Return the tasks of a `zmqtrain run` here that have no restart left, and until when."""
+        return next((job.spent for job in running_jobs() if self.address in job.ps[:1]), {})
 
     def has_ended(self) -> bool:
         """Return whether the job is over: on its engine, or its chief and ps 0 on this host."""
@@ -288,6 +293,15 @@ def _name_of(address: str) -> str:
     return ""
 
 
+def _since(began: float) -> str:
+    """Return when a job began, today's date left out, "" if that is not known."""
+    if not began:
+        return ""
+    at = datetime.fromtimestamp(began)
+    is_today = at.date() == datetime.now().date()
+    return f", since {at:%H:%M:%S}" if is_today else f", since {at:%Y-%m-%d %H:%M}"
+
+
 def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
@@ -295,8 +309,12 @@ def _which(jobs: list[RunningJob]) -> str:
             f"have not started, give the address of the job's ps 0 with {names_of('ps')}; if the "
             "job is over, give its --logdir"
         )
-    width = max(len(job.ps[0]) for job in jobs)
+    ways = [f"--logdir {job.logdir}" if job.logdir else f"--ps {job.ps[0]}" for job in jobs]
+    if len({*ways}) < len(jobs):
+        ways = [f"--ps {job.ps[0]}" for job in jobs]
+    width = max(map(len, ways))
     listing = "".join(
-        f"\n  --ps {job.ps[0]:<{width}}  {job.job} ({job.task}: process {job.pid})" for job in jobs
+        f"\n  {way:<{width}}  {job.job} ({job.task}: process {job.pid}{_since(job.began)})"
+        for way, job in zip(ways, jobs, strict=True)
     )
     return f"{len(jobs)} jobs run on this host; choose one:{listing}"

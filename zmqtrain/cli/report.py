@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zmqtrain.chief.run_record import RECORD_FILE, read_record
+from zmqtrain.cli.ended import with_ending
 from zmqtrain.cli.output import say, write_named
 from zmqtrain.config.help import command
 from zmqtrain.errors import ConfigError
@@ -40,5 +41,5 @@ def report_command(*, logdir: Path, path: Path) -> None:
             f"{logdir} has no {RECORD_FILE}; expected the logdir of a job that has trained for "
             "some seconds"
         )
-    write_named(path, report(record))
+    write_named(path, report(with_ending(record, str(logdir))))
     say(f"{path} is written; open it in a browser")

@@ -59,12 +59,13 @@ def phase_bar(seconds: Sequence[float], glyphs: str = GLYPHS, width: int = BAR) 
 
 
 def _progress(view: JobView) -> RenderableType:
-    step, steps = view.status.step, view.status.steps
-    if not steps:  # it ends after epochs
-        return cell(f"step {step}")
+    status = view.status
+    if not (status.steps or status.epoch):  # an epoch has not begun yet
+        return cell(f"step {status.step}")
     grid = Table.grid(padding=(0, 1, 0, 0))
-    text = cell(f"{step}/{steps}{view.remaining}")
-    grid.add_row(ProgressBar(total=steps, completed=step, width=2 * BAR), text)
+    place = f"{status.step}/{status.steps}" if status.steps else f"{status.step}, {status.epoch}"
+    text = cell(f"{place}{view.remaining}")
+    grid.add_row(ProgressBar(total=1.0, completed=status.done, width=2 * BAR), text)
     return FirstThatFits([grid, text])
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import takewhile
 
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.units import counted
 
 SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
 """Variable with the Unix time at which the supervisor of this process began."""
@@ -119,21 +120,27 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Restart it in ``delay_s`` seconds; after that ``left`` restarts remain."""
+    """Restart it in ``delay_s`` seconds; after that ``left`` restarts remain.
+
+    ``regained_s``: seconds until the oldest restart no longer counts.
+    """
 
     delay_s: float
     left: int
+    regained_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """Do not restart it; ``reason`` is "" if it ended as wanted.
 
-    ``exit_code``: what to pass on instead of that of the last run; 0: that one.
+    ``exit_code``: what to pass on instead of that of the last run; 0: that one. ``used_up``: no
+    restart is left.
     """
 
     reason: str = ""
     exit_code: int = 0
+    used_up: bool = False
 
 
 def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Restart | End:
@@ -155,12 +162,14 @@ def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Restart 
             "may write to parameters, which are read-only",
             ExitCode.USAGE,
         )
-    counted = len(recent)
-    if counted >= limits.max_restarts:
-        return End(f"{limits.max_restarts} restarts within {limits.within_s:g} s are used up")
+    if len(recent) >= limits.max_restarts:
+        limit = f"{counted(limits.max_restarts, 'restart')} within {limits.within_s:g} s"
+        flags = "--max-restarts or ZMQTRAIN_MAX_RESTARTS"
+        return End(f"its limit of {limit} ({flags}) is used up", used_up=True)
     if _losses_in_a_row(endings, limits) > limits.max_restarts:
         return End(f"its peer was lost {limits.max_restarts + 1} times in a row")
-    return Restart(_delay_s(endings, jitter), limits.max_restarts - counted - 1)
+    regained_s = limits.within_s - (last.ended_at - [*recent, last][0].ended_at)
+    return Restart(_delay_s(endings, jitter), limits.max_restarts - len(recent) - 1, regained_s)
 
 
 def _losses_in_a_row(endings: Sequence[Ending], limits: Limits) -> int:

@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
+from zmqtrain.config.restarts import Restart
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.files import read_file
 from zmqtrain.transport.own_directory import for_small_files
@@ -35,13 +36,18 @@ class RunningJob:
     task: str
     metrics: str = ""  # address at which it serves them
     logdir: str = ""  # absolute
+    began: float = 0.0  # Unix time
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Tasks without a restart left, each with the Unix time until which it has none."""
 
 
 @contextlib.contextmanager
 def published(
     job: str, ps: tuple[str, ...], task: str, metrics: str = "", logdir: str | None = None
-) -> Iterator[None]:
+) -> Iterator[Callable[[str, Restart], None]]:
     """Write the file of this process, and remove it at the end of the block.
+
+    Yields a function to be called with each task that is restarted.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -50,8 +56,17 @@ def published(
     _files(path.parent)  # removes the file of a killed task
     try:
         logdir = os.path.abspath(logdir) if logdir else ""
-        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task, metrics, logdir))))
-        yield
+        spent: dict[str, float] = {}
+        own = RunningJob(os.getpid(), job, ps, task, metrics, logdir, time.time(), spent)
+        _write(path, json.dumps(asdict(own)))
+
+        def note(task: str, restart: Restart) -> None:
+            if not restart.left:
+                spent[task] = time.time() + restart.regained_s
+                with contextlib.suppress(ConfigError):  # a full disk ends no training
+                    _write(path, json.dumps(asdict(own)))
+
+        yield note
     finally:
         path.unlink(missing_ok=True)
 

@@ -265,6 +265,8 @@ class AdminApi:
         self._leader.at_rest(partial(self._direct, request, directive))
 
     def _direct(self, request: Request, directive: control.Extend | control.SetRate) -> None:
+        if isinstance(directive, control.Extend):
+            self._leader.epoch_batches = directive.epoch_batches
         self._leader.event(directive)
         request.reply(messages.Done())
 

@@ -95,6 +95,7 @@ class Leader:
         self._later: list[Callable[[], None]] = []  # until the roster is over
         self._is_over = False
         self.coordinator = self._coordinator_from(0, Ledger())
+        self.epoch_batches = 0  # as the chief counts them
         self.peopled_at = time.monotonic()  # when a worker was last live
         if self.job.steps < ENDLESS:
             self.metrics.global_step_target.set(self.job.steps)

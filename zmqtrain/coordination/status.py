@@ -78,6 +78,8 @@ def status_of(
         tables=of_all_shards((host.tables, *reported), leader.plan.copies),
         rounds=leader.figures.rounds,
         agreement=leader.figures.agreement,
+        epochs=leader.job.epochs,
+        epoch_batches=leader.epoch_batches,
         **asdict(PassFigures.of(coordinator)),
     )
 

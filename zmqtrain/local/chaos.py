@@ -30,6 +30,7 @@ MAX_ACTS = 1_000_000  # all are planned before the first is carried out
 JITTER = 0.2  # of an interval, longer or shorter
 ROLES = ("ps", "worker", "chief")
 _ABSENT = ("silent", "left")
+_ENDED = "the task was already dead, and is not counted: its last process {} has ended"
 
 Kind = Literal["kill", "pause"]
 
@@ -116,15 +117,19 @@ class Chaos:
     """Carries out a schedule on one job."""
 
     def __init__(
-        self, ask: Callable[[], Status], show: Callable[[str], None], back_s: float = 60.0
+        self,
+        ask: Callable[[], Status],
+        show: Callable[[str], None],
+        back_s: float = 60.0,
+        spent: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """``ask`` returns the job's status, or raises a ZmqTrainError if it does not answer.
 
         ``show`` is called with a line for each act. ``back_s``: longest time for a task to be
-        back, and for the job to answer.
+        back, and for the job to answer. ``spent`` returns the tasks that have no restart left,
+        each with the Unix time until which it has none.
         """
-        self._ask = ask
-        self._show = show
+        self._ask, self._show, self._spent = ask, show, spent
         self._back_s = back_s
         self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
 
@@ -146,7 +151,7 @@ class Chaos:
                 report.steps = status.step - first.step
                 report.ended = status.stop or status.failure
                 while pending and now - began >= pending[0].at_s and not report.ended:
-                    self._do(pending.pop(0), status, report)
+                    self._do(pending.pop(0), status, report, began)
                 if now - began >= seconds and not pending and self._is_settled(report, now):
                     break
                 time.sleep(POLL_S)
@@ -176,20 +181,30 @@ class Chaos:
                 report.longest_silence_s = max(report.longest_silence_s, silence_s)
                 return status
 
-    def _do(self, act: Act, status: Status, report: Report) -> None:
+    def _do(self, act: Act, status: Status, report: Report, began: float) -> None:
         task = next((task for task in status.tasks if task.task == act.task), None)
-        if obstacle := _obstacle(act, task, status):
-            report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: {obstacle}")
-            return
-        assert task is not None
-        _, pid = _process_of(task)
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(pid, signal.SIGKILL if act.kind == "kill" else signal.SIGSTOP)
+        obstacle = _obstacle(act, task, status) or self._last_life(act)
+        if not obstacle:
+            assert task is not None
+            _, pid = _process_of(task)
+            try:
+                os.kill(pid, signal.SIGKILL if act.kind == "kill" else signal.SIGSTOP)
+            except ProcessLookupError:
+                obstacle = _ENDED.format(task.process)
         now = time.monotonic()
+        # The job may not have answered when the act was due.
+        if obstacle or task is None:
+            report.skipped.append(f"{act.kind} {act.task} at {now - began:.1f} s: {obstacle}")
+            return
         if act.kind == "pause":
             self._paused.append((now + act.lasts_s, pid))
         report.done.append(CarriedOut(act, task.process, now))
-        self._show(f"{act.at_s:6.1f} s  {act.kind} {act.task} ({task.process})")
+        self._show(f"{now - began:6.1f} s  {act.kind} {act.task} ({task.process})")
+
+    def _last_life(self, act: Act) -> str:
+        """Return why a task must not be killed that would not be restarted, "" otherwise."""
+        left_s = self._spent().get(act.task, 0.0) - time.time() if act.kind == "kill" else 0.0
+        return f"it has no restart left for the next {left_s:.0f} s" if left_s > 0 else ""
 
     def _resume(self, now: float) -> None:
         """Resume the processes whose pause is over."""
@@ -252,11 +267,13 @@ def _not_ours(pid: int) -> str:
     if pid > 1:
         try:
             process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return _ENDED
             is_python = "python" in Path(process.exe()).name
             if is_python and process.uids().real == os.getuid():
                 return ""
         except psutil.NoSuchProcess:
-            return "the task is not back yet: its last process {} has ended"
+            return _ENDED
         except psutil.Error:
             pass
     return "{} is no Python process of this user"

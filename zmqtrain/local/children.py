@@ -16,7 +16,7 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.supervisor import Process, start
-from zmqtrain.observe.logs import LogLine
+from zmqtrain.observe.logs import LogLine, line_as_text
 
 OUTPUT_TIMEOUT_S = 1.0  # for the output of a task to close after its end
 MAX_LINE_NBYTES = 1 << 16  # of what a task writes; a longer line is shown in parts
@@ -99,8 +99,8 @@ class Child:
         """Return the last error in its log with its traceback, else its last lines of output."""
         if self._output is None:
             return "it wrote the reason above"
-        lines = list(self._output.lines)
-        logged = [LogLine.parsed(line) for line in lines]
+        logged = [LogLine.parsed(line) for line in self._output.lines]
+        lines = [line_as_text(line) for line in self._output.lines]
         errors = [each for each in logged if each is not None and each.is_error]
         if errors:
             return errors[-1].text

@@ -24,7 +24,7 @@ from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, MAX_PORT, Role, Task
 from zmqtrain.config.options import flags_of, names_of
-from zmqtrain.config.restarts import USUAL_LIMITS
+from zmqtrain.config.restarts import USUAL_LIMITS, End, Ending, Limits, Restart
 from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.hosting.actors import actors_of, chief_among
@@ -68,6 +68,11 @@ class LocalCluster(SharedConfig):
         ge=0,
         description="number of a worker that gets this terminal, for breakpoint(); the other tasks "
         "pass by theirs",
+    )
+    max_restarts: int = Field(
+        USUAL_LIMITS.max_restarts,
+        ge=0,
+        description=f"most restarts of each task within {USUAL_LIMITS.within_s:g} s",
     )
     metrics_port: int | None = Field(
         None,
@@ -132,11 +137,14 @@ async def run_processes(
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
         chief = chief_among(actors_of(config, plan, lambda _: transport, on_progress))
-        stack.enter_context(recorded(reference, job.logdir, None, lambda: chief.summary))
+        stack.enter_context(
+            recorded(reference, job.logdir, None, lambda: chief.summary, may_go_on=False)
+        )
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
-        stack.enter_context(
+        limits = Limits(cluster.max_restarts, USUAL_LIMITS.within_s)
+        note = stack.enter_context(
             run_file.published(
                 reference, plan.ps, str(config.task), chief.metrics_address, job.logdir
             )
@@ -148,7 +156,8 @@ async def run_processes(
                 flags = _flags(config, plan, cluster, task, arguments)
                 child = Child(task, flags, on_output, process, cluster.debugged)
                 children.append(child)
-                chief.add_background_task(partial(_keep, child, children, chief, failures))
+                keep = partial(_keep, child, children, chief, failures, limits, note)
+                chief.add_background_task(keep)
             await chief.run()
             in_order = chief.ending
         except asyncio.CancelledError:
@@ -159,9 +168,7 @@ async def run_processes(
             await _end(children, in_order=in_order, hosted=plan.is_on_workers)
             _remove_segments(config, plan)
     if failures:
-        if chief.summary is not None and chief.summary.checkpoint is not None:
-            log.warning("the same command resumes from %s", chief.summary.checkpoint)
-        raise failures[0]
+        raise RunFailedError(f"{failures[0]}; {_remedy(chief)}", failures[0].exit_code)
     if chief.summary is None:
         raise RunFailedError("the run was stopped before the job began", chief.stop_code)
     return chief.summary
@@ -215,18 +222,53 @@ def _flags(
 
 
 async def _keep(
-    child: Child, children: Sequence[Child], chief: Chief, failures: list[RunFailedError]
+    child: Child,
+    children: Sequence[Child],
+    chief: Chief,
+    failures: list[RunFailedError],
+    limits: Limits,
+    note: Callable[[str, Restart], None],
 ) -> None:
     """Run a task; restart it when it was killed, end the run when it fails.
 
-    If a ps fails, or a worker that hosts one, its parameters are lost. If another worker fails, the
-    chief can still save: it is stopped, and the error is added to ``failures``.
+    If a ps fails, or a worker that hosts one, its parameters are lost. If it was only killed too
+    often, it is started once more for the chief to save. The chief can also save if another worker
+    fails. Then the error is added to ``failures``.
     """
     name = str(child.task)
-    ending, end = await keep_running(name, child.start, USUAL_LIMITS, lambda: chief.ending)
+    ending, end = await keep_running(
+        name, child.start, limits, lambda: chief.ending, on_restart=partial(note, name)
+    )
     await child.wait()
     if chief.ending:
         return
+    error = _failure(child, ending, end)
+    if chief.plan.shard_of(child.task) is not None:
+        if not end.used_up:
+            raise error
+        failures.append(error)
+        return await _save_in_a_last_life(child, chief, error)
+    alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
+    code = ending.returncode
+    if alive and not end.exit_code and (code < 0 or code == ExitCode.TERMINATED):
+        log.warning("%s; training goes on; workers left: %d", error, alive)
+        return
+    failures.append(error)
+    chief.fail(error)
+
+
+async def _save_in_a_last_life(child: Child, chief: Chief, error: RunFailedError) -> None:
+    """Start a ps once more, with what it has in shared memory, for the chief to end the run."""
+    log.warning("%s; starting it for a last time, so that the chief can save", error)
+    chief.fail(error)
+    await child.start()
+    await child.wait()
+    if not chief.ending:
+        raise RunFailedError(f"{error}; {_remedy(chief)}", error.exit_code)
+
+
+def _failure(child: Child, ending: Ending, end: End) -> RunFailedError:
+    """Return the error of a task that is not started again."""
     code = ending.returncode
     is_known = code < 0 or code in set(ExitCode) - {ExitCode.OK}
     exit_code = ExitCode.CRASH if not is_known else ExitCode.PEER_LOST if code < 0 else code
@@ -235,15 +277,22 @@ async def _keep(
         exit_code, text = end.exit_code, f"{end.reason}\n{text}"
     if code == ExitCode.OK:
         text = "the job was not done; does its model or its data call sys.exit()?"
-    error = RunFailedError(f"{name} {ending}: {text}", exit_code)
-    if chief.plan.shard_of(child.task) is not None:
-        raise error
-    alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
-    if alive and not end.exit_code and (code < 0 or code == ExitCode.TERMINATED):
-        log.warning("%s; training goes on; workers left: %d", error, alive)
-        return
-    failures.append(error)
-    chief.stop(error.exit_code)
+    if end.used_up:
+        text = end.reason if code < 0 else f"{text}; {end.reason}"
+    return RunFailedError(f"{child.task} {ending}: {text}", exit_code)
+
+
+def _remedy(chief: Chief) -> str:
+    """Return how a run that has failed can go on, as a part of a sentence."""
+    job = chief.job
+    if chief.saved_step is not None:
+        return f"run the same command to resume from step {chief.saved_step}"
+    if job.logdir is None:
+        return "nothing was saved, because the job has no logdir; give one with --logdir"
+    return (
+        f"nothing was saved, because --save-secs is {job.save_secs:g}; give a smaller one, and run "
+        "the same command to begin again"
+    )
 
 
 def _remove_segments(config: TaskConfig, plan: Plan) -> None:

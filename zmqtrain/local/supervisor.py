@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from zmqtrain.actors.waits import within
-from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, decide
+from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, Restart, decide
 from zmqtrain.errors import ConfigError, host_error
 from zmqtrain.hosting import signals
 
@@ -67,12 +67,13 @@ async def keep_running(
     limits: Limits,
     is_over: Callable[[], bool],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    on_restart: Callable[[Restart], None] = lambda restart: None,
 ) -> tuple[Ending, End]:
     """Start a process, and restart it each time that it crashes.
 
     It is not restarted once ``is_over`` returns True. ``sleep`` waits before a restart, for the
-    given seconds or until it is over. Returns how the last run ended, and why there is no further
-    restart.
+    given seconds or until it is over. ``on_restart`` is called before that. Returns how the last
+    run ended, and why there is no further restart.
     """
     endings: list[Ending] = []
     while True:
@@ -94,6 +95,7 @@ async def keep_running(
             limits.max_restarts,
             limits.within_s,
         )
+        on_restart(decision)
         await sleep(decision.delay_s)
         if is_over():
             return endings[-1], End()

@@ -79,12 +79,17 @@ def outcome_in(text: str | bytes) -> Outcome | None:
 
 @contextlib.contextmanager
 def recorded(
-    job: str, logdir: str | None, file: str | None, summary: Callable[[], Summary | None]
+    job: str,
+    logdir: str | None,
+    file: str | None,
+    summary: Callable[[], Summary | None],
+    *,
+    may_go_on: bool = True,
 ) -> Iterator[None]:
     """Write how the run of the block ends, unless a restart of the chief may go on with it.
 
     ``file``: another one beside that of the ``logdir``. ``summary`` returns that of the run, None
-    if there is none.
+    if there is none. ``may_go_on=False``: nothing restarts the chief.
     """
     own = Path(logdir, FILE) if logdir else None
     for known in (own, file):  # of the run before
@@ -95,7 +100,7 @@ def recorded(
     try:
         yield
     except ZmqTrainError as error:
-        if error.exit_code < RETRYABLE:
+        if error.exit_code < RETRYABLE or not may_go_on:
             outcome = Outcome(job, str(error), int(error.exit_code), time.time())
         raise
     finally:

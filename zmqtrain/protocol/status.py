@@ -191,6 +191,23 @@ class Status:
     save_failure: str = ""  # why the last checkpoint failed, "" if it did not
     rounds: int = 0  # of local steps so far
     agreement: float = math.nan  # of the workers in the last one: see agreement_of
+    epochs: int = 0  # after which the run ends, 0 if it ends at a step
+    epoch_batches: int = 0  # of one epoch, 0 until the chief begins one
+
+    @property
+    def epoch(self) -> str:
+        """The text "epoch 3 of 30", "" if the run does not end after epochs."""
+        if min(self.epochs, self.epoch_batches) <= 0:
+            return ""
+        number = min(self.uncounted // self.epoch_batches + 1, self.epochs)
+        return f"epoch {number} of {self.epochs}"
+
+    @property
+    def done(self) -> float:
+        """The share of the training that is done, from 0 to 1; 0 if that is not known."""
+        if self.steps:
+            return min(1.0, self.step / self.steps)
+        return min(1.0, self.uncounted / (self.epochs * self.epoch_batches)) if self.epoch else 0.0
 
     @property
     def nbytes_per_batch(self) -> float:

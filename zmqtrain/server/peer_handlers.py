@@ -107,7 +107,8 @@ class PeerHandlers:
         """Return the tasks whose lease has run out since the last call, and which count as left."""
         ended = list(self._peers.expired())
         for peer in ended:
-            log.warning("%s %s: it has left", peer, peer.absence)
+            then = "the others go on without it" if peer.died else "it has left"
+            log.warning("%s %s: %s", peer, peer.absence, then)
             self._metrics.lease_expirations[peer.role].inc()
             self._gone(peer)
         return ended

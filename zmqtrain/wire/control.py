@@ -168,9 +168,13 @@ class Close:
 
 @dataclass(slots=True)
 class Extend:
-    """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins."""
+    """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins.
+
+    ``epoch_batches``: of a whole pass, for the status.
+    """
 
     limit: int
+    epoch_batches: int = 0
 
 
 @dataclass(slots=True)

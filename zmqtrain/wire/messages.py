@@ -16,7 +16,7 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 30
+PROTOCOL_VERSION = 31
 """Rises with every change to these files; peers of another version are refused."""
 
 
