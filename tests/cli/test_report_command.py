@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -100,7 +101,10 @@ async def test_lives_of_a_run_are_told_in_their_order(
     clock.now += 2.0
     forgotten = tuple(replace(task, step=0) if task is saved else task for task in training.tasks)
     seen(later, clock, replace(training, tasks=forgotten))
-    await later.save_if_due(str(tmp_path))
+    async with asyncio.timeout(10):  # the record is read in a thread
+        while len(later.as_dict()["events"]) < 3:
+            await later.save_if_due(str(tmp_path))
+            await asyncio.sleep(0)
     seen(later, clock, replace(training, tasks=tasks))
     later.miss()
     later.take(replace(training, stop="zmqtrain stop"), ended="stopped by zmqtrain stop")
