@@ -388,6 +388,11 @@ def test_jobs_whose_tables_differ_have_other_fingerprints(other: dict[str, Any])
     assert job_fingerprint(recommender_job(**other)) == job_fingerprint(recommender_job(**other))
 
 
+def test_empty_logdir_is_none() -> None:
+    assert job(logdir="").logdir is None
+    assert job(logdir="runs").with_overrides(logdir="").logdir is None
+
+
 def test_address_as_a_logdir_is_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match=r"logdir is 's3://bucket/run'.*docs/ecosystem\.md"):
         job(logdir="s3://bucket/run")

@@ -126,7 +126,7 @@ class Job(BaseModel):
         "step; a cluster trains on meanwhile, and steps that it passes before the last evaluation "
         "has ended are skipped",
     )
-    logdir: str | None = Field(
+    logdir: checks.Logdir = Field(
         None, description="directory for checkpoints; a run resumes from the last one in it"
     )
     save_secs: float = Field(

@@ -94,6 +94,8 @@ Exchange = Annotated[
     Literal["auto", "board", "direct", "to-one", "one-shot", "nccl"],
     BeforeValidator(_check_exchange),
 ]
+Logdir = Annotated[str | None, AfterValidator(lambda path: path or None)]
+"""A directory; an empty text is None."""
 PolicySpec = Annotated[str, AfterValidator(_check_policy)]
 CompressionSpec = Annotated[str, AfterValidator(_check_compression)]
 Devices = Annotated[
