@@ -75,7 +75,7 @@ def test_step_is_evaluated_before_the_end_of_an_epoch_that_came_meanwhile() -> N
     epochs = {"steps": 30, "epochs": 2, "evaluates": 2}  # of 5 steps each
     report = simulate(calm(**epochs, rules=(unheard,)), lines.append)
     assert not report.broken, str(report)
-    moments = ("step 2: loss", r"-> sent: .*Extend\(limit=30\)", "step 6: loss")
+    moments = ("step 2: loss", r"-> sent: .*Extend\(limit=30\b", "step 6: loss")
     found = [next(i for i, line in enumerate(lines) if re.search(it, line)) for it in moments]
     assert found == sorted(found)
 
