@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.with_tables import EXTREMES, rows, table
+from tests.store.with_tables import EXTREMES, Job, push, rows, table
 from zmqtrain.errors import SegmentError
 from zmqtrain.models.tables import TableVariable
+from zmqtrain.optim import LAMB, SGD, Adam, RowwiseAdagrad, Rule, Update
+from zmqtrain.protocol.orders import Apply
 from zmqtrain.store import arena
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.table_layout import MOVED, TableLayout
@@ -217,3 +221,22 @@ def test_more_rows_than_a_table_has_are_refused() -> None:
     memory = TableMemory.private([TableLayout(table("user", rows=5))])
     with pytest.raises(SegmentError, match=r"'user' has 0 rows of 32 B and would have 6 .* 5;"):
         memory.stores[0].make_room(6)
+
+
+@pytest.mark.parametrize("rule", [Adam(0.1), LAMB(0.1), RowwiseAdagrad(0.1)])
+def test_memory_of_a_dropped_shard_is_unmapped_at_once(rule: Rule) -> None:
+    """Without the collector of cycles, since tables map terabytes of addresses."""
+    of_rows, dense = (SGD(0.1), rule) if isinstance(rule, LAMB) else (rule, SGD(0.1))
+    job = Job([VARIABLE], [Update(of_rows)], Update(dense))
+    gc.collect()
+    gc.disable()
+    try:
+        shard = job.begin()
+        push(shard, 0, [rows(VARIABLE, seed=1)])
+        shard.carry_out(Apply(0))
+        assert shard.tables is not None
+        mapped = weakref.ref(shard.tables.memory.arena.memory)
+        del shard
+        assert mapped() is None
+    finally:
+        gc.enable()
