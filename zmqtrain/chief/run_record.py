@@ -1,4 +1,4 @@
-"""What happened in a run: figures by time, evaluations and news, for a page that shows it.
+"""The record of a run: figures by time, evaluations and news, for the page that shows it.
 
 The chief notes them from the statuses that it sees. They are bounded: when there are too many
 samples, every second one is dropped, and from then on samples are taken half as often. A job with a
@@ -44,7 +44,7 @@ Evaluations = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 class Earlier(BaseModel):
-    """What the next life takes over of a record."""
+    """The part of a record that the next life takes over."""
 
     columns: list[str]
     samples: list[list[float | None]]

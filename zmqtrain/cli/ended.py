@@ -40,7 +40,7 @@ REMEDIES = {
     ExitCode.DIVERGED: "lower the learning rate, or clip gradients",
     ExitCode.REFUSED: "give all tasks the same job and the same version of zmqtrain",
 }
-"""What to do before a failed job can go on."""
+"""Remedies for failed jobs."""
 
 
 @dataclass(frozen=True, slots=True)

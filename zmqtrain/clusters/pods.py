@@ -1,4 +1,4 @@
-"""What users change in the pods of a job: templates, and the flags for what most of them set. Pure.
+"""Changes of users to the pods of a job: templates, and flags for the most common ones. Pure.
 
 A change is a part of a pod template. It is merged as Kubernetes merges patches: maps by their keys,
 lists of named items by the names, and null removes a value.

@@ -1,4 +1,4 @@
-"""What the workers of a job wait for, and how far apart they are. Pure; no decision needs it."""
+"""Waits of the workers of a job, and the distances between them. Pure; no decision needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round of local steps has changed, encoded once for all workers that receive it by tcp.
+"""Changes of a round of local steps, encoded once for all workers that receive them by tcp.
 
 A worker adds it to the parameters that it has. So that the shard has the same bits, it moves its
 own parameters to what the workers get; what the encoding leaves out is kept in a slot, and is part

@@ -31,7 +31,7 @@ from zmqtrain.store.table_layout import DONE, READY
 
 
 class Training(NamedTuple):
-    """What rows of a table are trained, and how. Addresses stand for arrays and functions."""
+    """The rows of a table that are trained, and how. Addresses stand for arrays and functions."""
 
     rows: int
     begin: int  # rows that this change has trained before

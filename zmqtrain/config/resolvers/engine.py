@@ -1,4 +1,4 @@
-"""What an engine tells a task: its index in a Kubernetes Indexed Job or in Slurm, and its peers.
+"""The place that an engine gives a task: its index in a Kubernetes Indexed Job or Slurm, its peers.
 
 A runtime of Kubeflow Trainer with the policy jax tells each node the number of nodes and the
 address of the first one, as NAME-node-0-0.NAME:PORT.
