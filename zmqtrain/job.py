@@ -25,7 +25,6 @@ from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
 from zmqtrain.optim.outer import Outer
-from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.model_tables import tables_of, update_of_rows
 from zmqtrain.store.segment_layout import MAX_WORKERS
@@ -360,7 +359,7 @@ class Job(BaseModel):
     def encodes_answers(self) -> bool:
         """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
         policy = policies.make_policy(self.policy)
-        is_local = isinstance(policy, LocalSteps) and not isinstance(policy, AsyncLocalSteps)
+        is_local = policy.most_local_steps > 0 and not policy.at_arrival
         return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zmqtrain import policies
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.rules import Momentum
-from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
+from zmqtrain.policies.base import Policy
 
 Options: TypeAlias = Mapping[str, Any]
 """The options that were declared before, by name; those that are wrong are left out."""
@@ -125,23 +125,23 @@ NOT_LOCAL = {
 }
 
 
-def conflict_with_local(policy: Any, option: str, value: Any) -> str:
+def conflict_with_local(policy: Policy, option: str, value: Any) -> str:
     """Return why local steps forbid the value of an option; "" if they do not."""
-    is_async = isinstance(policy, AsyncLocalSteps)
+    if not policy.most_local_steps:
+        return ""
     match option:
         case "outer":
-            forbids = is_async and isinstance(value, Momentum) and not value.nesterov
+            forbids = policy.at_arrival and isinstance(value, Momentum) and not value.nesterov
         case "inner_state":
-            forbids = is_async and value == "keep"
+            forbids = policy.at_arrival and value == "keep"
         case _:
-            forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
+            forbids = value is not None and value is not False
     return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
 
 
-def without_own_optimizer(policy: Any, optimizer: Any) -> str:
+def without_own_optimizer(policy: Policy, optimizer: Any) -> str:
     """Return why a policy needs another optimizer than an inner one; "" if it does not."""
-    is_local = isinstance(policy, LocalSteps) and not policy.after
-    if is_local or not isinstance(optimizer, InnerOnly):
+    if (policy.most_local_steps and policy.local_steps(0)) or not isinstance(optimizer, InnerOnly):
         return ""
     return (
         f"the policy is {policy.spec}, and the job has only an inner optimizer, which trains in "

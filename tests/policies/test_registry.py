@@ -51,6 +51,9 @@ class Halved:
     def start(self, version, workers):
         pass
 
+class Long(Patient):
+    most_local_steps = 1001
+
 class Plain(BoundedStaleness):
     def __init__(self):
         super().__init__(2)
@@ -169,6 +172,7 @@ def test_class_without_a_parameter_is_called_without_options(plug_in: str) -> No
         ("plain", " names a function, expected a class"),
         ("plain:x", " names a function, expected a class"),
         ("Halved", " names the class Halved, which lacks join, leave, push, drain, held"),
+        ("Long:3", " has most_local_steps=1001; expected 1000 at most"),
         ("Patient:", " ends with a colon"),
         ("Patiant", "; did you mean Patient?"),
     ],

@@ -25,7 +25,6 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
 from zmqtrain.policies import Decision, Policy, Release, make_policy
 from zmqtrain.policies.base import Lockstep
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.orders import (
     Accumulate,
     Answer,
@@ -401,19 +400,23 @@ class Coordinator:
     @property
     def _is_async(self) -> bool:
         """Whether a worker's result of local steps counts by itself."""
-        return isinstance(self.policy, LocalSteps) and self.policy.at_arrival
+        return self.policy.at_arrival and self._most_local_steps > 0
+
+    @property
+    def _most_local_steps(self) -> int:
+        """Number of steps that the policy lets a worker make by itself, at most; 0: none."""
+        return min(self.policy.local_steps(self.version), self.policy.most_local_steps)
 
     def _local_steps(self, worker: int) -> int:
         """Return how many steps a worker makes by itself from this one on, at most; 0: none."""
-        policy = self.policy
-        most = policy.local_steps(self.version) if isinstance(policy, LocalSteps) else 0
+        most = self._most_local_steps
         if self._is_async:
             most = self.arrivals.batches(worker, most)
         return most and max(1, min(most, self._room()))
 
     def _steps_of_round(self, workers: Iterable[int]) -> int:
         """Return how many steps a reduction is that ends a round; 0: it ends none."""
-        if not (isinstance(self.policy, LocalSteps) and self.policy.local_steps(self.version)):
+        if not self._most_local_steps:
             return 0
         return max(len(self.ledger.pending.get(worker, ())) for worker in workers)
 

@@ -9,7 +9,6 @@ from zmqtrain import policies
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim import MatrixRule, RowwiseAdagrad, Rule
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.layout import Variable
 
 
@@ -34,7 +33,7 @@ def check(job: Job, *, alone: bool) -> None:
             job.ps_device == "gpu"
         ),
         f"the policy is {job.policy}: workers send rows at every step; use another policy": (
-            isinstance(policies.make_policy(job.policy), LocalSteps)
+            policies.make_policy(job.policy).most_local_steps > 0
         ),
         "overlap is on: rows are sent when the whole gradient is there; use --no-overlap": (
             job.overlap

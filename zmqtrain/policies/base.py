@@ -97,6 +97,22 @@ class Policy(Protocol):
     def staleness_bound(self) -> int | None:
         """Most steps that a gradient can be behind a live worker's clock, None if unbounded."""
 
+    @property
+    def most_local_steps(self) -> int:
+        """Most steps that a worker makes by itself before it sends their result, up to 1000.
+
+        0: it sends the gradient of each batch.
+        """
+
+    @property
+    def at_arrival(self) -> bool:
+        """True if a result of local steps counts when it arrives (an Apply), and each of its
+        batches is a step; False if those of a round count together (a Reduce).
+        """
+
+    def local_steps(self, step: int) -> int:
+        """Return how many steps a worker makes by itself from this step on, at most; 0: none."""
+
     def start(self, version: int, workers: int) -> None:
         """Begin at ``version`` with no worker live; the job expects ``workers`` of them."""
 
@@ -126,11 +142,16 @@ class BasePolicy(ABC):
     coordinated: bool = True
     step_per_push: bool = True
     staleness_bound: int | None = None
+    most_local_steps: int = 0
+    at_arrival: bool = False
 
     @property
     def spec(self) -> str:
         """The module and the class, for a class that takes no options."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    def local_steps(self, step: int) -> int:
+        return self.most_local_steps
 
     def start(self, version: int, workers: int) -> None:
         return

@@ -131,6 +131,11 @@ def _made(kind: type, options: str | None, spec: str) -> Policy:
         policy: Policy = kind(options or "") if takes else kind()
     needed = [name for name in vars(Policy) if not name.startswith("_")]
     _check_has(policy, needed, f"made a {kind.__name__}", spec)
+    if policy.most_local_steps > MAX_BATCHES:
+        raise ConfigError(
+            f"policy {_shown(spec)} has most_local_steps={policy.most_local_steps}; expected "
+            f"{MAX_BATCHES} at most; give a smaller number"
+        )
     return policy
 
 
@@ -149,7 +154,7 @@ def _check_has(found: object, names: Iterable[str], what: str, spec: str) -> Non
     if missing := [name for name in names if not hasattr(found, name)]:
         raise ConfigError(
             f"policy {_shown(spec)} {what}, which lacks {', '.join(missing)}; expected what "
-            "zmqtrain.policies.Policy has"
+            "zmqtrain.policies.Policy has; derive the class from zmqtrain.policies.BasePolicy"
         )
 
 
