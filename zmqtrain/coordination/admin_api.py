@@ -23,9 +23,8 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.job_conflicts import NOT_LOCAL, conflict_with_local, without_own_optimizer
+from zmqtrain.planning.switch import obstacle_to_switch
 from zmqtrain.policies import try_policy
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
 from zmqtrain.transport.base import RoutingId
@@ -179,28 +178,8 @@ class AdminApi:
             policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
-        if not policy.coordinated and self._leader.plan.copies > 1:
-            raise RefusedError(
-                f"under {policy.spec} each part decides alone, so its copies would differ; "
-                "expected another policy, such as hogwild:whole"
-            )
-        job = self._leader.job
-        if job.clip_norm is not None and policy.step_per_push != job.clips_alone:
-            raise RefusedError(
-                f"clip_norm is of the mean under policies that average gradients, else of each "
-                f"worker's gradient, so {job.policy} cannot become {policy.spec} in a running job; "
-                f"stop it, and start it again with --policy {policy.spec}"
-            )
-        for option in NOT_LOCAL:
-            if text := conflict_with_local(policy, option, getattr(job, option)):
-                raise RefusedError(text)
-        if text := without_own_optimizer(policy, job.optimizer):
-            raise RefusedError(text)
-        if isinstance(policy, LocalSteps) and job.table_variables():
-            raise RefusedError(
-                f"the job has tables, whose workers send rows at every step, so {policy.spec} "
-                "cannot train them; keep a policy without local steps"
-            )
+        if obstacle := obstacle_to_switch(self._leader.plan, policy):
+            raise RefusedError(obstacle)
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 
