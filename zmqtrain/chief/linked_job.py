@@ -19,7 +19,8 @@ from zmqtrain.chief.copies import save_copies
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, PeerLostError, ZmqTrainError
-from zmqtrain.exchanges.lanes import map_segment, read_variables
+from zmqtrain.exchanges.lanes import map_segment
+from zmqtrain.exchanges.reads import read_variables
 from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.models.tables import RowsOf

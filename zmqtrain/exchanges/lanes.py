@@ -6,26 +6,19 @@ its gradient where the ps takes it from; messages carry no tensors. tcp: tensors
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, SegmentError
-from zmqtrain.optim import AVERAGE
-from zmqtrain.planning.plan import Plan
-from zmqtrain.store.layout import ShardLayout, empty_values
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import nearest
 from zmqtrain.store.row_buffer import RowBuffer
 from zmqtrain.store.segment import Reached, reach
-from zmqtrain.store.segment_layout import CLOCK, VERSION
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.store.table_memory import reach as reach_tables
@@ -33,15 +26,12 @@ from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Add, Chunks, Encode
 from zmqtrain.wire.compression import Compressor, Decompressor, make_compression
-from zmqtrain.wire.messages import Mapped, MapSegment, Parameters, Read
+from zmqtrain.wire.messages import Mapped, MapSegment
 
 if TYPE_CHECKING:
     from zmqtrain.actors.task import JobActor
 
 log = logging.getLogger(__name__)
-
-_ATTEMPTS = 8
-_YIELD = threading.Event()  # never set: waiting for it frees the core for the ps
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,71 +175,3 @@ async def _check_known(link: Link) -> None:
         raise
     except RefusedError as refusal:
         log.debug("%s knows us: %s", link.peer, refusal)
-
-
-async def read_variables(
-    plan: Plan,
-    links: Sequence[Link],
-    segments: Sequence[Reached | None],
-    *,
-    average: bool = False,
-    at: int = 0,
-) -> tuple[dict[str, Any], list[int]]:
-    """Return all variables, or their moving averages, and the version of each shard.
-
-    ``at``: what the shards have kept of this one.
-    """
-    layouts, job = plan.layouts, plan.job
-    flats = [zeros(layout.size) for layout in layouts]
-    reading = (
-        read_parameters(*each, average=average, at=at)
-        for each in zip(links, segments, layouts, flats, strict=True)
-    )
-    versions = await asyncio.gather(*reading)
-    values = empty_values(job.variables())
-    for layout, flat in zip(layouts, flats, strict=True):
-        layout.scatter(flat, values)
-    return values | job.frozen(), versions
-
-
-async def read_parameters(
-    link: Link,
-    segment: Reached | None,
-    layout: ShardLayout,
-    out: Flat,
-    *,
-    copies: bool = False,
-    average: bool = False,
-    at: int = 0,
-) -> int:
-    """Copy what a shard owns (or its moving average), as it is at one version; return the version.
-
-    ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: copy what it has
-    kept of this version.
-    """
-    part = slice(None) if copies else layout.owned
-    if segment is not None and not at:
-        source = segment.slots[AVERAGE] if average else segment.parameters
-        if copy_consistently(segment.words, source[part], out[part]):
-            return segment.words[VERSION]
-    message = Read(average, copies=copies, at=at)
-    reply = await link.request(message, reason="its parameters are read", out=out[part])
-    return reply.expect(Parameters).version
-
-
-def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
-    """Copy ``source`` while no update changes it; False if updates did in every attempt.
-
-    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
-    stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
-    than a store may be late.
-    """
-    for _ in range(_ATTEMPTS):
-        before = words[CLOCK]
-        if before % 2 == 0:
-            np.copyto(out, source)
-            if words[CLOCK] == before:
-                return True
-        else:
-            _YIELD.wait(0.0005)
-    return False

@@ -17,8 +17,9 @@ from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import CheckpointError
-from zmqtrain.exchanges.lanes import Lane, copy_consistently, open_lanes, read_parameters
+from zmqtrain.exchanges.lanes import Lane, open_lanes
 from zmqtrain.exchanges.overlap import Overlap
+from zmqtrain.exchanges.reads import copy_consistently, read_parameters
 from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE

@@ -20,8 +20,8 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.exchanges.evaluations import Evaluations
-from zmqtrain.exchanges.lanes import read_variables
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.exchanges.reads import read_variables
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.rows import readers_of
 from zmqtrain.planning.plan import Plan
