@@ -1,7 +1,7 @@
 """The registry of exchanges: how gradients become parameters.
 
 A row has the obstacles to an exchange, the number of workers that hold shards if there are no ps,
-the number of tasks that hold each slice, and the class of a worker's side.
+and the number of tasks that hold each slice.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ class Site:
 class ExchangeKind:
     """One way from gradients to parameters.
 
-    ``made_by``: "module:Class" of a worker's side. ``obstacles``: what keeps a site from this
-    exchange, as clauses of a sentence. ``shards``: how many workers hold shards at a site without
-    ps. ``copies``: how many tasks hold each slice, by the number of shards.
+    ``obstacles``: what keeps a site from this exchange, as clauses of a sentence. ``shards``: how
+    many workers hold shards at a site without ps. ``copies``: how many tasks hold each slice, by
+    the number of shards.
     """
 
     name: str
-    made_by: str
     obstacles: Callable[[Site], list[str]]
     shards: Callable[[Site], int]
     copies: Callable[[Site, int], int]
@@ -154,24 +153,16 @@ def _copies(site: Site, shards: int) -> int:
     return min(site.job.copies, shards)
 
 
-_BY_MESSAGES = "zmqtrain.exchanges.parameter_server:ParameterServerExchange"
-
 BOARD = ExchangeKind(
     "board",
-    "zmqtrain.exchanges.board:BoardExchange",
     obstacles=_obstacles_to_board,
     shards=lambda site: 1,
     copies=lambda site, shards: 1,
 )
-DIRECT = ExchangeKind(
-    "direct", _BY_MESSAGES, obstacles=lambda site: [], shards=_by_size, copies=_copies
-)
-TO_ONE = ExchangeKind(
-    "to-one", _BY_MESSAGES, obstacles=_more_than_one_ps, shards=_fewest, copies=_copies
-)
+DIRECT = ExchangeKind("direct", obstacles=lambda site: [], shards=_by_size, copies=_copies)
+TO_ONE = ExchangeKind("to-one", obstacles=_more_than_one_ps, shards=_fewest, copies=_copies)
 ONE_SHOT = ExchangeKind(
     "one-shot",
-    _BY_MESSAGES,
     obstacles=_obstacles_to_one_shot,
     shards=lambda site: site.workers,
     copies=lambda site, shards: shards,
