@@ -267,8 +267,16 @@ class PeerTable:
         self._incarnations[name] = incarnation
         self.outlive(incarnation)
         earlier = self._peers.get(name)
-        identity = message.nonce, message.process, message.metrics, message.process_identity
-        peer = self._peers[name] = Peer(name, incarnation, *identity, request, time.monotonic())
+        peer = self._peers[name] = Peer(
+            name=name,
+            incarnation=incarnation,
+            nonce=message.nonce,
+            process=message.process,
+            metrics=message.metrics,
+            process_identity=message.process_identity,
+            contact=request,
+            heard_at=time.monotonic(),
+        )
         if earlier is not None:
             peer.restarts = earlier.restarts + (not earlier.is_of_process(message.nonce))
         log.info("%s joined (%s, incarnation %d)", peer, peer.process, incarnation)
