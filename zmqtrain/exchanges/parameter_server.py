@@ -80,7 +80,7 @@ class ParameterServerExchange:
             reply.stop,
             [*self._exact.values()],
             rows=self.rows,
-            round=self._round(reply),
+            round=self._begin_round(reply),
         )
 
     def begin(self) -> None:
@@ -99,20 +99,7 @@ class ParameterServerExchange:
         rows = by_shard(given, shards, self._actor.plan.copies)
         each = zip(self._links, self.lanes, self._outs, rows, strict=True)
         for shard, (link, lane, out, of_tables) in enumerate(each):
-            push = Push(
-                self._sequence,
-                self.versions[shard],
-                report.batch,
-                report.examples,
-                report.loss,
-                report.finite,
-                {} if shard else report.sums,
-                out is not None,
-                lane.layout.numbers_of(report.absent),
-                report.weight,
-                self._counts(of_tables),
-                report.batches,
-            )
+            push = self._push_of(shard, report, of_tables)
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
                 lane.compressor.hold([slice(start, stop) for _, start, stop in runs])
@@ -133,6 +120,23 @@ class ParameterServerExchange:
         if self.rows is not None:
             self.rows.ask(report.ahead, self._sequence)
         return self._result(requests)
+
+    def _push_of(self, shard: int, report: StepReport, rows: Sequence[RowsOf]) -> Push:
+        """Return the message of a gradient; ``rows``: those of tables that the shard gets."""
+        return Push(
+            sequence=self._sequence,
+            version=self.versions[shard],
+            batch=report.batch,
+            examples=report.examples,
+            loss=report.loss,
+            finite=report.finite,
+            sums={} if shard else report.sums,
+            wants_parameters=self._outs[shard] is not None,
+            absent=self.lanes[shard].layout.numbers_of(report.absent),
+            weight=report.weight,
+            rows=self._counts(rows),
+            batches=report.batches,
+        )
 
     def _counts(self, rows: Sequence[RowsOf]) -> tuple[int, ...]:
         """Return how many of the rows are of each table; () if there are none."""
@@ -185,19 +189,31 @@ class ParameterServerExchange:
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
         reply = await self._answer(requests, PushReply)
-        given = reply.result, reply.batches, reply.stop, reply.reason, reply.held_s
         return StepResult(
-            *given, round=self._round(reply), step=reply.version, sequence=reply.sequence
+            result=reply.result,
+            batches=reply.batches,
+            stop=reply.stop,
+            reason=reply.reason,
+            held_s=reply.held_s,
+            round=self._begin_round(reply),
+            step=reply.version,
+            sequence=reply.sequence,
         )
 
-    def _round(self, reply: PullReply | PushReply) -> Round | None:
-        steps, given = reply.local_steps, (reply.learning_rate, reply.sends_difference)
+    def _begin_round(self, reply: PullReply | PushReply) -> Round | None:
+        """Return the round that an answer begins, None if it asks for a gradient.
+
+        Where rounds follow gradients, or the other way round, compressors forget what they owe.
+        """
+        steps = reply.local_steps
         if (steps > 0) != self._in_rounds:
             self._in_rounds = steps > 0
             for lane in self.lanes:
                 if lane.compressor is not None:  # what gradients lacked is nothing of a difference
                     lane.compressor.forget()
-        return Round(reply.version, steps, *given) if steps else None
+        if not steps:
+            return None
+        return Round(reply.version, steps, reply.learning_rate, reply.sends_difference)
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
         """Wait until every shard has let this worker go on; take in their parameters.
