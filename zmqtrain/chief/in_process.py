@@ -21,7 +21,7 @@ from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.figures import PassFigures
-from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import COUNTED
 from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
 from zmqtrain.models.base import Dataset
@@ -29,7 +29,7 @@ from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
-from zmqtrain.planning.job_fingerprint import restored_rate
+from zmqtrain.planning.job_fingerprint import restored_batches, restored_rate
 from zmqtrain.planning.plan import Plan
 from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
@@ -135,7 +135,7 @@ class LocalRun:
             manifest = read_manifest(path)
             shard.restore(path, manifest)
             shard.learning_rate = restored_rate(self._job, manifest)
-            ledger = restored_ledger(manifest, self._fingerprint)
+            ledger = Ledger.restored(restored_batches(manifest, self._fingerprint))
         self.generation = generation + 1
         await self.saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from zmqtrain.fingerprint import (
     DEVICES,
@@ -16,6 +17,7 @@ from zmqtrain.fingerprint import (
     short,
 )
 from zmqtrain.job import Job
+from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.store.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,19 @@ def restored_rate(job: Job, manifest: Manifest) -> float | None:
         return rate
     log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
     return None
+
+
+def restored_batches(manifest: Manifest, fingerprint: Mapping[str, str]) -> LedgerState:
+    """Return the batches of a checkpoint for a job of this fingerprint.
+
+    With other batches the data starts again; the count of examples stays.
+    """
+    for option in ("batch_size", "seed", EPOCHS):
+        then, now = manifest.fingerprint.get(option), fingerprint.get(option)
+        if then != now and (option != EPOCHS or None in (then, now)):
+            log.warning("%s was %s, is %s: the data starts again", option, then, now)
+            return LedgerState(0, (), manifest.ledger.examples)
+    return manifest.ledger
 
 
 def _tables_text(job: Job) -> str:

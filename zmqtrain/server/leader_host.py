@@ -9,11 +9,12 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import Measured, PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
-from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import FencedError
+from zmqtrain.planning.job_fingerprint import restored_batches
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider, Handler
@@ -99,7 +100,8 @@ class LeaderHost(Decider):
         state = self._state
         ledger = Ledger()
         if state.restored_from is not None:
-            ledger = restored_ledger(read_manifest(state.restored_from), self._actor.fingerprint)
+            manifest = read_manifest(state.restored_from)
+            ledger = Ledger.restored(restored_batches(manifest, self._actor.fingerprint))
         self._admin.forget_saves()
         rate = state.shard.learning_rate
         return self.leader.begin(state.generation, state.version, ledger, rate)
