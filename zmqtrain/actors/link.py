@@ -151,19 +151,19 @@ class Link:
         if timeout_s is not None:
             limit_s = min(limit_s, timeout_s)
         outstanding = self._outstanding[self._last_id] = Outstanding(
-            self._last_id,
-            sender,
-            generation,
-            message,
-            tensors,
-            chunks,
-            ChunkAssembler(out, add) if out is not None else None,
-            sequence,
-            min(RESEND_S, limit_s / RESENDS),
-            asyncio.get_running_loop().create_future(),
-            self._waits.begin(self.peer, reason, timeout_s),
-            now,
-            Attempt(now, self._last_id),
+            request_id=self._last_id,
+            sender=sender,
+            generation=generation,
+            message=message,
+            tensors=tensors,
+            chunks=chunks,
+            incoming=ChunkAssembler(out, add) if out is not None else None,
+            sequence=sequence,
+            resend_s=min(RESEND_S, limit_s / RESENDS),
+            future=asyncio.get_running_loop().create_future(),
+            wait=self._waits.begin(self.peer, reason, timeout_s),
+            asked_at=now,
+            attempt=Attempt(now, self._last_id),
         )
         self.go_on(outstanding)
         return outstanding

@@ -231,11 +231,22 @@ def _recorded(
     Raises:
         TakenError: a job of this name was submitted already.
     """
-    counts = plan.ps, plan.workers, plan.max_workers
-    where = plan.asked.kind, engine.context, engine.namespace
-    how = plan.words, plan.working, plan.logdir or ""
-    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
-    job = replace(job, submitted_at=time.time())
+    job = Submitted(
+        name=plan.name,
+        engine=plan.asked.on,
+        job=plan.job,
+        ps=plan.ps,
+        workers=plan.workers,
+        max_workers=plan.max_workers,
+        keys=plan.keys_directory,
+        kind=plan.asked.kind,
+        context=engine.context,
+        namespace=engine.namespace,
+        words=plan.words,
+        working=plan.working,
+        logdir=plan.logdir or "",
+        submitted_at=time.time(),
+    )
     job.claim()
     try:
         job.save()

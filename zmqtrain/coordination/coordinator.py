@@ -194,8 +194,9 @@ class Coordinator:
             or not all(member.on_board for member in self.members.values())
         ):
             return
-        given = self.policy, self.ledger, self._up_to_evaluation(), self.lookahead
-        roster = self.roster = roster_for(workers, *given)
+        steps = self._up_to_evaluation()
+        roster = roster_for(workers, self.policy, self.ledger, steps, self.lookahead)
+        self.roster = roster
         if roster is not None:  # it must be there when they are released
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
@@ -394,8 +395,15 @@ class Coordinator:
             steps = min(steps, len(self.ledger.leases.get(worker, ())))
         if self._is_async:
             self.arrivals.under_way[worker] = steps
-        given = batches, stop, steps, self._is_async
-        return Answer(worker, member.incarnation, member.sequence, *given)
+        return Answer(
+            worker=worker,
+            incarnation=member.incarnation,
+            sequence=member.sequence,
+            batches=batches,
+            stop=stop,
+            local_steps=steps,
+            sends_difference=self._is_async,
+        )
 
     @property
     def _is_async(self) -> bool:

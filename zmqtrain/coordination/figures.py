@@ -38,14 +38,14 @@ class PassFigures:
     def of(cls, coordinator: Coordinator) -> PassFigures:
         ledger = coordinator.ledger
         return cls(
-            coordinator.version,
-            ledger.uncounted,
-            ledger.limit,
-            ledger.mean_loss,
-            ledger.pass_examples,
-            ledger.pass_sums,
-            ledger.pass_weight,
-            coordinator.learning_rate,
+            step=coordinator.version,
+            uncounted=ledger.uncounted,
+            limit=ledger.limit,
+            pass_loss=ledger.mean_loss,
+            pass_examples=ledger.pass_examples,
+            pass_sums=ledger.pass_sums,
+            pass_weight=ledger.pass_weight,
+            learning_rate=coordinator.learning_rate,
         )
 
 

@@ -108,12 +108,15 @@ class BoardExchange(ParameterServerExchange):
         actor, reached = self._actor, self.lanes[0].reached
         if self._place is None and reached is not None:
             segment, job = reached.whole(), actor.job
-            is_shared, tables = segment.path is not None, None
-            layout, size = actor.plan.layouts[0], job.worker_batch_size
-            if (memory := self.lanes[0].rows) is not None:
-                tables = Tables(job.table_updates(), memory)
-            given = layout, job.update(), segment
-            shard = Shard(*given, safe=is_shared, batch_size=size, tables=tables)
+            memory = self.lanes[0].rows
+            shard = Shard(
+                actor.plan.layouts[0],
+                job.update(),
+                segment,
+                safe=segment.path is not None,
+                batch_size=job.worker_batch_size,
+                tables=None if memory is None else Tables(job.table_updates(), memory),
+            )
             self._place = Board(segment), shard
         if self._place is not None:
             board, shard = self._place

@@ -103,9 +103,15 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
     if reached is not None:
         segment, number, rows = reached
         try:
-            own = segment.parameters, segment.gradient(number)
-            row_buffer = None if rows is None else rows.buffer(number)
-            return Lane(segment.lane, layout, *own, segment, rows=rows, row_buffer=row_buffer)
+            return Lane(
+                name=segment.lane,
+                layout=layout,
+                parameters=segment.parameters,
+                gradient=segment.gradient(number),
+                reached=segment,
+                rows=rows,
+                row_buffer=None if rows is None else rows.buffer(number),
+            )
         except SegmentError as error:
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
@@ -113,9 +119,9 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
     compression = make_compression(actor.job.compression)
     if compression is None:
         return Lane("tcp", layout, parameters, gradient)
-    trained = layout.trained
-    both_ways = Compressor(compression, trained), Decompressor(compression, trained).add
-    return Lane("tcp", layout, parameters, gradient, None, *both_ways)
+    compressor = Compressor(compression, layout.trained)
+    add = Decompressor(compression, layout.trained).add
+    return Lane("tcp", layout, parameters, gradient, compressor=compressor, add=add)
 
 
 class Near(NamedTuple):

@@ -73,12 +73,12 @@ class ParameterServerExchange:
             self.rows = ShardRows(tables, self._links, readers, copies)
         reply = await self._answer(self._pull(), PullReply)
         return Membership(
-            [*own.values()],
-            [self._sources[shard] for shard in own],
-            [self.lanes[shard].gradient for shard in own],
-            reply.batches,
-            reply.stop,
-            [*self._exact.values()],
+            layouts=[*own.values()],
+            parameters=[self._sources[shard] for shard in own],
+            gradients=[self.lanes[shard].gradient for shard in own],
+            batches=reply.batches,
+            stop=reply.stop,
+            exact=[*self._exact.values()],
             rows=self.rows,
             round=self._begin_round(reply),
         )

@@ -53,14 +53,14 @@ class Outcome:
     @classmethod
     def of(cls, summary: Summary) -> Outcome:
         return cls(
-            summary.job,
-            summary.ended,
-            int(summary.exit_code),
-            time.time(),
-            summary.global_step,
-            summary.train_loss,
-            dict(list(numbers(summary.measures).items())[:MOST_MEASURES]),
-            summary.checkpoint or "",
+            job=summary.job,
+            ended=summary.ended,
+            exit_code=int(summary.exit_code),
+            at=time.time(),
+            step=summary.global_step,
+            train_loss=summary.train_loss,
+            measures=dict(list(numbers(summary.measures).items())[:MOST_MEASURES]),
+            checkpoint=summary.checkpoint or "",
         )
 
     def text(self) -> str:

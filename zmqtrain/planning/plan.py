@@ -204,7 +204,14 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     listed = strategy.worker_addresses(cluster) if on_workers else cluster.worker_addresses
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
-    site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
+    site = Site(
+        job=job,
+        workers=workers,
+        addresses=listed if on_workers else cluster.ps,
+        on_workers=on_workers,
+        lane=lane,
+        crash_safe=crash_safe,
+    )
     _check(job, alone=False)
     _check_loss(job, workers)
     exchange = exchange_at(site)

@@ -187,10 +187,17 @@ class Follower(Decider):
 
     def _report_shard(self) -> None:
         state, last = self._state, self._measured
-        progress = state.orders, state.version, state.shard.layout.nbytes, self._failure
-        square, tables = f"{last.square:x}", state.shard.table_status()
-        more = last.number, square, tables, state.shard.moves
-        self._link.send(ShardReport(*progress, *more))
+        report = ShardReport(
+            orders=state.orders,
+            version=state.version,
+            nbytes=state.shard.layout.nbytes,
+            failure=self._failure,
+            measured=last.number,
+            square=f"{last.square:x}",
+            tables=state.shard.table_status(),
+            moves=state.shard.moves,
+        )
+        self._link.send(report)
 
     def _report_arrival(self, worker: WorkerRecord) -> None:
         push = worker.pushed

@@ -225,8 +225,8 @@ class ParameterServer(JobActor):
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         tables = self.job.table_variables()
         rows = RowAccess(tables, self.plan.row_place(self.task.index), state, peers, executor)
-        given = state, peers, buffers, executor, rows, holds_lease
-        receiver = self._receiver = Receiver(self, *given)
+        receiver = Receiver(self, state, peers, buffers, executor, rows, holds_lease)
+        self._receiver = receiver
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,

@@ -311,12 +311,12 @@ class Seat:
         before, weight = self._figures, examples if weight is None else weight
         sums = dict(sums or {})
         self._figures = Figures(
-            before.examples + examples,
-            before.loss + weight * loss,
-            loss,
-            before.weight + weight,
-            weight,
-            added(before.sums, sums) if before.examples else sums,
+            examples=before.examples + examples,
+            loss=before.loss + weight * loss,
+            last=loss,
+            weight=before.weight + weight,
+            last_weight=weight,
+            sums=added(before.sums, sums) if before.examples else sums,
         )
         buffer = self._buffers[self.place]
         self._board.set_figures(buffer, self.steps + 1, self._figures)

@@ -85,9 +85,17 @@ def _variable(name: str, number: int, of_model: Any, table: Table, key: int) -> 
             f"the table {name!r} has {rows!r} rows; expected a whole number from 1 on, or None for "
             "any int64 as an id: correct rows in its Table"
         )
-    later = table.admit_after, table.forget_after, table.max_rows
-    initial = Uniform() if table.initial is None else table.initial
-    variable = TableVariable(name, number, dim, rows, initial, key, *later)
+    variable = TableVariable(
+        name=name,
+        number=number,
+        dim=dim,
+        rows=rows,
+        initial=Uniform() if table.initial is None else table.initial,
+        key=key,
+        admit_after=table.admit_after,
+        forget_after=table.forget_after,
+        max_rows=table.max_rows,
+    )
     _check_initial(variable)
     return variable
 

@@ -209,8 +209,10 @@ class Shard:
             case Apply() | Reduce() | Accumulate():
                 change = self._change_of(order, number)
                 if change.local_steps and len(change.contributions) > 1:
-                    given, is_moved = (self.segment, self.layout), self.rule.outer.of_differences
-                    self.moves = moves_of(change, *given, of_differences=is_moved)
+                    is_moved = self.rule.outer.of_differences
+                    self.moves = moves_of(
+                        change, self.segment, self.layout, of_differences=is_moved
+                    )
                 elif change.among:
                     self.moves = Moves()  # others are not at the same point
                 self._clip(change, None if isinstance(order, Accumulate) else order.square)
@@ -257,15 +259,21 @@ class Shard:
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])
         before = 0.0 if isinstance(order, Apply) else self.accumulated
-        local_steps = 0 if isinstance(order, Accumulate) else order.local_steps
-        arrival = (order.among, order.cycle) if isinstance(order, Apply) else ()
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
         weights = [one.weight for one in staged]
-        unit = self.batch_size if before or kind == ACCUMULATE else max(weights)
-        weight = before + sum(weights)
-        rested = self.segment.words[RESTED]
-        given = kind, staged, weight, unit, self.version, before > 0
-        return Change(*given, 1.0, number, local_steps, rested, *arrival)
+        return Change(
+            kind=kind,
+            contributions=staged,
+            weight=before + sum(weights),
+            unit=self.batch_size if before or kind == ACCUMULATE else max(weights),
+            step=self.version,
+            with_sum=before > 0,
+            order=number,
+            local_steps=0 if isinstance(order, Accumulate) else order.local_steps,
+            rested=self.segment.words[RESTED],
+            among=order.among if isinstance(order, Apply) else 0,
+            cycle=order.cycle if isinstance(order, Apply) else 0,
+        )
 
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""

@@ -132,16 +132,17 @@ def read_table(
         CheckpointError: the checkpoint has no such table, or a file is damaged.
     """
     _check(path, manifest, layout)
-    given = path, manifest, layout.variable.name
+    name = layout.variable.name
 
     def own(ids: Ids) -> NDArray[np.bool_]:
         return place.holds(shards_of(ids, place.shards))
 
-    rows = SavedRows(*given, dict(zip(_parts(layout), layout.widths, strict=True)), own=own)
+    parts = dict(zip(_parts(layout), layout.widths, strict=True))
+    rows = SavedRows(path, manifest, name, parts, own=own)
     held = Held(rows.ids, rows.stamps, rows.read())
     if not layout.variable.admit_after:
         return held, None
-    counted = SavedRows(*given, {}, keys=("candidates", "counts"), own=own)
+    counted = SavedRows(path, manifest, name, {}, keys=("candidates", "counts"), own=own)
     return held, Held(counted.ids, counted.stamps, [])
 
 

@@ -50,9 +50,9 @@ class LocalSteps:
         self._is_new = True
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
         self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
-        given = self._variables, membership.layouts
-        self._common = WorkerMemory(*given, membership.parameters, membership.exact)
-        self._result = WorkerMemory(*given, membership.gradients)
+        variables, layouts = self._variables, membership.layouts
+        self._common = WorkerMemory(variables, layouts, membership.parameters, membership.exact)
+        self._result = WorkerMemory(variables, layouts, membership.gradients)
         self._sends_difference = self._of_differences  # of the round
         self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent
         self._batches = 0  # of the round
@@ -124,12 +124,12 @@ class LocalSteps:
         reports, self.reports = self.reports, []
         weights = [weight_of(report) for report in reports]
         return StepReport(
-            reports[0].batch,
-            sum(report.examples for report in reports),
-            weighted_mean([report.loss for report in reports], weights),
-            all_finite(self._steps.parameters, self._team),
-            reduce(added, [report.sums for report in reports]),
-            frozenset.intersection(*[report.absent for report in reports]),
-            sum(weights),
+            batch=reports[0].batch,
+            examples=sum(report.examples for report in reports),
+            loss=weighted_mean([report.loss for report in reports], weights),
+            finite=all_finite(self._steps.parameters, self._team),
+            sums=reduce(added, [report.sums for report in reports]),
+            absent=frozenset.intersection(*[report.absent for report in reports]),
+            weight=sum(weights),
             batches=len(reports),
         )

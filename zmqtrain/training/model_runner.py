@@ -60,9 +60,9 @@ class ModelRunner:
         self._state = [v.name for v in variables if v.kind == "state"]
         frozen = job.frozen()
         self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
-        given = twins(membership.parameters), twins(membership.exact)
+        parameters, exact = twins(membership.parameters), twins(membership.exact)
         self._constants = {name: self._frozen[name] for name in job.constants()}
-        self._parameters = WorkerMemory(variables, membership.layouts, *given)
+        self._parameters = WorkerMemory(variables, membership.layouts, parameters, exact)
         own = set(self._trained) if membership.is_own else set()
         shown = {
             name: value if name in own or not isinstance(value, np.ndarray) else read_only(value)
@@ -162,8 +162,16 @@ class ModelRunner:
         self._device.wait()  # the exchange may change the parameters from now on
         finite = finite and self._are_finite(rows)
         self._last_loss = loss
-        sums, absences = self._measured.sums, frozenset(self._out.absent)
-        return StepReport(number, examples, loss, finite, sums, absences, weight, rows)
+        return StepReport(
+            batch=number,
+            examples=examples,
+            loss=loss,
+            finite=finite,
+            sums=self._measured.sums,
+            absent=frozenset(self._out.absent),
+            weight=weight,
+            rows=rows,
+        )
 
     def store(self) -> None:
         """Copy into the exchange's memory what of the gradient is not there yet."""

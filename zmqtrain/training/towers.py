@@ -113,7 +113,15 @@ class Towers:
         loss = weighted_mean([tower.loss for tower in towers], weights)
         sums = reduce(added, [tower.sums for tower in towers])
         absent = frozenset.intersection(*[tower.absent for tower in towers])
-        return StepReport(number, examples, loss, finite, sums, absent, sum(weights))
+        return StepReport(
+            batch=number,
+            examples=examples,
+            loss=loss,
+            finite=finite,
+            sums=sums,
+            absent=absent,
+            weight=sum(weights),
+        )
 
     def close(self) -> None:
         """End the threads, after their current work."""
