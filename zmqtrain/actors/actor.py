@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
@@ -106,7 +107,7 @@ class Request:
         self._actor.send(self.endpoint, message, 0, tensors, self.peer)
 
 
-class Actor:
+class Actor(ABC):
     """Base of the roles. A subclass fills ``handlers`` by message type and implements ``main``."""
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
@@ -130,9 +131,9 @@ class Actor:
         self._at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._refusals: deque[str] = deque(maxlen=REFUSALS)  # logged as warnings
 
+    @abstractmethod
     async def main(self) -> int:
         """Do the role's work; return the exit code."""
-        raise NotImplementedError
 
     def on_end(self, error: BaseException | None) -> None:
         """Free the actor's resources when it ends; ``error`` is the reason if it failed."""

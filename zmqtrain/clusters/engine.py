@@ -127,7 +127,7 @@ class Engine(ABC):
             PeerLostError: the engine accepted the number, but did not change it.
         """
 
-    def send_keys(self, job: Submitted) -> None:  # noqa: B027
+    def send_keys(self, job: Submitted) -> None:
         """Bring the job's secrets and registry to its tasks."""
 
     @abstractmethod
