@@ -19,10 +19,9 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.status import COUNTED
+from zmqtrain.coordination.status import figures_of
 from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.rows import TableReader, kept, readers_of
@@ -216,7 +215,6 @@ class LocalRun:
     async def status(self) -> Status:
         exchange, job = self._running, self._job
         coordinator = exchange.coordinator
-        stop, stop_code = ending(coordinator, job.steps)
         steps = (job.epochs or 1) * job.steps_of_epoch(self._training)
         worker = TaskStatus(
             role=Role.WORKER.value,
@@ -234,25 +232,17 @@ class LocalRun:
             policy=job.policy,
             switching="",
             steps=steps,
-            stop=stop,
-            stop_code=stop_code,
             failure=exchange.failure,
             failure_code=exchange.failure_code,
             all_delivered=True,
             save_wanted=False,
-            seconds=exchange.throughput.seconds,
-            steps_per_second=exchange.throughput.steps_per_second,
             loss=exchange.loss,
-            examples=coordinator.ledger.examples,
-            pushes={name: getattr(coordinator, name) for name in COUNTED} | {"duplicate": 0},
-            staleness=exchange.staleness.summary(),
             tasks=(worker,),
             waits=(),
             strategy=MIRRORED if job.devices else "local",
             tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
-            idle_s=exchange.throughput.idle_s(time.monotonic()),
-            epochs=job.epochs,
             epoch_batches=self._epoch_batches,
-            **asdict(await self.progress()),
+            **figures_of(job, coordinator, exchange.throughput, exchange.staleness)
+            | asdict(await self.progress()),
         )

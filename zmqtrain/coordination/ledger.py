@@ -18,6 +18,8 @@ from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.checkpoint import LedgerState
 
+_OF_PASS = "limit", "pass_examples", "pass_loss", "pass_sums", "pass_weight"
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -46,17 +48,10 @@ class Ledger:
     @classmethod
     def restored(cls, state: LedgerState) -> Ledger:
         """Return the ledger that continues a checkpoint's."""
-        return cls(
-            next_batch=state.next_batch,
-            returned=list(state.open_batches),
-            examples=state.examples,
-            limit=state.limit,
-            pass_examples=state.pass_examples,
-            pass_loss=state.pass_loss,
-            pass_sums=state.pass_sums,
-            # An older checkpoint has no weights: they were the numbers of examples.
-            pass_weight=state.pass_weight or float(state.pass_examples),
-        )
+        of_pass = {name: getattr(state, name) for name in _OF_PASS}
+        # An older checkpoint has no weights: they were the numbers of examples.
+        of_pass["pass_weight"] = state.pass_weight or float(state.pass_examples)
+        return cls(state.next_batch, list(state.open_batches), state.examples, **of_pass)
 
     @property
     def may_lease(self) -> bool:
@@ -160,16 +155,8 @@ class Ledger:
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
     def state(self) -> LedgerState:
-        return LedgerState(
-            next_batch=self.next_batch,
-            open_batches=self.open_batches(),
-            examples=self.examples,
-            limit=self.limit,
-            pass_examples=self.pass_examples,
-            pass_loss=self.pass_loss,
-            pass_sums=self.pass_sums,
-            pass_weight=self.pass_weight,
-        )
+        of_pass = {name: getattr(self, name) for name in _OF_PASS}
+        return LedgerState(self.next_batch, self.open_batches(), self.examples, **of_pass)
 
     def _last_pending(self, worker: int) -> list[int]:
         """Remove and return the batches of the worker's last pending push."""
