@@ -89,7 +89,7 @@ def opened(shard: Shard, members: int, steps: int = 100) -> Board:
 
 def seat(shard: Shard, member: int) -> Seat:
     """Return a seat as a process of its own has it."""
-    own = Shard(shard.layout, shard.rule, shard.segment, safe=True, batch_size=10)
+    own = Shard(shard.layout, shard.update, shard.segment, safe=True, batch_size=10)
     found = Board(shard.segment).seat_of(member, 7, own)
     assert found is not None
     return found
@@ -213,7 +213,7 @@ def test_late_member_of_an_older_roster_changes_nothing() -> None:
 def test_member_uses_the_learning_rate_that_the_ps_was_given() -> None:
     shard = begin(update=Update(SGD(0.1), fused=False))
     opened(shard, 1)
-    own = Shard(shard.layout, shard.rule, shard.segment, safe=True, batch_size=10)
+    own = Shard(shard.layout, shard.update, shard.segment, safe=True, batch_size=10)
     shard.learning_rate = 0.0
     only = Board(shard.segment).seat_of(0, 7, own)
     assert only is not None

@@ -75,7 +75,7 @@ class Shard:
     ) -> None:
         self.layout = layout
         self.batch_size = batch_size
-        self.rule = update
+        self.update = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self.dense = Dense(
@@ -108,6 +108,7 @@ class Shard:
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
         was_own = self.learning_rate is None
+        # Negative: the bits of 0.0 are 0, which stands for none, but those of -0.0 are not.
         self.segment.words[RATE] = 0 if rate is None else word_of(-rate)
         if was_own:
             self.take_over_rate()
@@ -209,9 +210,9 @@ class Shard:
             case Apply() | Reduce() | Accumulate():
                 change = self._change_of(order, number)
                 if change.local_steps and len(change.contributions) > 1:
-                    is_moved = self.rule.outer.of_differences
+                    of_differences = self.update.outer.of_differences
                     self.moves = moves_of(
-                        change, self.segment, self.layout, of_differences=is_moved
+                        change, self.segment, self.layout, of_differences=of_differences
                     )
                 elif change.among:
                     self.moves = Moves()  # others are not at the same point
@@ -250,7 +251,7 @@ class Shard:
 
     def _clip(self, change: Change, square: float | None) -> None:
         """Set the factor of an update; ``square``: None if this shard holds all variables."""
-        limit = self.rule.clip_norm
+        limit = self.update.clip_norm
         if limit is not None and change.kind == UPDATE and not change.local_steps:
             if square is None:
                 square = float(sum(holding.square(change) for holding in self._holdings))
@@ -344,11 +345,11 @@ class Shard:
 
     def _use_rate_for_tables(self) -> None:
         if self.tables is not None:
-            self.tables.use(self.rule.rule, self._rule_in_use().rule)
+            self.tables.use(self.update.rule, self._rule_in_use().rule)
 
     def _rule_in_use(self) -> Update:
         """Return the update rule; only with a replaced learning rate, it looks that one up."""
-        update, rule = self.rule, cast(Any, self.rule.rule)
+        update, rule = self.update, cast(Any, self.update.rule)
         if self.learning_rate is None or not has_rate(rule):
             return update
         rate = Replaceable(rule.learning_rate, lambda: self.learning_rate)
