@@ -1,4 +1,4 @@
-"""The configuration of a task; no other module of zmqtrain reads options.
+"""The configuration of a task, from its flags and its environment.
 
 A value comes from the first of: its flag, its variable ``ZMQTRAIN_*``, TF_CONFIG (cluster and
 index), honcho (cluster and index), the engine (index), its default. Each option is declared once,

@@ -49,6 +49,8 @@ class Saving:
 
 
 class AdminApi:
+    """Handles the requests of the chief and of people, on ps 0."""
+
     def __init__(
         self, host: JobActor, leader: Leader, host_status: Callable[[], HostStatus]
     ) -> None:

@@ -62,6 +62,8 @@ class RosterHost(Protocol):
 
 
 class Leader:
+    """Journals events, has the coordinator decide, and delivers the orders to every shard."""
+
     def __init__(
         self,
         host: JobActor,

@@ -28,6 +28,8 @@ EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
 
 
 class Receiver:
+    """Checks the pulls and pushes of workers, and stages their gradients in the segment."""
+
     def __init__(
         self,
         actor: JobActor,

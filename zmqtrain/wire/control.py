@@ -12,7 +12,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
 
 @dataclass(slots=True)
 class Initialize:
-    """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory.
+    """Chief to every ps: begin the envelope's generation from the seed, or a checkpoint.
 
     ``logdir``: a directory that the chief has just made in the job's logdir, "" without one. A ps
     that does not find it has another logdir and cannot save.
