@@ -132,7 +132,7 @@ class BoardExchange(ParameterServerExchange):
         await self._until(seat, DONE)
         batch = seat.end_step()
         self.versions[0] = seat.version
-        self.take_in_exact()
+        self.copy_byte_state()
         held_s = all_made_at - began_at + await self._turn() - updated_at
         if self._awaited >= 0:
             worker = seat.holders[self._awaited].worker

@@ -42,7 +42,7 @@ class ParameterServerExchange:
         self._outs: list[Flat | None] = []  # where parameters that travel are laid, by shard
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
         # By shard: what of them is carried byte by byte, if others change it.
-        self._exact: dict[int, Flat] = {}
+        self._byte_state: dict[int, Flat] = {}
         self.versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
@@ -64,7 +64,9 @@ class ParameterServerExchange:
         self._sources = [self._source(lane) for lane in self.lanes]
         own = {shard: lane.layout for shard, lane in enumerate(self.lanes) if not lane.is_shared}
         rests = {shard: layout.size - layout.averaged for shard, layout in own.items()}
-        self._exact = {shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())}
+        self._byte_state = {
+            shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())
+        }
         if self._actor.job.overlap:
             self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
         if self._has_tables:
@@ -78,7 +80,7 @@ class ParameterServerExchange:
             gradients=[self.lanes[shard].gradient for shard in own],
             batches=reply.batches,
             stop=reply.stop,
-            exact=[*self._exact.values()],
+            byte_state=[*self._byte_state.values()],
             rows=self.rows,
             round=self._begin_round(reply),
         )
@@ -234,28 +236,28 @@ class ParameterServerExchange:
             for link, lane, source in zip(self._links, self.lanes, self._sources, strict=True):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, lane.layout, source, copies=True)
-        for shard, exact in self._exact.items():
-            await self._read_exact(shard, exact)
+        for shard, state in self._byte_state.items():
+            await self._read_byte_state(shard, state)
         return replies[0].expect(kind)
 
-    def take_in_exact(self) -> None:
+    def copy_byte_state(self) -> None:
         """Copy what is carried byte by byte, which nobody changes now."""
-        for shard, exact in self._exact.items():
+        for shard, state in self._byte_state.items():
             source = self._sources[shard]
-            np.copyto(exact, source[len(source) - len(exact) :])
+            np.copyto(state, source[len(source) - len(state) :])
 
-    async def _read_exact(self, shard: int, exact: Flat) -> None:
+    async def _read_byte_state(self, shard: int, state: Flat) -> None:
         """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
         source, lane = self._sources[shard], self.lanes[shard]
         reached = lane.reached
-        tail = slice(len(source) - len(exact), None)
+        tail = slice(len(source) - len(state), None)
         # A copy; or a board's, which changes when this worker's next gradient is ready.
         if reached is None or self._actor.job.consistent_reads or reached.board[IN_FORCE]:
-            np.copyto(exact, source[tail])
-        elif not copy_consistently(reached.words, source[tail], exact):
+            np.copyto(state, source[tail])
+        elif not copy_consistently(reached.words, source[tail], state):
             whole = zeros(len(source))
             await read_parameters(self._links[shard], reached, lane.layout, whole, copies=True)
-            np.copyto(exact, whole[tail])
+            np.copyto(state, whole[tail])
 
     def _take_in(self, shard: int, reply: Envelope, version: int) -> None:
         before = self.versions[shard]

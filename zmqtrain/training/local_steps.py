@@ -51,7 +51,9 @@ class LocalSteps:
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
         self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
         variables, layouts = self._variables, membership.layouts
-        self._common = WorkerMemory(variables, layouts, membership.parameters, membership.exact)
+        self._common = WorkerMemory(
+            variables, layouts, membership.parameters, membership.byte_state
+        )
         self._result = WorkerMemory(variables, layouts, membership.gradients)
         self._sends_difference = self._of_differences  # of the round
         self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent

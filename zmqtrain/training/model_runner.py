@@ -60,9 +60,9 @@ class ModelRunner:
         self._state = [v.name for v in variables if v.kind == "state"]
         frozen = job.frozen()
         self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
-        parameters, exact = twins(membership.parameters), twins(membership.exact)
+        parameters, state = twins(membership.parameters), twins(membership.byte_state)
         self._constants = {name: self._frozen[name] for name in job.constants()}
-        self._parameters = WorkerMemory(variables, membership.layouts, parameters, exact)
+        self._parameters = WorkerMemory(variables, membership.layouts, parameters, state)
         own = set(self._trained) if membership.is_own else set()
         shown = {
             name: value if name in own or not isinstance(value, np.ndarray) else read_only(value)
@@ -106,7 +106,7 @@ class ModelRunner:
 
     def load_parameters(self) -> None:
         self._device.load(self._membership.parameters, self._parameters.flats)
-        self._device.load(self._membership.exact, self._parameters.exact)
+        self._device.load(self._membership.byte_state, self._parameters.byte_state)
         self._parameters.gather()
 
     def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
