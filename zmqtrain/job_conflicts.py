@@ -20,6 +20,15 @@ def _are_gpus(devices: tuple[str, ...]) -> bool:
     return len(devices) > 1 and all(name.startswith("gpu:") for name in devices)
 
 
+def _policy_of(job: Options) -> Policy:
+    return policies.make_policy(job.get("policy", "hogwild"))
+
+
+def _is_async(job: Options) -> bool:
+    policy = _policy_of(job)
+    return policy.most_local_steps > 0 and policy.at_arrival
+
+
 class _Conflict(NamedTuple):
     """An option that others forbid: when, by its value and the others, and what is said."""
 
@@ -35,7 +44,7 @@ def _with(other: str, value: Any, job: Options) -> Any:
 
 def _with_clip_norm(value: Any, job: Options) -> Any:
     is_both = _with("clip_norm", value, job)
-    return is_both and policies.make_policy(job.get("policy", "hogwild")).step_per_push
+    return is_both and _policy_of(job).step_per_push
 
 
 _CLIPS = "clip_norm", "clip_norm_each", "clip_value"
@@ -44,6 +53,32 @@ _NEED_WHOLE: dict[str, Callable[[Any, Options], Any]] = {
     "clip_norm_each": partial(_with, "clip_norm_each"),
     "devices": partial(_with, "devices"),
 }
+_OF_POLICY = (
+    _Conflict(
+        "moving_average",
+        lambda value, job: value is not None and _policy_of(job).most_local_steps,
+        "the policy is {policy}, and an average is of each step's parameters, and the ps has none "
+        "between two rounds; leave moving_average out",
+    ),
+    _Conflict(
+        "overlap",
+        lambda value, job: value and _policy_of(job).most_local_steps,
+        "the policy is {policy}, and a worker sends nothing before its round is over; use "
+        "--no-overlap",
+    ),
+    _Conflict(
+        "outer",
+        lambda value, job: isinstance(value, Momentum) and not value.nesterov and _is_async(job),
+        "the policy is {policy}, and a momentum that is delayed until each worker's result has "
+        "come is Nesterov's; expected SGD, Momentum(..., nesterov=True) or None",
+    ),
+    _Conflict(
+        "inner_state",
+        lambda value, job: value == "keep" and _is_async(job),
+        "the policy is {policy}, and workers begin their rounds at different steps, so a "
+        "checkpoint is of the begin of only one; use inner_state fresh, or leave out async",
+    ),
+)
 _CONFLICTS = (
     _Conflict(
         "devices",
@@ -111,32 +146,8 @@ _CONFLICTS = (
         )
         for need, is_there in _NEED_WHOLE.items()
     ),
+    *_OF_POLICY,
 )
-
-
-NOT_LOCAL = {
-    "moving_average": "an average is of each step's parameters, and the ps has none between two "
-    "rounds; leave moving_average out",
-    "overlap": "a worker sends nothing before its round is over; use --no-overlap",
-    "outer": "a momentum that is delayed until each worker's result has come is Nesterov's; "
-    "expected SGD, Momentum(..., nesterov=True) or None",
-    "inner_state": "workers begin their rounds at different steps, so a checkpoint is of the begin "
-    "of only one; use inner_state fresh, or leave out async",
-}
-
-
-def conflict_with_local(policy: Policy, option: str, value: Any) -> str:
-    """Return why local steps forbid the value of an option; "" if they do not."""
-    if not policy.most_local_steps:
-        return ""
-    match option:
-        case "outer":
-            forbids = policy.at_arrival and isinstance(value, Momentum) and not value.nesterov
-        case "inner_state":
-            forbids = policy.at_arrival and value == "keep"
-        case _:
-            forbids = value is not None and value is not False
-    return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
 
 
 def without_own_optimizer(policy: Policy, optimizer: Any) -> str:
@@ -154,7 +165,13 @@ def conflict_of(name: str, value: Any, job: Options) -> str:
     """Return why the options before this one forbid its value; "" if they do not."""
     for option, is_there, text in _CONFLICTS:
         if option == name and is_there(value, job):
-            return text.format(devices=",".join(job.get("devices", ())))
-    if name in NOT_LOCAL and "policy" in job:
-        return conflict_with_local(policies.make_policy(job["policy"]), name, value)
+            return text.format(devices=",".join(job.get("devices", ())), policy=job.get("policy"))
+    return ""
+
+
+def conflict_with(policy: Policy, job: Options) -> str:
+    """Return which option of a job forbids a policy, and why; "" if none does."""
+    for option, is_there, text in _OF_POLICY:
+        if is_there(job[option], {"policy": policy.spec}):
+            return text.format(policy=policy.spec)
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zmqtrain.job_conflicts import NOT_LOCAL, conflict_with_local, without_own_optimizer
+from zmqtrain.job_conflicts import conflict_with, without_own_optimizer
 from zmqtrain.planning.plan import Plan
 from zmqtrain.policies import Policy
 
@@ -27,8 +27,7 @@ def _obstacles(plan: Plan, policy: Policy) -> Iterator[str]:
             f"worker's gradient, so {job.policy} cannot become {policy.spec} in a running job; "
             f"stop it, and start it again with --policy {policy.spec}"
         )
-    for option in NOT_LOCAL:
-        yield conflict_with_local(policy, option, getattr(job, option))
+    yield conflict_with(policy, dict(job))
     yield without_own_optimizer(policy, job.optimizer)
     if policy.most_local_steps and job.table_variables():
         yield (
