@@ -162,15 +162,9 @@ class ModelRunner:
         self._device.wait()  # the exchange may change the parameters from now on
         finite = finite and self._are_finite(rows)
         self._last_loss = loss
+        sums, absences = self._measured.sums, frozenset(self._out.absent)
         return StepReport(
-            batch=number,
-            examples=examples,
-            loss=loss,
-            finite=finite,
-            sums=self._measured.sums,
-            absent=frozenset(self._out.absent),
-            weight=weight,
-            rows=rows,
+            number, examples, loss, finite, sums=sums, absent=absences, weight=weight, rows=rows
         )
 
     def store(self) -> None:

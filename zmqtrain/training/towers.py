@@ -114,13 +114,7 @@ class Towers:
         sums = reduce(added, [tower.sums for tower in towers])
         absent = frozenset.intersection(*[tower.absent for tower in towers])
         return StepReport(
-            batch=number,
-            examples=examples,
-            loss=loss,
-            finite=finite,
-            sums=sums,
-            absent=absent,
-            weight=sum(weights),
+            number, examples, loss, finite, sums=sums, absent=absent, weight=sum(weights)
         )
 
     def close(self) -> None:
