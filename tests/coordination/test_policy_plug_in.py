@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.coordination.plays import coordinator, playing
-from zmqtrain.policies import Apply, BasePolicy, Decision, Held, Release, load_policy
+from zmqtrain.policies import Apply, Decision, Held, Policy, Release, load_policy
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.wire.control import SwitchPolicy
 
 
-class OnTheNextPush(BasePolicy):
+class OnTheNextPush(Policy):
     """Lets a worker in when another pushes, so that it never begins between two updates."""
 
     spec = f"{__name__}:OnTheNextPush"
@@ -74,7 +74,7 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
     """)
 
 
-class Longer(BasePolicy):
+class Longer(Policy):
     """Rounds of one worker, each of which is a step longer than the one before, up to three."""
 
     step_per_push = False
@@ -87,7 +87,7 @@ class Longer(BasePolicy):
         return [Reduce((worker,)), Release(worker)]
 
 
-class Alone(BasePolicy):
+class Alone(Policy):
     """Counts each result of two steps when it arrives."""
 
     most_local_steps = 2

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from zmqtrain.policies import (
     Accumulate,
     Apply,
-    BasePolicy,
     Decision,
     Drop,
     Policy,
@@ -22,7 +21,7 @@ from zmqtrain.policies import (
 )
 
 
-class EveryPush(BasePolicy):
+class EveryPush(Policy):
     """The least that a policy of one's own says."""
 
     def push(self, worker: int) -> list[Decision]:

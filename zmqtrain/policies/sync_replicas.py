@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import BasePolicy, Decision, Held, Release
+from zmqtrain.policies.base import Decision, Held, Policy, Release
 from zmqtrain.protocol.orders import Accumulate, Drop, Reduce
 
 
-class _Averaging(BasePolicy):
+class _Averaging(Policy):
     """A step is the mean of the gradients in hand."""
 
     step_per_push = False
