@@ -26,7 +26,7 @@ from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.optim import SGD, Adam  # noqa: E402
 from zmqtrain.store.placement import place  # noqa: E402
 from zmqtrain.training.exchange import Membership, Round, StepReport  # noqa: E402
-from zmqtrain.training.local_steps import LocalSteps  # noqa: E402
+from zmqtrain.training.local_steps import LocalRounds  # noqa: E402
 
 STEPS = 17
 
@@ -147,15 +147,15 @@ def test_state_of_another_optimizer_is_not_taken_over(
 LAYOUT = place(job(inner=OPTIMIZERS["nadam"]).variables(), 1)[0]
 
 
-def steps_by_hand(make: Callable[..., Any], **options: Any) -> tuple[LocalSteps, Any, Any]:
+def steps_by_hand(make: Callable[..., Any], **options: Any) -> tuple[LocalRounds, Any, Any]:
     """Return a worker's local steps, the common parameters and where its result lies."""
     given = job(inner=make)
     common, result = LAYOUT.flat_of(given.initial_values()), np.zeros(LAYOUT.size, np.float32)
     memory = Membership([LAYOUT], [common], [result], ())
-    return LocalSteps(given, memory, ThreadTeam(1), 1), common, result
+    return LocalRounds(given, memory, ThreadTeam(1), 1), common, result
 
 
-def moved_by(local: LocalSteps, common: Any, result: Any, following: Round) -> float:
+def moved_by(local: LocalRounds, common: Any, result: Any, following: Round) -> float:
     """Return how far a step by a gradient of 1 moves the first parameter."""
     local.go_on(following)
     local.load()

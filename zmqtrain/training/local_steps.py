@@ -26,8 +26,8 @@ from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.training.own_steps import own_steps
 
 
-class LocalSteps:
-    """The steps that one worker makes by itself, as a member of the job.
+class LocalRounds:
+    """The rounds of steps that one worker makes by itself, as a member of the job.
 
     ``memory``: of the shard, for the code that computes gradients. ``reports``: of the batches that
     are applied, and have not been sent. :meth:`go_on` is called between two steps; a step may call
@@ -57,7 +57,7 @@ class LocalSteps:
         self._result = WorkerMemory(variables, layouts, membership.gradients)
         self._sends_difference = self._of_differences  # of the round
         self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent
-        self._batches = 0  # of the round
+        self._batches = 0  # of the round; 0: none is under way
         self._next: Round | None = None
         keeps = job.inner_state == "keep" and job.logdir is not None
         self._states = InnerStates(Path(job.logdir or ""), worker) if keeps else None
@@ -68,6 +68,15 @@ class LocalSteps:
         self._batches = following.batches
         if not self.reports:
             self._next = following
+
+    def end(self) -> list[int]:
+        """Go on without rounds; return the batches that are applied, and have not been sent."""
+        self._batches, reports, self.reports = 0, self.reports, []
+        return [report.batch for report in reports]
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._batches > 0
 
     @property
     def is_over(self) -> bool:

@@ -32,7 +32,7 @@ from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
-from zmqtrain.training.local_steps import LocalSteps
+from zmqtrain.training.local_steps import LocalRounds
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
 from zmqtrain.training.profiling import StepProfile
@@ -111,8 +111,7 @@ class TrainingLoop:
         self._computing = Offload("compute", in_place=self._may_be_in_place)
         self._membership: Membership
         self._rows: RowSource | None = None  # of the membership
-        self._local: LocalSteps | None = None  # of this membership, once it has begun a round
-        self._round: LocalSteps | None = None  # while rounds are made
+        self._rounds: LocalRounds | None = None  # of this membership, once it has begun one
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
@@ -155,7 +154,7 @@ class TrainingLoop:
         membership = self._membership = self._seen(await self._exchange.join())
         rows = self._rows = membership.rows
         self._computing.in_place = self._may_be_in_place and not (rows and rows.may_wait)
-        self._local = self._round = None
+        self._rounds = None
         self._runner.bind(membership)
         self.has_joined = True
         self._metrics.role_state.set("training")
@@ -176,6 +175,12 @@ class TrainingLoop:
             return membership
         return replace(membership, rows=RowsOfLoop(rows, job.table_variables()))
 
+    @property
+    def _round(self) -> LocalRounds | None:
+        """The rounds, while one is under way; else the worker sends gradients."""
+        rounds = self._rounds
+        return rounds if rounds is not None and rounds.is_under_way else None
+
     async def _keep_state(self, result: StepResult) -> None:
         """Keep the state of the inner optimizer if the last round is over."""
         if self._round is not None and result.round is None:
@@ -184,18 +189,16 @@ class TrainingLoop:
     def _go_on(self, given: Membership | StepResult) -> None:
         """Take up the batches of an answer, for gradients or for a round."""
         self._batches.extend(given.batches)
-        before, self._round = self._round, None
+        before = self._round
         if given.round is not None:
-            if self._local is None:
-                memory = self._membership
-                self._local = LocalSteps(self._job, memory, self._team, self._threads, self._worker)
-            local = self._round = self._local
+            rounds = self._rounds = self._rounds or LocalRounds(
+                self._job, self._membership, self._team, self._threads, self._worker
+            )
             if before is None:
-                self._runner.bind(local.memory)
-            local.go_on(given.round)
+                self._runner.bind(rounds.memory)
+            rounds.go_on(given.round)
         elif before is not None:
-            self._batches.extendleft(report.batch for report in reversed(before.reports))
-            before.reports.clear()
+            self._batches.extendleft(reversed(before.end()))
             self._runner.bind(self._membership)
 
     async def _step(self) -> StepResult | None:
