@@ -19,7 +19,7 @@ from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.optim import AVERAGE, SGD
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Reduce, Snapshot, Switch
-from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
+from zmqtrain.server.executor import Applied, Early, Executor, OrderOutcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
@@ -41,7 +41,7 @@ class Ears:
     """Keeps what comes of orders, and errors."""
 
     def __init__(self) -> None:
-        self.reports: list[Outcome] = []
+        self.reports: list[OrderOutcome] = []
         self.errors: list[Exception] = []
         self.copied = asyncio.Event()  # a shard, which is not made durable here
 

@@ -10,7 +10,7 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.models.rows import TableReader
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, Tables
+from zmqtrain.protocol.status import Status, TableStatuses
 
 At: TypeAlias = PassFigures | Status
 """How far a job is: its status, or what epochs need of it if they ask after each step."""
@@ -70,7 +70,7 @@ class Conducted(Protocol):
         """Train on, up to the batch with this number; ``epoch_batches``: of a whole epoch."""
         ...
 
-    async def table_status(self) -> Tables:
+    async def table_status(self) -> TableStatuses:
         """Return what all shards hold of each table now."""
         ...
 

@@ -32,7 +32,7 @@ from zmqtrain.planning.job_fingerprint import restored_batches, restored_rate
 from zmqtrain.planning.plan import Plan
 from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, Tables, TaskStatus
+from zmqtrain.protocol.status import Status, TableStatuses, TaskStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import PARAMETERS, read_manifest
@@ -209,7 +209,7 @@ class LocalRun:
     async def close(self, exit_code: int, reason: str) -> None:
         self._running.close(exit_code, reason, at_once=True)
 
-    async def table_status(self) -> Tables:
+    async def table_status(self) -> TableStatuses:
         return self._running.shard.table_status()
 
     async def status(self) -> Status:

@@ -26,7 +26,7 @@ from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
+from zmqtrain.protocol.status import Status, TableStatuses, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
 from zmqtrain.wire.control import (
     Close,
@@ -276,7 +276,7 @@ class LinkedJob:
         ]
         return [reply.expect(Parameters) for reply in replies]
 
-    async def table_status(self) -> Tables:
+    async def table_status(self) -> TableStatuses:
         shown = [each.tables for each in await self._shown(self.links)]
         return of_all_shards(shown, self._chief.plan.copies)
 

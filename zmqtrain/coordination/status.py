@@ -18,7 +18,7 @@ from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.job import Job
 from zmqtrain.job_checks import ENDLESS
 from zmqtrain.policies import Held
-from zmqtrain.protocol.status import State, Status, Tables, TaskStatus, Wait, of_all_shards
+from zmqtrain.protocol.status import State, Status, TableStatuses, TaskStatus, Wait, of_all_shards
 
 SILENT_BEATS = 2.5  # missed heartbeats after which a task is silent
 COUNTED = "applied", "dropped", "refused"  # pushes
@@ -33,7 +33,7 @@ class HostStatus:
     waits: tuple[Wait, ...]
     duplicates: int  # repeated requests of workers
     started_at: float  # of the monotonic clock
-    tables: Tables = field(default_factory=dict)  # what its shard holds of them
+    tables: TableStatuses = field(default_factory=dict)  # what its shard holds of them
 
 
 def status_of(

@@ -29,7 +29,7 @@ from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
 from zmqtrain.wire.rows import WithRows, chunks_of
 
-Answer = TypeVar("Answer", PullReply, PushReply)
+Reply = TypeVar("Reply", PullReply, PushReply)
 
 
 class ParameterServerExchange:
@@ -217,7 +217,7 @@ class ParameterServerExchange:
             return None
         return Round(reply.version, steps, reply.learning_rate, reply.sends_difference)
 
-    async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
+    async def _answer(self, requests: Sequence[Outstanding], kind: type[Reply]) -> Reply:
         """Wait until every shard has let this worker go on; take in their parameters.
 
         Returns the leader's answer.

@@ -90,13 +90,13 @@ class Progress:
     local_step: int = 0
 
 
-Tables: TypeAlias = dict[str, TableStatus]
+TableStatuses: TypeAlias = dict[str, TableStatus]
 """Tables by name: what one shard holds of them, or all do."""
 
 
-def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
+def of_all_shards(shards: Iterable[TableStatuses], copies: int) -> TableStatuses:
     """Return what all shards hold of each table; ``copies``: how many shards hold each row."""
-    found: Tables = {}
+    found: TableStatuses = {}
     for tables in shards:
         for name, one in tables.items():
             found[name] = _sum(found[name], one) if name in found else one

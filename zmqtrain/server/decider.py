@@ -10,7 +10,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.protocol.orders import Numbered
-from zmqtrain.server.executor import Executor, Outcome
+from zmqtrain.server.executor import Executor, OrderOutcome
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import ShardState, WorkerRecord
 
@@ -36,7 +36,7 @@ class Decider(ABC):
         """Return this shard's orders after the arrival of a worker's request."""
 
     @abstractmethod
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: OrderOutcome) -> None:
         """Take the outcome of an order."""
 
     @abstractmethod

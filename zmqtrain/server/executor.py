@@ -71,7 +71,7 @@ class Early:
     worker: WorkerRecord
 
 
-Outcome: TypeAlias = Applied | Refused | Early | Measured | Switch | Roster | ShardWritten
+OrderOutcome: TypeAlias = Applied | Refused | Early | Measured | Switch | Roster | ShardWritten
 """The outcome of an order. A switch and a roster have been carried out."""
 
 
@@ -79,7 +79,7 @@ class Executor:
     """Carries out the orders of one ps, and reports their outcomes."""
 
     def __init__(
-        self, actor: JobActor, state: ShardState, report: Callable[[Outcome], None]
+        self, actor: JobActor, state: ShardState, report: Callable[[OrderOutcome], None]
     ) -> None:
         self._state = state
         self._metrics, self._traces = actor.metrics, actor.traces

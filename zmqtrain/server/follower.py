@@ -24,7 +24,7 @@ from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
 from zmqtrain.server.decider import Decider, Handler
-from zmqtrain.server.executor import Early, Outcome, Refused
+from zmqtrain.server.executor import Early, OrderOutcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.journal import Journal
@@ -117,7 +117,7 @@ class Follower(Decider):
         self._report_arrival(worker)
         return ()
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: OrderOutcome) -> None:
         match outcome:
             case Refused(error):
                 log.error("%s", error)

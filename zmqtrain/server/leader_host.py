@@ -18,7 +18,7 @@ from zmqtrain.planning.job_fingerprint import restored_batches
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider, Handler
-from zmqtrain.server.executor import Applied, Outcome, Refused
+from zmqtrain.server.executor import Applied, OrderOutcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.state import ShardState, WorkerRecord
@@ -67,7 +67,7 @@ class LeaderHost(Decider):
             return self.leader.arrived(PullArrived(worker.index, on_board))
         return self.leader.arrived(PushArrived.of(worker.index, push.sequence, push))
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: OrderOutcome) -> None:
         match outcome:
             case Applied(version, _, staleness, _, at, is_round):
                 figures = self.leader.figures

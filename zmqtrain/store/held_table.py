@@ -25,7 +25,7 @@ from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.hot_ids import HotIds
 from zmqtrain.store.row_store import Places, RowStore
 from zmqtrain.store.row_training import Training
-from zmqtrain.store.table_checkpoint import Held
+from zmqtrain.store.table_checkpoint import HeldRows
 from zmqtrain.store.table_layout import FORGOTTEN, UPDATED, TableLayout, position
 from zmqtrain.store.table_memory import TableMemory
 
@@ -64,7 +64,7 @@ class HeldTable:
     def _stores(self) -> list[RowStore]:
         return [self.store] if self.candidates is None else [self.store, self.candidates]
 
-    def take_over(self, rows: Held, candidates: Held | None) -> None:
+    def take_over(self, rows: HeldRows, candidates: HeldRows | None) -> None:
         """Insert what a checkpoint has; it is empty."""
         self.store.take_over(*rows)
         if self.candidates is not None and candidates is not None:
@@ -205,7 +205,7 @@ class HeldTable:
 
 
 @dataclass(slots=True)
-class Share:
+class TableUpdate:
     """What an update does to one table: the sum of its rows, and where they are."""
 
     number: int

@@ -33,7 +33,7 @@ from zmqtrain.store.table_layout import TableLayout
 from zmqtrain.store.tensor_file import Shape
 
 
-class Held(NamedTuple):
+class HeldRows(NamedTuple):
     """Rows as a store takes them over: ``parts`` are (n, width) for each width."""
 
     ids: Ids
@@ -125,7 +125,7 @@ def initial_name(table: str) -> str:
 
 def read_table(
     path: Path, manifest: Manifest, layout: TableLayout, place: RowPlace
-) -> tuple[Held, Held | None]:
+) -> tuple[HeldRows, HeldRows | None]:
     """Read the rows that a shard holds, and its candidates, whatever shards wrote them.
 
     Raises:
@@ -139,11 +139,11 @@ def read_table(
 
     parts = dict(zip(_parts(layout), layout.widths, strict=True))
     rows = SavedRows(path, manifest, name, parts, own=own)
-    held = Held(rows.ids, rows.stamps, rows.read())
+    held = HeldRows(rows.ids, rows.stamps, rows.read())
     if not layout.variable.admit_after:
         return held, None
     counted = SavedRows(path, manifest, name, {}, keys=("candidates", "counts"), own=own)
-    return held, Held(counted.ids, counted.stamps, [])
+    return held, HeldRows(counted.ids, counted.stamps, [])
 
 
 def _parts(layout: TableLayout) -> list[str]:

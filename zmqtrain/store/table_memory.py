@@ -25,10 +25,10 @@ from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.table_layout import (
     FIXED,
-    LANES,
     LAYOUT_VERSION,
     LINE,
     MAGIC,
+    WORKSPACES,
     MemoryLayout,
     TableLayout,
 )
@@ -46,7 +46,7 @@ class TableMemory:
     def __init__(self, layout: MemoryLayout, arena: Arena, name: str) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, or :func:`reach`."""
         self.layout, self.arena, self.name = layout, arena, name
-        words_end = layout.words_at + 8 * LINE * (1 + LANES)
+        words_end = layout.words_at + 8 * LINE * (1 + WORKSPACES)
         self.words = memoryview(arena.memory)[layout.words_at : words_end].cast("q")
         self.stores = [RowStore(arena, store) for store in layout.stores]
         self.candidates = {n: RowStore(arena, one) for n, one in layout.candidates.items()}

@@ -7,7 +7,7 @@ the block is copied back, and DONE is noted. If the process is killed, the next 
 that is ready once more, and goes on behind it: with the same bits, for what decides (the gradients,
 the rows, the number of the update) is in memory that outlives the process.
 
-On a board each member changes some tables, in a lane of its own: see board_share.py.
+On a board each member changes some tables, in a workspace of its own: see board_share.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.changes import UPDATE, Change
-from zmqtrain.store.held_table import HeldTable, Share
+from zmqtrain.store.held_table import HeldTable, TableUpdate
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_sum import Contributed, RowSum
@@ -42,9 +42,9 @@ class Tables:
     """All tables of a shard. It is a Holding.
 
     ``updates``: of each table, with the shard's ``clip_norm``. ``place``: which rows it holds.
-    ``lane``, ``numbers``: where it changes which tables, beside others that change the rest; None:
-    all. ``ahead``: each change makes room for the new rows of so many gradients more, as long as
-    there is memory.
+    ``workspace``, ``numbers``: where it changes which tables, beside others that change the rest;
+    None: all. ``ahead``: each change makes room for the new rows of so many gradients more, as long
+    as there is memory.
     """
 
     def __init__(
@@ -53,36 +53,38 @@ class Tables:
         memory: TableMemory,
         place: RowPlace = WHOLE,
         *,
-        lane: int = 0,
+        workspace: int = 0,
         numbers: range | None = None,
         ahead: int = 0,
     ) -> None:
         """
         Raises:
-            SegmentError: there is no room for the lane.
+            SegmentError: there is no room for the workspace.
         """
         self.memory, self.place = memory, place
         arena, layout = memory.arena, memory.layout
         self._numbers = range(len(updates)) if numbers is None else numbers
         self._ahead = ahead
-        self._progress = memory.words[LINE * (1 + lane) :][:LINE]
-        self._progress_at = arena.address + layout.words_at + 8 * LINE * (1 + lane)
-        lane_at = layout.scratch_at + lane * layout.lane_nbytes
-        arena.reserve(lane_at, layout.lane_nbytes)
-        self._scratch_places = arena.ints(lane_at, BLOCK_ROWS)
-        scratch = arena.floats(lane_at + layout.places_nbytes, layout.scratch_size)
+        self._progress = memory.words[LINE * (1 + workspace) :][:LINE]
+        self._progress_at = arena.address + layout.words_at + 8 * LINE * (1 + workspace)
+        workspace_at = layout.scratch_at + workspace * layout.workspace_nbytes
+        arena.reserve(workspace_at, layout.workspace_nbytes)
+        self._scratch_places = arena.ints(workspace_at, BLOCK_ROWS)
+        scratch = arena.floats(workspace_at + layout.places_nbytes, layout.scratch_size)
         self._tables = [
             HeldTable(layout.tables[number], update, memory, scratch)
             for number, update in enumerate(updates)
         ]
         self._sum = RowSum(memory)
-        self._of: tuple[Change, list[Share]] | None = None
+        self._of: tuple[Change, list[TableUpdate]] | None = None
         self._prepared_for: Change | None = None
 
-    def beside(self, lane: int, numbers: range, ahead: int) -> Tables:
+    def beside(self, workspace: int, numbers: range, ahead: int) -> Tables:
         """Return the same tables, to change those with these numbers beside others."""
         updates = [table.update for table in self._tables]
-        return Tables(updates, self.memory, self.place, lane=lane, numbers=numbers, ahead=ahead)
+        return Tables(
+            updates, self.memory, self.place, workspace=workspace, numbers=numbers, ahead=ahead
+        )
 
     def has_room(self, table: int, rows: int) -> bool:
         """Say whether so many new rows of a table need no more memory."""
@@ -131,7 +133,7 @@ class Tables:
         divisor, step = change.weight / change.unit, change.step
         first, done = position_of(self._progress[DONE])
         shares = self._prepared(change)
-        waiting: list[tuple[Share, Training]] = []  # for one call, which compiled code makes
+        waiting: list[tuple[TableUpdate, Training]] = []  # for one call, which compiled code makes
         for share in shares:
             if share.number < first:
                 continue
@@ -219,7 +221,7 @@ class Tables:
         """Return what is to be told of each table, by its name."""
         return {table.variable.name: table.status() for table in self._tables}
 
-    def _train(self, share: Share, step: int, start: int) -> None:
+    def _train(self, share: TableUpdate, step: int, start: int) -> None:
         """Update the rows of a table from number ``start`` on, block by block."""
         table, places, progress = share.table, share.places, self._progress
         length, dim = table.layout.block_rows, table.layout.variable.dim
@@ -234,7 +236,7 @@ class Tables:
             table.put(own, step + 1)
             progress[DONE] = position(share.number, end)
 
-    def _train_all(self, waiting: Sequence[tuple[Share, Training]]) -> None:
+    def _train_all(self, waiting: Sequence[tuple[TableUpdate, Training]]) -> None:
         """Update the rows of tables whose rules are compiled."""
         with ExitStack() as changing:
             for share, _ in waiting:
@@ -242,7 +244,7 @@ class Tables:
             every = [training for _, training in waiting]
             train(every, self._progress_at, address_of(self._scratch_places))
 
-    def _prepared(self, change: Change) -> list[Share]:
+    def _prepared(self, change: Change) -> list[TableUpdate]:
         """Return what the change does to each table that it has rows of, and make room for it."""
         shares = self._shares(change)
         if self._prepared_for is not change:
@@ -257,7 +259,7 @@ class Tables:
             self._prepared_for = change
         return shares
 
-    def _shares(self, change: Change) -> list[Share]:
+    def _shares(self, change: Change) -> list[TableUpdate]:
         """Return for each table the weighted sum of the rows of all that is averaged."""
         if self._of is not None and self._of[0] is change:
             return self._of[1]
@@ -268,7 +270,7 @@ class Tables:
                 if part.table in self._numbers:
                     terms.setdefault(part.table, []).append(Term(part.ids, part.rows, weight))
         shares = [
-            Share(number, self._tables[number], *merged(terms[number], len(given)))
+            TableUpdate(number, self._tables[number], *merged(terms[number], len(given)))
             for number in sorted(terms)
         ]
         self._of = change, shares
