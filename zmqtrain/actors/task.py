@@ -32,7 +32,7 @@ class JobActor(Actor):
     """The task of ``config`` in a cluster that trains a job by ``plan``."""
 
     def __init__(self, config: TaskConfig, plan: Plan, transport: Transport) -> None:
-        metrics = Metrics(config.role.value, config.index)
+        metrics = Metrics(config.role, config.index)
         super().__init__(config.task, transport, metrics, config)
         self.plan, self.job = plan, plan.job
         self.job_name = config.job
@@ -88,7 +88,8 @@ class JobActor(Actor):
 
     def on_stranger(self, request: Request, error: RefusedError) -> None:
         """Refuse it; send a ps or chief of an older group, on another worker, the current group."""
-        is_of_worker = type(request.peer) is KnownPeer and request.peer.key.owner.role == "worker"
+        peer = request.peer
+        is_of_worker = type(peer) is KnownPeer and peer.key.owner.role == Role.WORKER
         if self.plan.group and is_of_worker and request.sender.role in (Role.PS, Role.CHIEF):
             request.send(Gather(self.plan.group, self.plan.members))
         else:

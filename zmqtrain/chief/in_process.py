@@ -217,7 +217,7 @@ class LocalRun:
         coordinator = exchange.coordinator
         steps = (job.epochs or 1) * job.steps_of_epoch(self._training)
         worker = TaskStatus(
-            role=Role.WORKER.value,
+            role=Role.WORKER,
             index=WORKER,
             state="done" if coordinator.finished else "computing",
             incarnation=0,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Event, PushArrived, PushesReported
@@ -105,7 +106,7 @@ class JobFigures:
 
     def _observe_staleness(self, worker: int, versions: int, gradients: int = 1) -> None:
         self.staleness.observe(versions, gradients)
-        if (peer := self._peers.get("worker", worker)) is not None:
+        if (peer := self._peers.get(Role.WORKER, worker)) is not None:
             peer.staleness.observe(versions, gradients)
 
     def count_waits(
@@ -132,7 +133,7 @@ class JobFigures:
         self._losses = {w: self._losses[w] for w in sorted(self._losses) if w in present}
         member = coordinator.members.get(worker)
         step = sequence + (member.unpushed if member is not None else 0)
-        peer = self._peers.get("worker", worker)
+        peer = self._peers.get(Role.WORKER, worker)
         if peer is not None:
             step += peer.joined_at
             peer.pushes, peer.loss = step, loss

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.endings import divergence
@@ -121,7 +122,7 @@ class Leader:
         shards once the worker reports that it has finished.
         """
         stopped = self.coordinator.workers_by_state["stopped"]
-        peers = [self.peers.get("worker", worker) for worker in stopped]
+        peers = [self.peers.get(Role.WORKER, worker) for worker in stopped]
         have_finished = all(peer and peer.finished for peer in peers)
         is_done = self.delivery.is_done and not self._measuring.held
         return self.has_begun and is_done and have_finished

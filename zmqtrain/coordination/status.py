@@ -180,8 +180,8 @@ def _is_silent(leader: Leader, peer: Peer) -> bool:
 
 
 def _in_order(leader: Leader) -> list[Peer]:
-    ranks = {"ps": 0, "chief": 1, "worker": 2}
-    return sorted(leader.peers, key=lambda peer: (ranks[peer.role], peer.index))
+    ranks = {Role.PS: 0, Role.CHIEF: 1, Role.WORKER: 2}
+    return sorted(leader.peers, key=lambda peer: (ranks[Role(peer.role)], peer.index))
 
 
 def _task(leader: Leader, peer: Peer, behind: Mapping[int, int]) -> TaskStatus:

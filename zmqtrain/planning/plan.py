@@ -153,7 +153,7 @@ class Plan:
         """Return the owner of a task's key: a ps or chief that a worker hosts has that worker's."""
         hosted: dict[str, int] = {Role.PS: len(self.members), Role.CHIEF: int(not self.has_chief)}
         if self.members and 0 <= index < hosted.get(role, 0):
-            return Owner(Role.WORKER.value, self.members[index])
+            return Owner(Role.WORKER, self.members[index])
         return Owner(role, index)
 
     def security(self, config: TaskConfig) -> Security:
@@ -204,14 +204,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     listed = strategy.worker_addresses(cluster) if on_workers else cluster.worker_addresses
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
-    site = Site(
-        job=job,
-        workers=workers,
-        addresses=listed if on_workers else cluster.ps,
-        on_workers=on_workers,
-        lane=lane,
-        crash_safe=crash_safe,
-    )
+    site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
     _check(job, alone=False)
     _check_loss(job, workers)
     exchange = exchange_at(site)

@@ -37,7 +37,7 @@ def recover(state: ShardState, peers: PeerTable) -> None:
             if result := _result_by(change, worker):
                 state.decided(index, result)
             peer = Peer(
-                (Role.WORKER.value, index),
+                (Role.WORKER, index),
                 worker.incarnation,
                 *worker.identity,
                 contact=None,

@@ -292,13 +292,13 @@ class ParameterServer(JobActor):
     def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]] | None:
         if self.leader is None:
             return None
-        own = (self.task.role.value, self.task.index, self.metrics_address)
+        own = (self.task.role, self.task.index, self.metrics_address)
         return [own, *((p.role, p.index, p.metrics) for p in self.peers if not p.gone)]
 
     def _host_status(self) -> HostStatus:
         state = self.state
         task = TaskStatus(
-            role=self.task.role.value,
+            role=self.task.role,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
             incarnation=self._began_ms,
