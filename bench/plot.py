@@ -83,7 +83,7 @@ def draw_profile(path: Path, rows: Sequence[Row], parts: Mapping[str, str], mach
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the job said at one moment."""
+    """The status of the job at one moment."""
 
     at_s: float
     step: int

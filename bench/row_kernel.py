@@ -1,4 +1,4 @@
-"""What a ps does with the rows of a table, alone on one core: `bench tables --part kernel`."""
+"""The work of a ps on rows of a table, alone on one core: `bench tables --part kernel`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 class Seconds(NamedTuple):
-    """How long something took, and what of that the thread had a processor."""
+    """Seconds that a piece of work took, and seconds of processor time in it."""
 
     wall: float
     cpu: float

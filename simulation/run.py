@@ -36,9 +36,10 @@ OnLine = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a schedule; ``broken`` says what did not hold, "" if everything did.
+    """The result of a schedule; ``broken``: the promise that did not hold, "" if all did.
 
-    ``matched``: how many messages each of its rules matched. ``killed``: who was killed, in order.
+    ``matched``: number of messages that each of its rules matched. ``killed``: names of the tasks
+    that were killed, in order.
     """
 
     schedule: Schedule

@@ -1,4 +1,4 @@
-"""What happens in one simulated run: everything is drawn from its seed."""
+"""The schedule of one simulated run: everything in it is drawn from its seed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Schedule:
 
     @property
     def examples(self) -> int:
-        """How many a pass over the data has, for all epochs to have some ``steps`` batches."""
+        """Number of examples in a pass, so that all epochs have about ``steps`` batches."""
         return max(1, self.steps // self.epochs) if self.epochs else EXAMPLES
 
     @property
@@ -136,7 +136,7 @@ class Schedule:
 
     @property
     def calm_at(self) -> float:
-        """When the last fault is over."""
+        """Time at which the last fault is over."""
         return max((fault.ends_at for fault in self.faults), default=0.0)
 
     def work_s(self, name: str) -> float:

@@ -41,7 +41,7 @@ _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 
 
 class Job(BaseModel):
-    """What is trained, on what, how, and for how long.
+    """A training job: model, data, optimizer, policy, number of steps, and all other options.
 
     A flag or a ``ZMQTRAIN_*`` variable overrides the field of its name, except for ``model``,
     ``data`` and ``optimizer``.

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What measures one or several rows. ``keys`` tell its row from others if it has none."""
+    """A command that measures one or several rows; ``keys`` identify the row if it fails."""
 
     keys: Mapping[str, Any]
     arguments: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How a task joins a ps, which may start later than the task."""
+"""Joining a ps, which may start later than the task that joins it."""
 
 from __future__ import annotations
 

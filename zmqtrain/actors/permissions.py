@@ -1,4 +1,4 @@
-"""Which messages a role may send. The holder of a key sends in its own name only."""
+"""The messages that each role may send. The holder of a key sends in its own name only."""
 
 from __future__ import annotations
 

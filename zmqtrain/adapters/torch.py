@@ -215,7 +215,7 @@ class TorchModel(BaseModel):
 
     @property
     def optimizer(self) -> Any:
-        """What a LightningModule configures, for a job without an optimizer; None: nothing."""
+        """The optimizer that a LightningModule configures, for a job that names none; else None."""
         return configured if is_lightning(self.module) else None
 
     def seed_batch(self, seed: int, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""What a module of PyTorch is trained for: a loss, the measures beside it, and their weight."""
+"""The objective of a PyTorch module: its loss, the measures beside it, and their weight."""
 
 from __future__ import annotations
 

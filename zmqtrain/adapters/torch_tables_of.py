@@ -130,7 +130,7 @@ class ModuleTables:
 
 
 class _Column(NamedTuple):
-    """Where batches have the ids of a table: the path of a leaf, and bounds of its axes."""
+    """The place of a table's ids in a batch: the path of a leaf, and bounds of its axes."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""What a callback is: an object with Keras's hooks, and what it may ask of the training.
+"""Callbacks: objects with Keras's hooks, and the view of the training that they get.
 
 A callback needs no base class: hooks that it lacks are not called. All callbacks of a job run in
 one process, one after another, and between epochs while nothing is trained. So they may write

@@ -1,4 +1,4 @@
-"""What was measured after each epoch."""
+"""The measures of each epoch of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Measures(dict[str, list[Any]]):
 
 
 class History:
-    """What ``fit`` returns, as Keras has it.
+    """The measures of each epoch, as Keras's ``fit`` returns them.
 
     ``epoch``: the epochs, from 0. ``history``: for each measure its values, one an epoch.
     """

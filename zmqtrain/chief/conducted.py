@@ -1,4 +1,4 @@
-"""What the conductor asks of what trains: of a cluster, or of one worker in this process."""
+"""The interface of a job in training: of a cluster, or of one worker in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the parameters of a lost ps are saved, where others hold copies of them.
+"""Saving the parameters of a lost ps from the copies that others hold.
 
 The ps that are left carry out no more orders. They become equal by the last ones that any of them
 knows, and write a checkpoint together, so that no acknowledged update is lost. The chief has them

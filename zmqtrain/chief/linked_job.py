@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkedJob:
-    """What the chief does with the tasks that train its job.
+    """The tasks that train the chief's job, reached over its links to all ps.
 
     A request to a ps raises FencedError if the ps was restarted.
     """

@@ -1,4 +1,4 @@
-"""How the chief reports progress: lines in the log, less and less often."""
+"""Progress for people: a bar, or lines in the log, less and less often."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Watched:
 
     @property
     def end(self) -> str:
-        """How the job ended, once no further status comes."""
+        """The outcome of the job in words, once no further status comes."""
         is_known = self.view.status.stop or self.view.status.failure
         return self.view.state if is_known else "the job has ended"
 

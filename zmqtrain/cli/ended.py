@@ -61,7 +61,7 @@ class EndedJob:
 
     @property
     def reason(self) -> str:
-        """Why the job ended."""
+        """The reason for the job's end."""
         return "its end was not recorded" if self.outcome is None else self.outcome.ended
 
     @property
@@ -70,7 +70,7 @@ class EndedJob:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """Advice to the user, as clauses of a sentence."""
         code = None if self.outcome is None else self.outcome.exit_code
         first = [text for known, text in REMEDIES.items() if known == code]
         return "; ".join([*([self.log] if self.log else []), *first, self.again])

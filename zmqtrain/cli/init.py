@@ -36,7 +36,7 @@ class Source:
 
     @property
     def names(self) -> dict[str, str]:
-        """What the templates write in place of ``@name@``."""
+        """The values that replace ``@name@`` in the templates."""
         n, outputs, is_class = self.inputs, self.classes or 1, bool(self.classes)
         return {
             "reader": self.reader,

@@ -22,7 +22,7 @@ Remedies = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the engine does not run something; ``what``: a task, or an object of the engine."""
+    """The reason why the engine does not run ``what``: a task, or an object of the engine."""
 
     what: str
     text: str

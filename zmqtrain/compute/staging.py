@@ -25,7 +25,7 @@ SIZE = 1 << 18
 
 
 class State(Enum):
-    """Who may use a buffer."""
+    """The current user of a buffer."""
 
     FREE = "free"  # nobody needs what it holds
     FILLING = "filling"  # the host writes what the device will read

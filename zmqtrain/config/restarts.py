@@ -74,7 +74,7 @@ def advice(exit_code: int) -> Advice:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At most ``max_restarts`` restarts within any ``within_s`` seconds."""
+    """A limit of ``max_restarts`` restarts within any ``within_s`` seconds."""
 
     max_restarts: int
     within_s: float
@@ -85,7 +85,7 @@ USUAL_LIMITS = Limits(10, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one run of a process ended. Times are of the monotonic clock.
+    """The end of one run of a process. Times are of the monotonic clock.
 
     ``returncode`` is as in `subprocess`: -n means that signal n killed it.
     """

@@ -61,7 +61,7 @@ METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
 
 
 class SharedConfig(Timing):
-    """What is the same for all tasks of a cluster, its addresses apart."""
+    """Options that are the same for all tasks of a cluster, except for its addresses."""
 
     lane: Literal["auto", "memory", "shm", "tcp"] = Field(
         "auto",

@@ -19,7 +19,7 @@ _ALMOST_ONE = 1 - 1e-6  # sums of shares are rounded
 
 @dataclass
 class Arrivals:
-    """What is known of the workers' results. It is plain data: see :mod:`.state`."""
+    """Counts of the workers' results, as plain data: see :mod:`.state`."""
 
     under_way: dict[int, int] = field(default_factory=dict)  # worker -> batches of its next result
     paces: dict[int, list[float]] = field(default_factory=dict)  # worker -> its batches, and all

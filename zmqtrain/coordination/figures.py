@@ -99,7 +99,7 @@ class JobFigures:
 
     @property
     def agreement(self) -> float:
-        """How alike the workers' moves were in the last round, on all shards as far as known."""
+        """Agreement of the workers' moves in the last round, on all shards that have reported."""
         reports = [peer.report for peer in self._peers if peer.report is not None]
         return agreement_of((self._moves, *(report.moves for report in reports)))
 

@@ -1,4 +1,4 @@
-"""How ps hand their parameters on if others are lost, where parts have copies. Pure.
+"""The hand-over of parameters that have copies, after some ps are lost. Pure.
 
 Every ps of a generation has carried out the same orders, except for the last few. The remaining ps
 become equal by the last orders that one of them knows, and together they hold all parts unless a

@@ -52,7 +52,7 @@ def nothing() -> None:
 
 
 class RosterHost(Protocol):
-    """Where the workers of a roster make steps by themselves."""
+    """Host of a roster, whose workers make steps by themselves."""
 
     def halt(self, worker: int | None = None) -> Stepped | None:
         """End the roster, or only take the seat of a worker; return its progress."""

@@ -1,4 +1,4 @@
-"""How tensors travel between a ps and the tasks that connect to it: agreed at join, by proof.
+"""Lanes: the ways of tensors between a ps and the tasks that connect to it, agreed at join.
 
 memory, shm: the task has reached the ps's segment. It reads parameters where they lie and writes
 its gradient where the ps takes it from; messages carry no tensors. tcp: tensors travel as chunks.
@@ -84,7 +84,7 @@ class Lane:
 
     @property
     def out(self) -> Flat | None:
-        """Where parameters that travel are laid; None: none do."""
+        """The array that receives parameters from the ps; None: the lane transfers none."""
         owned = self.layout.owned
         return self.parameters[owned] if self.reached is None and owned.stop else None
 

@@ -1,4 +1,4 @@
-"""How a task reads rows of tables: where they lie, if it has reached them; else by messages.
+"""Reading rows of tables: in shared memory if the task has reached it, else by messages.
 
 A model reads rows in a thread, which waits here for the messages; these are the event loop's.
 """

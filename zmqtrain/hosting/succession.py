@@ -1,4 +1,4 @@
-"""How the remaining workers of a group save its state, if its parts have copies.
+"""Saving the state of a group from its remaining workers, if its parts have copies.
 
 The lowest worker has each of them carry out the last orders that any of them knows, and write a
 part of a checkpoint. The next group then loses no step; if this fails, it goes on from the previous

@@ -18,7 +18,7 @@ from zmqtrain.models.tables import Ids, Rows, RowsOf, TableVariable, Trained
 
 
 class RowSource(Protocol):
-    """Where rows are read, by a thread that may block."""
+    """A source of rows, for a thread that may block."""
 
     @property
     def may_wait(self) -> bool:

@@ -131,7 +131,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Table:
-    """What a job says of tables whose names fit a pattern: ``Job(tables={"user*": Table(...)})``.
+    """Options of the tables whose names fit a pattern: ``Job(tables={"user*": Table(...)})``.
 
     ``optimizer``: the rule of its rows; None: the job's. ``rows``: number of rows, whose ids are
     below it; None: what the model says, else any int64 is an id. ``dim``: elements of a row; None:
@@ -218,7 +218,7 @@ def owned_by(owners: Sequence[int], shards: int, ids: Ids) -> NDArray[np.bool_]:
 
 
 class RowPlace(NamedTuple):
-    """Which rows a shard holds: its own of ``shards``, and those of the ``copies - 1`` before it.
+    """The rows that a shard holds: its own of ``shards``, and those of ``copies - 1`` before it.
 
     The first shard follows the last, as in ``with_copies`` of store/placement.py.
     """

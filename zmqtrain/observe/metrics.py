@@ -112,7 +112,7 @@ class Pushes:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Where a worker's step spends its time, in seconds; the phases of a step add up to it.
+    """Seconds that a worker's step spends in each phase; the phases of a step add up to it.
 
     ``update``: in place, on the board or without other tasks; otherwise a ps does it during
     ``push``.

@@ -1,4 +1,4 @@
-"""How a run ended: a small file that outlives its tasks.
+"""The outcome of a run: a small file that outlives its tasks.
 
 The chief writes it into the logdir, and where the job's engine looks for it. A job that goes on
 has none.
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
-    ``ended``: why. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last one;
-    ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
+    ``ended``: the reason. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last
+    one; ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
     ``checkpoint``: the newest one, "" if there is none.
     """
 

@@ -1,4 +1,4 @@
-"""How the tasks of a cluster train a job: decided once, by one pure function.
+"""The plan by which the tasks of a cluster train a job: decided once, by one pure function.
 
 Every task computes the same plan from the same options, so no message has to carry it.
 """
@@ -104,10 +104,10 @@ class Plan:
 
     @cached_property
     def layouts(self) -> tuple[ShardLayout, ...]:
-        """What each shard holds.
+        """The layout of each shard.
 
-        Where each holds everything, no variable is cut: it is the layout of a single ps. Nor is one
-        whose rule looks at all of it.
+        If each shard holds everything, no variable is cut, as on a single ps. Variables whose rules
+        look at whole variables are never cut.
         """
         job, shards = self.job, self.shards
         copied = partial(with_copies, copies=self.copies, has_tables=bool(job.table_variables()))

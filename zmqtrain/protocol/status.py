@@ -56,7 +56,7 @@ _COUNTED = "trained", "nbytes", "waiting", "updated", "forgotten"
 
 @dataclass(slots=True)
 class Moves:
-    """How far workers moved a shard's parameters in the last round of local steps.
+    """Moves of a shard's parameters by workers in the last round of local steps.
 
     ``mean``: the square of the norm of their weighted mean move. ``each``: the weighted mean of the
     squares of each worker's. Both are 0 before the second worker's first round.
@@ -79,10 +79,10 @@ def agreement_of(shards: Iterable[Moves]) -> float:
 
 @dataclass(slots=True)
 class Progress:
-    """What a worker has done since it started.
+    """Counts of a worker since it started.
 
-    ``batches``: that it has computed. ``nbytes``: of messages sent and received. ``local_step``:
-    how many batches of its current round are computed.
+    ``batches``: batches that it has computed. ``nbytes``: bytes of messages sent and received.
+    ``local_step``: number of batches of its current round that are computed.
     """
 
     batches: int = 0
@@ -218,6 +218,6 @@ class Status:
 
     @property
     def of_rounds(self) -> dict[str, float]:
-        """What is known of rounds of local steps, for logs and charts; {} before the first one."""
+        """Figures of the rounds of local steps, for logs and charts; {} before the first round."""
         known = {"agreement": self.agreement, "nbytes_per_batch": self.nbytes_per_batch}
         return {name: x for name, x in known.items() if self.rounds and not math.isnan(x)}

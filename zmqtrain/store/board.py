@@ -58,7 +58,7 @@ Sums: TypeAlias = Mapping[str, float]
 
 
 class Holder(NamedTuple):
-    """Who has a seat: a worker's life, and the buffer of its gradients."""
+    """The holder of a seat: an incarnation of a worker, and the buffer of its gradients."""
 
     worker: int
     incarnation: int
@@ -66,7 +66,7 @@ class Holder(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What holds for a whole roster."""
+    """The values that do not change during a roster."""
 
     number: int
     began: int  # version
@@ -76,10 +76,11 @@ class Terms(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a member has counted since the roster began: examples, the sum of their losses.
+    """Counts of a member since the roster began.
 
-    ``loss``: the sum of the mean losses times their weights, whose sum is ``weight``. ``last`` is
-    the mean loss of its last batch, ``last_weight`` its weight. ``sums``: of all other measures.
+    ``examples``: number of examples. ``loss``: sum of the mean losses times their weights, whose
+    sum is ``weight``. ``last``: mean loss of the last batch; ``last_weight``: its weight.
+    ``sums``: sums of all other measures.
     """
 
     examples: int = 0

@@ -1,4 +1,4 @@
-"""What each member of a board updates of a shard: parts of the dense block, and whole tables.
+"""The share of a shard that each member of a board updates: dense blocks, and whole tables.
 
 A table has one owner in a roster, so its rows and its index are changed by one task, as ever, in a
 lane of that member's own. Nobody knows how many rows a step will have: a table counts as if each

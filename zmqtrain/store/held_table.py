@@ -206,7 +206,7 @@ class HeldTable:
 
 @dataclass(slots=True)
 class Share:
-    """What an update does to one table: the sum of its rows, and where they are."""
+    """The part of an update that concerns one table: the sum of its rows, and their places."""
 
     number: int
     table: HeldTable

@@ -1,4 +1,4 @@
-"""Which ids of a table are trained most often, from samples of its updates."""
+"""The ids of a table that are trained most often, estimated from samples of its updates."""
 
 from __future__ import annotations
 

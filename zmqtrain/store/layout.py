@@ -69,7 +69,7 @@ class Variable:
 
     @property
     def place(self) -> int:
-        """Its place on a shard: trained variables first, then averaged state, then the rest."""
+        """Sort key on a shard: trained variables first, then averaged state, then the rest."""
         return 0 if self.kind == "trained" else 1 if self.dtype in AVERAGED else 2
 
     @property
@@ -137,7 +137,7 @@ class RowSlice:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """What one ps holds, in order; equal on every task of the cluster.
+    """The slices of one shard, in order; equal on every task of the cluster.
 
     ``rows``: () unless rows of tables have copies; else each shard has its own.
     """
@@ -181,7 +181,7 @@ class ShardLayout:
 
     @cached_property
     def averaged(self) -> int:
-        """Where the state that is averaged ends; from there on the first gradient counts."""
+        """End of the averaged elements; behind it the first gradient's values count."""
         return max((stop for cut, _, stop in self.runs if cut.variable.place <= 1), default=0)
 
     @cached_property

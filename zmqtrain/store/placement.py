@@ -1,4 +1,4 @@
-"""Which ps holds which rows: a pure function of the variables, equal on every task."""
+"""Placement of variables on shards: a pure function, with equal results on every task."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ _EXTENTS = 64 << 10, 8 << 20  # bytes of records reserved at once: at least, at 
 
 
 class _State(NamedTuple):
-    """What STATE says; an index is (bits, bank)."""
+    """The content of the word STATE; an index is (bits, bank)."""
 
     now: tuple[int, int]
     old: tuple[int, int] | None

@@ -33,7 +33,7 @@ def reading(file: Path) -> Iterator[Any]:
 
 
 class _Part(NamedTuple):
-    """What one file has. ``first``: number of its first row among those of all files."""
+    """The rows of one file. ``first``: number of its first row among those of all files."""
 
     file: Path
     tensors: list[Any]

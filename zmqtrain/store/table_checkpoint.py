@@ -42,7 +42,7 @@ class Held(NamedTuple):
 
 
 class FrozenTable:
-    """What a shard has of a table at one moment, by names in its file."""
+    """The rows of a table on one shard at one moment, by names in its file."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ def table_layouts(
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Where one store of rows is, in bytes from the begin of the file."""
+    """The place of one store of rows, in bytes from the beginning of the file."""
 
     name: str
     widths: tuple[int, ...]
@@ -146,7 +146,7 @@ class StoreLayout:
 
 
 class MemoryLayout:
-    """Where all regions are; ``space``: bytes that the file can have at most."""
+    """The places of all regions; ``space``: the largest size of the file in bytes."""
 
     def __init__(self, tables: Sequence[TableLayout], space: int) -> None:
         self.tables = tuple(tables)

@@ -1,4 +1,4 @@
-"""Why two ends do not connect: the reasons behind ZeroMQ's handshake events.
+"""Reasons why two ends do not connect, derived from ZeroMQ's handshake events.
 
 libzmq retries for ever and reports no reason to the refused end or to the application.
 """

@@ -58,7 +58,7 @@ def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
 
 
 class Parts(Protocol):
-    """What is sent before a message."""
+    """The parts that are sent before a message."""
 
     @property
     def ready(self) -> int:
