@@ -35,7 +35,7 @@ class Fault:
     ``kind``:
       lose        the process is gone for good
       kill        the process is gone, and starts again after ``lasts_s``: at once, or in the
-                  middle of what it does next, once so many ``lines`` of its code have run;
+                  middle of its next work, after ``lines`` lines of its code have run;
                   ``mild``: its connections look alive for a while; ``returns_as``: the name under
                   which it starts again, if another
       terminate   the process is told to end (SIGTERM)

@@ -46,7 +46,7 @@ class Schedule:
     many steps the job is evaluated, 0: only at its end. ``leaves``: whether an engine terminates
     tasks, and starts them elsewhere: nothing acknowledged may be lost. ``hosts``: whether each
     worker is alone on its host, and hosts a ps, or one of them alone if the model is ``small``; the
-    lowest hosts the chief; who is lost is done without. ``copies``: so many of them hold each part.
+    lowest hosts the chief; the others go on without a lost one. ``copies``: holders of each part.
     ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
     measure parts, too. ``back_s``: until a task that ended with an error is started again.
     ``clips``: whether the norm of means is limited, by so much that their bits stay the same.

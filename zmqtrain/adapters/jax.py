@@ -135,7 +135,7 @@ class JaxModel(BaseModel):
         return f"JaxModel({name_of(self.init)}{''.join(options)})"
 
     def __deepcopy__(self, memo: object) -> JaxModel:
-        other = copy.copy(self)  # they share what is compiled, and replace the rest
+        other = copy.copy(self)  # they share compiled functions, and replace the rest
         other._first = jax.jit(other._initial)  # initial values may not depend on the seed alone
         return other
 

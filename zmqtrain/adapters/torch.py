@@ -303,7 +303,7 @@ class TorchModel(BaseModel):
         Raises:
             ConfigError: they are no tensors, or nothing says which arrays go into the module.
         """
-        module = self.module  # whose own steps may be the objective's
+        module = self.module  # its own steps may be the objective's
         call, inputs = self._objective.prediction(batch)
         with self._evaluating(parameters, inputs) as tensors:
             outputs = call(module, tensors)

@@ -126,7 +126,7 @@ class ModuleTables:
                     found[column[:3]] = column
             weight.begin()
         columns, self._batch = tuple(found.values()), None
-        self._columns = before if columns == before else columns  # the same for what is sorted
+        self._columns = before if columns == before else columns  # the same object for sorted ids
 
 
 class _Column(NamedTuple):

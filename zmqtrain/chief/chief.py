@@ -210,7 +210,7 @@ class Chief(JobActor):
                 ends = [waiting, left] if goes else [waiting]
                 await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
-                waiting.result()  # raises what ended it
+                waiting.result()  # raises its error
             return waiting.done()
         finally:
             for future in (waiting, stopped, left):
@@ -227,7 +227,7 @@ class Chief(JobActor):
         while not self._may_have_begun:
             await asyncio.sleep(WATCH_S)
             if self._cluster.leader.joined:
-                with contextlib.suppress(ZmqTrainError):  # whoever begins learns of it, too
+                with contextlib.suppress(ZmqTrainError):  # the one that begins gets it, too
                     status = await self._cluster.status()
                     if status.stop_wanted and not self._may_have_begun:
                         self._stop_as_asked()

@@ -221,7 +221,7 @@ class Epochs:
         measures = await self._evaluator.evaluate(at.step)
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
-        self._callbacks.check(list(logs))  # what steps measure is known from here on
+        self._callbacks.check(list(logs))  # the measures of steps are known now
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)
@@ -330,12 +330,12 @@ class Epochs:
         self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]
         self._epoch, self._is_rate_used = None, False
         if self._generation is not None and self._records == before:
-            if self._place(at)[1]:  # what decided within this epoch was lost
+            if self._place(at)[1]:  # the steps that ended this epoch are lost
                 self.ended, self.model.stop_training = "", False
             self._generation = self._conducted.generation
             return await self._show(at.step)
         self._generation = None  # until the callbacks have begun
-        self.ended, self.model.stop_training = "", False  # which abandoned epochs have decided
+        self.ended, self.model.stop_training = "", False  # decisions of abandoned epochs
         rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
         read = History.of(rows)
         self.history.epoch, self.history.history = read.epoch, read.history

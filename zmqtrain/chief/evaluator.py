@@ -47,7 +47,7 @@ class Evaluator:
         self._tables = tables
         self._described: str | None = None  # the data set, once it was needed
         self.is_done = not job.evaluate_every  # until the end
-        self._last: tuple[int, Measures] | None = None  # of which step, and what
+        self._last: tuple[int, Measures] | None = None  # its step and its measures
         self._found: dict[int, Measures] = {}
         self.reported: list[tuple[int, Measures]] = []  # by :meth:`report`, for callbacks to see
 
@@ -81,7 +81,7 @@ class Evaluator:
         if self._dataset is None:
             return []
         job = self._job
-        some = first_of(self._dataset, 2)  # whose sums add up
+        some = first_of(self._dataset, 2)  # their sums must add up
         values = job.all_values() | readers_of(job.table_variables())
         return list(evaluate(job.model, values, some, metrics=job.metrics))
 

@@ -93,7 +93,7 @@ def logs_command(
 def _without_log(job: Submitted, error: ZmqTrainError) -> ZmqTrainError:
     """Return the error to show if no log can be shown: that the job is over, if it is."""
     ended = None
-    with contextlib.suppress(ZmqTrainError):  # what its engine said first tells more
+    with contextlib.suppress(ZmqTrainError):  # the engine's first error says more
         ended = ended_job(job)
     if ended is None:
         return error

@@ -44,7 +44,7 @@ class Programs:
         try:
             done = subprocess.run(
                 words,
-                input=stdin,  # nobody can answer what it might ask for
+                input=stdin,  # nobody can answer its questions
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",

@@ -45,7 +45,7 @@ class RayTask:
     def __init__(self, plan: SubmitPlan, task: Task) -> None:
         """``plan`` has no other keys than this task's."""
         self._plan, self._task = plan, task
-        self._held = contextlib.ExitStack()  # zmqtrain clean removes what nobody holds
+        self._held = contextlib.ExitStack()  # zmqtrain clean removes files without a holder
         self._directory = self._held.enter_context(run_directory())
         for name, text in plan.keys.items():
             descriptor = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -103,7 +103,7 @@ class Nccl:
                 if time.monotonic() > until:
                     raise TimeoutError(f"the sum is not there after {DEADLINE_S:g} s")
                 time.sleep(20e-6)
-            stream.synchronize()  # raises what has failed
+            stream.synchronize()  # raises the error of a failed operation
 
     def close(self) -> None:
         for communicator in self._communicators:

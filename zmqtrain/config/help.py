@@ -17,7 +17,7 @@ ALL = "zmqtrain.help_all"
 """Key of a context's ``meta`` under which ``--help-all`` is noted."""
 
 SHORT = 14
-"""Options of which a command may have so many without hiding one."""
+"""Number of options up to which a command hides none."""
 
 EXAMPLES = 2
 USUAL = (

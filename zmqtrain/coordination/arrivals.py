@@ -1,4 +1,4 @@
-"""Local steps without rounds: how many batches a worker gets, and how its result counts. Pure.
+"""Local steps without rounds: the batches that each worker gets, and its share of momentum. Pure.
 
 A worker gets batches in proportion to its speed, the fastest one as many as the policy says, so
 that their results come equally often (dynamic local updates: Liu et al., arXiv:2401.09135). Nothing

@@ -273,7 +273,7 @@ class Leader:
         return Saved(coordinator.version, self.policy, ledger, marks=marks, learning_rate=rate)
 
     def holds_lease(self, worker: int, batch: int, batches: int = 1) -> bool:
-        """Return whether a push of so many batches from this one on may come from this worker.
+        """Return whether this worker may push ``batches`` batches, of which this is the first.
 
         A worker that pushes has left its roster, so this ends the roster.
         """

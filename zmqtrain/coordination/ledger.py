@@ -76,7 +76,7 @@ class Ledger:
         return batch
 
     def holds(self, worker: int, batch: int, batches: int = 1) -> bool:
-        """Return whether a worker has leased this batch, and so many from it on."""
+        """Return whether a worker has leased ``batches`` batches, of which this is the first."""
         leases = self.leases.get(worker, [])
         return batch in leases and len(leases) - leases.index(batch) >= batches
 

@@ -30,7 +30,7 @@ class HostStatus:
     waits: tuple[Wait, ...]
     duplicates: int  # repeated requests of workers
     started_at: float  # of the monotonic clock
-    tables: Tables = field(default_factory=dict)  # what its shard holds of them
+    tables: Tables = field(default_factory=dict)  # the rows that its shard holds
 
 
 def status_of(

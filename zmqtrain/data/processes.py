@@ -87,7 +87,7 @@ class _Reader:
     def __init__(self, dataset: Dataset) -> None:
         self._link, its = socket.socketpair()
         parent = os.getpid()
-        self._pid = os.fork()  # so what a job's file defines needs no pickle
+        self._pid = os.fork()  # so classes of the job's file need no pickle
         if not self._pid:
             try:
                 self._link.close()

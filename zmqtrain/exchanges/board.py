@@ -1,7 +1,7 @@
 """The exchange over the board: workers of one host make steps in its ps's memory by themselves.
 
 Whenever the ps has its say (at the begin, when someone joins, leaves or dies, for a checkpoint) the
-workers push by messages, as ever. With the answer they find their seats on the board, and go on
+workers push by messages, as usual. With the answer they find their seats on the board, and go on
 there until one is taken.
 """
 

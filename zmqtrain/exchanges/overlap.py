@@ -43,7 +43,7 @@ class Overlap:
         reason = f"push {sequence} is sent while it is computed"
         for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
             if lane.compressor is not None:
-                lane.compressor.hold([])  # what the last gradient lacked goes with the first chunks
+                lane.compressor.hold([])  # the last gradient's feedback goes first
             to_come = lane.chunks_to_come(sequence)
             if to_come is not None:
                 self._requests[shard] = link.begin(

@@ -40,7 +40,7 @@ class ParameterServerExchange:
         self.lanes: list[Lane] = []
         self._outs: list[Flat | None] = []  # where parameters that travel are laid, by shard
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
-        # By shard: what of them is carried byte by byte, if others change it.
+        # By shard: parameters that are carried byte by byte, if other tasks change them.
         self._exact: dict[int, Flat] = {}
         self.versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
@@ -194,7 +194,7 @@ class ParameterServerExchange:
         if (steps > 0) != self._in_rounds:
             self._in_rounds = steps > 0
             for lane in self.lanes:
-                if lane.compressor is not None:  # what gradients lacked is nothing of a difference
+                if lane.compressor is not None:  # feedback of gradients has another unit
                     lane.compressor.forget()
         return Round(reply.version, steps, *given) if steps else None
 

@@ -35,7 +35,7 @@ class Reader(Protocol):
 class _Piece(NamedTuple):
     """Rows of one shard that are wanted."""
 
-    place: int  # in what is wanted
+    place: int  # in the list of wanted rows
     where: NDArray[np.int64] | None  # their places there; None: all
     table: int
     ids: Ids

@@ -207,7 +207,7 @@ def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def shards_of(ids: Ids, shards: int) -> NDArray[np.int64]:
-    """Return which of so many shards holds each row, shape (n,): a hash of the id."""
+    """Return the shard that holds each row, shape (n,): a hash of the id modulo ``shards``."""
     high = mixed(ids.view(np.uint64) + _GOLDEN) >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
 

@@ -128,7 +128,7 @@ class ShardState:
         self.restored_from: Path | None = None  # the checkpoint that this generation began from
         self.workers: dict[int, WorkerRecord] = {}
         self.duplicates = 0  # pushes that had been seen before
-        self._changed: dict[int, WorkerRecord] = {}  # whose pushes the last change decided
+        self._changed: dict[int, WorkerRecord] = {}  # workers whose pushes the last change decided
 
     @property
     def initialised(self) -> bool:

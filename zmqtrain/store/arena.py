@@ -19,7 +19,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class Arena:
-    """A sparse file in memory. What nobody wrote is zero, and takes no memory.
+    """A sparse file in memory. Pages that were never written are zero, and take no memory.
 
     ``path``: of the file, None if it is this process's own. Arrays over it stay valid as long as
     they are referenced.

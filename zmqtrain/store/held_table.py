@@ -30,7 +30,7 @@ from zmqtrain.store.table_layout import FORGOTTEN, UPDATED, TableLayout, positio
 from zmqtrain.store.table_memory import TableMemory
 
 _COUNTS = MOST_COUNTED - 1  # in a candidate's second word; above is the update that counted last
-_WITH_HOT_IDS = 32  # tables whose hottest ids are told, for messages are limited
+_WITH_HOT_IDS = 32  # tables whose hottest ids are reported; messages are limited
 
 
 class HeldTable:
@@ -80,7 +80,7 @@ class HeldTable:
         return all(store.has_room(new) for store in self._stores)
 
     def make_room_ahead(self, new: int) -> None:
-        """Make room for so many new rows, and not more than there can be, if there is memory."""
+        """Make room for ``new`` rows, up to the most that are possible, if there is memory."""
         for store in self._stores:
             if not store.has_room(new):
                 with suppress(SegmentError):  # it is not needed yet

@@ -163,7 +163,7 @@ def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
     n, ids, words, mask, old, old_mask, records, *others = function.args
     stride, out = others if row is None else (const(row[0]), others[0])
     ends = [0] if row is None else _lines_of(8 * HEADER + 4 * row[1])
-    build.fence("acquire")  # what the caller read before was read before
+    build.fence("acquire")  # earlier reads of the caller stay before this
     missing, zero = build.alloca(INT), const(0)
     build.store(zero, missing)
     has_old = build.icmp_signed("!=", build.ptrtoint(old, INT), zero)
@@ -239,7 +239,7 @@ def _copy(module: ir.Module, stride: int, widths: tuple[int, ...], *, to_records
     parts = others[len(stamps) :]
     for part in parts:
         part.add_attribute("noalias")
-    build.fence("acq_rel")  # what was written before is seen before
+    build.fence("acq_rel")  # earlier writes are visible before later ones
     last = build.sub(n, const(1))
     with build.counted(const(0), n) as i:
         ahead = build.lesser(build.add(i, const(_AHEAD)), last)

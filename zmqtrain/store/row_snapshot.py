@@ -57,7 +57,7 @@ class RowSnapshot:
             yield
 
     def keep_all(self) -> None:
-        """Keep all records: whoever changes them from now on cannot do it."""
+        """Keep all records, because later changes by other processes do not keep them."""
         for begin in range(0, len(self._heads), _BLOCK):
             with self.before_a_change(np.arange(begin, min(begin + _BLOCK, len(self._heads)))):
                 pass

@@ -99,7 +99,7 @@ class RowStore:
         self._index, self._copy = index_code(), copy_code(stride, layout.widths)
         self._stride = stride
         self._records = arena.address + layout.records_at
-        self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
+        self._where = 0, (0, 0, 0, 0)  # STATE, and its addresses and masks
         self._snapshot: RowSnapshot | None = None  # the last one
 
     def __len__(self) -> int:
@@ -232,14 +232,14 @@ class RowStore:
         self._set(_State(first, None, state.changes + 1))
 
     def has_room(self, new: int) -> bool:
-        """Say whether :meth:`make_room` would need no more memory for so many rows."""
+        """Return whether :meth:`make_room` would need no more memory for ``new`` rows."""
         held, capacity = self.words[COUNT], 1 << self._state.now[0]
         new = min(new, self.layout.most - held)
         has_records = (held + new) * self.layout.stride <= self.words[RESERVED]
         return has_records and max(self.words[USED], len(self)) + new <= LOAD * capacity
 
     def make_room(self, new: int) -> None:
-        """Prepare that so many rows are inserted; it changes nothing that is read.
+        """Prepare the insertion of ``new`` rows; readers notice nothing.
 
         Raises:
             SegmentError: there is no room.
@@ -260,7 +260,7 @@ class RowStore:
             ) from error
 
     def _reserve(self, rows: int) -> None:
-        """Allocate memory for so many records, and some more."""
+        """Allocate memory for ``rows`` records, and some more."""
         needed, reserved = rows * self.layout.stride, self.words[RESERVED]
         if needed > reserved:
             extent = min(max(needed // 8, _EXTENTS[0]), _EXTENTS[1])
@@ -310,7 +310,7 @@ class RowStore:
         self._note_free(self.words[FREE], places)
 
     def _note_free(self, before: int, places: Places) -> None:
-        """List records that are free, behind so many others."""
+        """Append free records to the list, behind the first ``before`` of it."""
         free = before + len(places)
         self._arena.reserve(self.layout.free_at + 8 * before, 8 * len(places))
         self._free[before:free] = places
@@ -347,7 +347,7 @@ class RowStore:
             self._prepare((bits + 1, 0), int(min(max(share, 0), 1) * (16 << bits)) // PAGE * PAGE)
 
     def _move(self, most: int) -> None:
-        """Move entries of so many words of the old index."""
+        """Move the entries of at most ``most`` words of the old index."""
         state = self._state
         if state.old is None:
             return

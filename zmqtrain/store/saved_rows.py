@@ -89,7 +89,7 @@ class SavedRows:
 
     def choose(self, since: int = 0, most: int | None = None) -> None:
         """Choose the rows that an update after number ``since`` has trained, and of these the
-        ``most`` that were trained last, by lower ids if these are as many."""
+        ``most`` that were trained last; of equals those with lower ids."""
         self._choose(np.flatnonzero(self.stamps > since))
         if most is not None and len(self.ids) > most:
             self._choose(np.sort(np.argsort(-self.stamps, kind="stable")[:most]))

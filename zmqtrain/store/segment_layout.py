@@ -48,7 +48,7 @@ WORDS_AT = 64
     VERSION,  # updates applied
     ACCUMULATED,  # weight of the gradients in the sum: the bits of a float64
     GENERATION,  # timeline of the job; 0: the parameters mean nothing yet
-    JOB,  # digest of what the ps was started for
+    JOB,  # digest of the job for which the ps was started
     ORDERS,  # orders of this generation carried out
     ACKNOWLEDGED,  # orders that all other shards have carried out, as the leader knows
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
@@ -174,7 +174,7 @@ class SegmentLayout:
         return self.gradients_at + number * self.gradient_stride
 
     def nbytes(self, gradients: int) -> int:
-        """Return the size of a segment with so many gradients."""
+        """Return the bytes of a segment with this number of gradients."""
         return self.gradient_at(gradients)
 
 
@@ -204,7 +204,7 @@ def parts_of(
 
 
 def cut(size: int) -> tuple[slice, ...]:
-    """Return the parts of a shard of so many elements, which differ by two pages at most."""
+    """Return the parts of a shard of ``size`` elements, which differ by two pages at most."""
     count = min(max(size // PART_SIZE, 1), PARTS)
     page = PAGE // 4
     bounds = [min(size * place // count // page * page, size) for place in range(count)]
@@ -212,5 +212,5 @@ def cut(size: int) -> tuple[slice, ...]:
 
 
 def _pages(nbytes: int) -> int:
-    """Return the bytes of as many pages as hold ``nbytes``, one at least."""
+    """Return ``nbytes`` rounded up to whole pages, at least one."""
     return max(1, -(-nbytes // PAGE)) * PAGE

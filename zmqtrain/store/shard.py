@@ -55,9 +55,9 @@ class Shard:
 
     A worker's gradient is read from its buffer in the segment: it is *staged* there when its push
     has arrived. ``safe``: every change survives a killed process, as far as the segment does.
-    ``threads``: so many share a large change; None: one for each core. ``device``: where updates
-    are computed, if not in the segment; they cannot be safe then. ``batch_size``: examples of most
-    gradients; those of others weigh more or less in a mean. ``tables``: changed with the rest.
+    ``threads``: number of threads that share a large change; None: one for each core. ``device``:
+    computes the updates, if not in the segment; they cannot be safe then. ``batch_size``: examples
+    of most gradients; others weigh more or less in a mean. ``tables``: changed with the rest.
     Calls that carry out an order take its number (0: none).
     """
 

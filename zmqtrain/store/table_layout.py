@@ -181,7 +181,7 @@ class MemoryLayout:
 
 
 def position(table: int, rows: int) -> int:
-    """Return the word that says so many rows of this table, and all of those before it."""
+    """Return the word for this number of rows of a table, after all rows of earlier tables."""
     return table << 40 | rows
 
 

@@ -77,8 +77,8 @@ def table_at(
 ) -> TableExport:
     """Return rows of a table in a checkpoint: all, or those that changed since another one.
 
-    ``most``: of these, at most so many, those that were trained last. ``since``: the step of a
-    checkpoint that is still there, or 0 for the begin of the job.
+    ``most``: at most this number of them, those that were trained last. ``since``: the step of a
+    checkpoint that is still there, or 0 for the beginning of the job.
 
     Raises:
         CheckpointError: there is no such checkpoint or table, or it is not valid.
@@ -119,7 +119,7 @@ def saved_frozen(logdir: Path, values: Mapping[str, NDArray[Any]]) -> dict[str, 
     for path in checkpoints(logdir):
         try:
             manifest = read_manifest(path)
-        except CheckpointError:  # who resumes says so, and takes another one, too
+        except CheckpointError:  # a job that resumes logs it, and takes another one, too
             continue
         found = read_parameters(path, manifest, variables)
         differ = [name for name in found if found[name].tobytes() != values[name].tobytes()]

@@ -2,7 +2,7 @@
 
 LLVM compiles four small functions, so that loads and stores keep their order on every processor,
 those of Arm too: a load is an acquire, a store a release. What a process wrote before :func:`write`
-or :func:`swap` is seen by whoever sees the new value by :func:`read`, :func:`swap` or
+or :func:`swap` is seen by every process that sees the new value by :func:`read`, :func:`swap` or
 :func:`behind`. A wait is a futex on Linux, elsewhere a short sleep.
 """
 

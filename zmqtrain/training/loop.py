@@ -226,7 +226,7 @@ class TrainingLoop:
         """Have the model look at a batch, in the thread that has read it."""
         needed = self._model.look_ahead(batch)
         if needed and self._rows is not None and self._rows.may_wait:
-            self._prefetcher.read_ahead_always()  # else it is not known yet what to ask for
+            self._prefetcher.read_ahead_always()  # else the ids to ask for are unknown
             self._ahead[number] = [(self._tables[name], ids) for name, ids in needed.items()]
 
     def _rows_ahead(self) -> Sequence[tuple[int, Ids]]:

@@ -48,7 +48,7 @@ class ModelRunner:
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
-        # Complete gradients, and what waits for their copies to the host.
+        # Complete gradients, and the tasks that wait for their copies to the host.
         self._early: list[tuple[list[str], Callable[[], None]]] = []
         self._is_empty = False  # nothing of the batch counts
         self._last_loss = 0.0  # of a batch that counts
@@ -73,7 +73,7 @@ class ModelRunner:
         self._readers = readers_of(self._tables, membership.rows)
         self._writes = WriteCheck(job.model, shown, self._frozen, self._readers)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
-        # By variable, for each shard: what it has of the gradient on the device, and on the host.
+        # By variable, for each shard: its part of the gradient on the device, and on the host.
         self._runs: dict[str, list[tuple[Flat, Flat]]] = {}
         both = zip(membership.layouts, self.gradients, membership.gradients, strict=True)
         for layout, there, here in both:

@@ -139,7 +139,7 @@ class ChunkAssembler:
         self._out, self._add = out, add
         self._form = -1, False  # version of the chunks that came, and whether of a difference
         self._came: dict[int, Sequence[Tensor]] = {}  # without the tensors that are taken in
-        self._is_base = True  # ``out`` is what a difference is added to
+        self._is_base = True  # ``out`` holds the base of a difference
 
     def take(self, chunk: Chunk, tensors: Sequence[Tensor]) -> None:
         """Take in a chunk.

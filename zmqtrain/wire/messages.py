@@ -117,9 +117,9 @@ class PullReply:
 
     They are in a segment, in the tensor, or were sent before in chunks, as for a push.
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
-    needs no gradients. ``local_steps``: the worker updates parameters of its own with so many of
-    its batches, and pushes these; with this ``learning_rate``, None: the optimizer's own.
-    ``sends_difference``: it pushes what was added to the parameters instead.
+    needs no gradients. ``local_steps``: number of batches with which the worker updates parameters
+    of its own, which it then pushes; with this ``learning_rate``, None: the optimizer's own.
+    ``sends_difference``: it pushes the difference to the parameters instead.
     """
 
     version: int
@@ -190,7 +190,7 @@ class RowChunk:
 
 @dataclass(slots=True)
 class ChunksReceived:
-    """Acknowledges these bytes of chunks; the sender may send as many more."""
+    """Acknowledges these bytes of chunks; the sender may send the same number of bytes again."""
 
     nbytes: int
 

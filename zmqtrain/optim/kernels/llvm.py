@@ -111,7 +111,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         self.position_at_end(after)
 
     def copied(self, source: ir.Value, target: ir.Value, count: ir.Value) -> None:
-        """Copy so many elements of an array."""
+        """Copy ``count`` elements of an array."""
         with self.counted(const(0), count) as i:
             self.store_at(target, i, self.load_at(source, i))
 

@@ -41,10 +41,10 @@ from zmqtrain.store.table_memory import TableMemory
 class Tables:
     """All tables of a shard. It is a Holding.
 
-    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: which rows it holds.
-    ``lane``, ``numbers``: where it changes which tables, beside others that change the rest; None:
-    all. ``ahead``: each change makes room for the new rows of so many gradients more, as long as
-    there is memory.
+    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: the rows that it holds.
+    ``lane``, ``numbers``: the lane in which it changes the tables of these numbers, while other
+    tasks change the rest; None: all. ``ahead``: number of further gradients for whose new rows each
+    change makes room, as long as there is memory.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Tables:
         return Tables(updates, self.memory, self.place, lane=lane, numbers=numbers, ahead=ahead)
 
     def has_room(self, table: int, rows: int) -> bool:
-        """Say whether so many new rows of a table need no more memory."""
+        """Return whether ``rows`` new rows of a table need no more memory."""
         return self._tables[table].has_room(rows)
 
     def use(self, before: Rule, now: Rule) -> None:
@@ -95,7 +95,7 @@ class Tables:
                 table.bind(replace(table.update, rule=now))
 
     def sizes(self, rows: int) -> list[int]:
-        """Return for each table how many elements so many rows and their slots have."""
+        """Return for each table the number of elements that ``rows`` rows and their slots have."""
         return [rows * sum(table.layout.widths) for table in self._tables]
 
     def check(self, step: int) -> None:
