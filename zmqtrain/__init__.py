@@ -1,6 +1,6 @@
 """zmqtrain: a training engine, with parameter servers or without.
 
-``Trainer`` fits a model to data by epochs. ``Job`` says what is trained, ``run`` trains it inside
+``Trainer`` fits a model to data by epochs. ``Job`` describes a training, ``run`` trains it inside
 this process, ``attach`` gives its batches to a loop of your own, ``load`` reads its weights from a
 logdir; `zmqtrain run`, the roles and honcho train it in processes of their own.
 """

@@ -102,7 +102,7 @@ class GroupOverError(PeerLostError):
 
 
 class NotRunningError(PeerLostError):
-    """An engine answers, and says that a task of a job does not run."""
+    """An engine answers that a task of a job does not run."""
 
 
 class OccupiedError(ZmqTrainError):

@@ -1,6 +1,6 @@
 """Files: only regular ones of a bounded size are read, and what is written is on the disk.
 
-A directory may be open to others: a FIFO would block the reader for ever, a device never end.
+A directory may be open to others: a FIFO would block the reader forever, a device never end.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class Job(BaseModel):
         return table_layouts(self.table_variables(), self.table_updates())
 
     def tables_with_options(self) -> list[tuple[TableVariable, Table]]:
-        """Return the tables of the model, each with what the job's ``tables`` say of it.
+        """Return the tables of the model, each with its options in the job's ``tables``.
 
         Raises:
             ConfigError: see :func:`tables_of`.

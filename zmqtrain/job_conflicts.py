@@ -21,7 +21,7 @@ def _are_gpus(devices: tuple[str, ...]) -> bool:
 
 
 class _Conflict(NamedTuple):
-    """An option that others forbid: when, by its value and the others, and what is said."""
+    """An option that others forbid: a condition on its value and the others, and a text."""
 
     option: str
     is_there: Callable[[Any, Options], Any]

@@ -70,7 +70,7 @@ class user_code:
 
 
 def described(error: BaseException) -> str:
-    """Say in one line what was raised, and on which line of the user's code."""
+    """Return one line with the error, and the line of the user's code that raised it."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     place = place_of(error)

@@ -33,7 +33,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
 
 
 def may_ask_for_a_client(envelope: Envelope) -> bool:
-    """Say whether the holder of any key may send this as a client: it changes nothing."""
+    """Return whether the holder of any key may send this as a client: it changes nothing."""
     return envelope.sender.role == _CLIENT and type(envelope.message) is control.GetStatus
 
 

@@ -301,7 +301,7 @@ class TorchModel(BaseModel):
         """Return the outputs, see ``predict`` of the constructor; a tuple if there are several.
 
         Raises:
-            ConfigError: they are no tensors, or nothing says which arrays go into the module.
+            ConfigError: they are no tensors, or it is unknown which arrays go into the module.
         """
         module = self.module  # its own steps may be the objective's
         call, inputs = self._objective.prediction(batch)

@@ -196,7 +196,7 @@ class TableWeight:
         return Gathering(column, self._rows(column.unique), take)
 
     def put_ahead(self, rows: Any) -> None:
-        """Keep the rows that :meth:`ahead` says for the look-up."""
+        """Keep the rows that :meth:`ahead` returns for the look-up."""
         self._ahead = rows
 
     def gather(self, ids: Any, padding_id: int | None = None) -> Any:

@@ -204,7 +204,7 @@ class ModelView:
 
     @property
     def directions(self) -> dict[str, bool]:
-        """Whether measures should be large, by name: of those whose metric says it."""
+        """Whether measures should be large, by name; only those whose metric declares it."""
         given = {m.name: getattr(m, "larger_is_better", None) for m in self._metrics}
         known = {name: is_max for name, is_max in given.items() if is_max is not None}
         return {**self.source.directions, **known}
@@ -276,7 +276,7 @@ class CallbackList:
         """Call one hook of every callback that has it.
 
         Raises:
-            ConfigError: a callback raises; the text says which one, and at which hook.
+            ConfigError: a callback raises; the text names it, and the hook.
         """
         for callback in self._callbacks:
             method = getattr(callback, hook, None)

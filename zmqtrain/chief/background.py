@@ -1,7 +1,7 @@
 """Evaluations in the background: the cluster trains on, and each is of exactly the step it names.
 
-Every ps is told in advance of which version it has to keep a copy. When all of them have come to
-it, the chief names the next version, and reads and evaluates the copies.
+The chief names in advance the version of which every ps has to keep a copy. When all of them have
+reached it, the chief names the next version, and reads and evaluates the copies.
 """
 
 from __future__ import annotations

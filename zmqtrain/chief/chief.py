@@ -123,7 +123,7 @@ class Chief(JobActor):
                 if not again:
                     for link in cluster.links:
                         self.spawn(link.silence())
-                    await evaluator.check()  # by now the others can be told of a mistake
+                    await evaluator.check()  # by now the others can receive the error
                 again = True
                 return await self._run_generation()
             except FencedError as error:
@@ -167,11 +167,11 @@ class Chief(JobActor):
 
     @property
     def _is_leaving(self) -> bool:
-        """Whether this chief, and not the job, was told to end."""
+        """Whether this chief is to end, and not the job."""
         return self._leaves_on_term and self.stop_code == ExitCode.TERMINATED
 
     async def _save_for_leavers(self, status: Status) -> None:
-        """Save for the ps that leave, too: an engine that takes a machine tells all of its tasks.
+        """Save for the ps that leave, too: an engine that takes a machine terminates all its tasks.
 
         Raises:
             ZmqTrainError: it failed.
@@ -288,7 +288,7 @@ class Chief(JobActor):
             miss.cancel()
 
     async def _end(self, status: Status) -> int:
-        """End the job and tell all tasks; return its exit code.
+        """End the job and all tasks; return its exit code.
 
         Raises:
             FencedError: some ps was restarted; all of this must be done once more.

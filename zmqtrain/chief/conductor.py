@@ -59,7 +59,7 @@ class Conductor:
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
 
     async def show(self, status: Status) -> None:
-        """Show the status to those who look on, and note it."""
+        """Show the status to people, and record it."""
         self.record.take(status)
         self._on_progress(status)
         await self.record.save_if_due(self._job.logdir)

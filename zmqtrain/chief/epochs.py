@@ -91,7 +91,7 @@ class Epochs:
         if self._generation != self._conducted.generation:
             await self._go_back(done, at)
         if self._epoch is None and not batch and done - 1 > self._last_epoch:
-            self._epoch = done - 1  # it is over, and nobody was told
+            self._epoch = done - 1  # it is over, and its callbacks were not called
         if self._epoch is None and done >= self._job.epochs > 0:
             log.warning(
                 "epoch %d of %d is done already, so there is nothing to train; give more epochs, "
@@ -134,7 +134,7 @@ class Epochs:
         return (done + 1) * self.batches
 
     async def step(self, at: At) -> bool:
-        """Tell callbacks how far the epoch is; called after steps, in the thread that trains.
+        """Show callbacks the progress of the epoch; called after steps, in the thread that trains.
 
         Returns False if the training is over: as in Keras, a callback may end it within an epoch.
 

@@ -286,7 +286,7 @@ class LinkedJob:
                 link.send(Leave("an engine told it to leave"))
 
     async def shut_down(self, code: int, reason: str, summary: str) -> None:
-        """Tell all tasks that the job is over."""
+        """Send all tasks the end of the job."""
         message = Shutdown(int(code), reason, summary)
         results = await asyncio.gather(
             *(

@@ -51,7 +51,7 @@ class Saver:
     ) -> None:
         """``write_shards`` writes shards of these layouts into a directory, all at one version.
 
-        ``report`` is told the path of each checkpoint, or else why there is none.
+        ``report`` gets the path of each checkpoint and "", or "" and why there is none.
         """
         self._job, self._layouts, self._fingerprint = job, layouts, fingerprint
         self._metrics = metrics
@@ -90,7 +90,7 @@ class Saver:
         """Check at the start that checkpoints can be written to the logdir.
 
         Raises:
-            CheckpointError: they cannot; the text says why.
+            CheckpointError: they cannot; the text has the reason.
         """
         if self._logdir is None:
             return

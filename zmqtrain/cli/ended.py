@@ -140,7 +140,7 @@ def state_of(job: Submitted) -> str:
         ZmqTrainError: its engine does not answer.
     """
     state = STOPPED if job.stopped_at else engine_of(job).state(job)
-    if state not in (STOPPED, ENDED):  # these words do not tell how
+    if state not in (STOPPED, ENDED):  # these words have no cause
         return state
     outcome = _outcome_of(job)
     return state if outcome is None and state == ENDED else _state_after(outcome)

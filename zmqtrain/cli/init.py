@@ -22,7 +22,7 @@ FRAMEWORKS = ("torch", "keras", "jax", "numpy")
 DIGITS = "digits"
 MOST_CLASSES = 1000
 SAMPLE = 10_000
-"""Examples that are looked at, to tell classes from values."""
+"""Examples by which classes are distinguished from values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def source_of(text: str) -> Source:
             f"--data is {text!r}; expected {DIGITS} or a file .csv; other data are in docs/data.md"
         )
     target = None
-    if Path(text).is_file():  # else CSV says that it is not there
+    if Path(text).is_file():  # else CSV raises an error
         with open(text, newline="") as file:
             target = next(csv.reader(file), [""])[-1]
     training, _ = Holdout(CSV(text, target=target)).load(None)

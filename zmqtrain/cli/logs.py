@@ -132,7 +132,7 @@ class Log:
             return True
 
     def show(self, *, follow: bool = False, previous: bool = False, unless: str = "") -> Failure:
-        """Show it; return the error if there is one, which is told ``unless`` it has been."""
+        """Show it; return the error if there is one, which is printed unless it is ``unless``."""
         failure = None
         try:
             self._engine.logs(self._job, self._task, self._add, follow=follow, previous=previous)

@@ -26,7 +26,7 @@ COLUMNS = ("task", "state", "steps/s", "time of a step", "behind", "silent", "re
 
 
 def top_view(watched: Watched, title: str, news: Iterable[str], console: Console) -> RenderableType:
-    """Return a job for a person, as far as the console has room for its tasks."""
+    """Return a job for a person, with the tasks for which the console has room."""
     view, glyphs = watched.view, ASCII_GLYPHS if console.options.ascii_only else GLYPHS
     failure = view.status.failure
     below = [(text, "yellow") for text in view.absences()[:SHOWN_WAITS]]

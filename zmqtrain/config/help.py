@@ -28,7 +28,7 @@ USUAL = (
 
 
 _CLAUSE = re.compile(r"(?:(?:\S+ ){0,2}\S+: )?.*?(?=; |: | \(|$)", re.DOTALL)
-"""The first clause of a text, after a few words that say where it applies, such as an engine."""
+"""The first clause of a text, after the name of the engine or command that it applies to."""
 
 
 class Command(click.Command):

@@ -1,6 +1,6 @@
 """Local steps without rounds: the batches that each worker gets, and its share of momentum. Pure.
 
-A worker gets batches in proportion to its speed, the fastest one as many as the policy says, so
+A worker gets batches in proportion to its speed, the fastest one the policy's number, so
 that their results come equally often (dynamic local updates: Liu et al., arXiv:2401.09135). Nothing
 here knows a clock: a worker's speed is its share of all batches that are counted while it computes.
 """

@@ -418,7 +418,7 @@ class Coordinator:
         return max(len(self.ledger.pending.get(worker, ())) for worker in workers)
 
     def _note_arrival(self, order: Apply) -> None:
-        """Say how the result of a worker counts, of which each batch is a step."""
+        """Set how the result of a worker counts; each of its batches is a step."""
         steps = order.local_steps = len(self.ledger.pending.get(order.worker, ())) or 1
         order.among = len(self.members) - len(self.workers_by_state["joining"])
         order.cycle = self.arrivals.counted(order.worker, steps, order.among)

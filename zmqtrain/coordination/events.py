@@ -25,7 +25,7 @@ class Joined:
 
 @dataclass(slots=True)
 class Left:
-    """A worker said goodbye, or its lease expired."""
+    """A worker has left, or its lease expired."""
 
     worker: int
 

@@ -139,7 +139,7 @@ class JobFigures:
         self._metrics.worker_step[worker].set(step)
 
     def level_steps(self) -> None:
-        """Show all workers as far as the first one."""
+        """Show all workers at the step of the first one."""
         workers = list(self._peers.workers())
         most = max((peer.pushes for peer in workers), default=0)
         for peer in workers:

@@ -56,7 +56,7 @@ class OrderLog:
 def agreed(
     plan: Plan, known: Mapping[int, LastOrders]
 ) -> tuple[LastOrders, Saved, dict[int, ShardLayout]]:
-    """Return the latest orders with a known outcome, this outcome, and who writes what of it.
+    """Return the latest orders with a known outcome, this outcome, and the layout of each writer.
 
     ``known``: the last orders of each shard that is left.
 

@@ -57,7 +57,7 @@ class Peer:
     gone: bool = False  # it left, or its lease expired
     left: bool = False  # it has sent a Leave
     died: bool = False  # its process has ended without a Leave
-    lanes: str = "tcp"  # to every ps, as a worker says
+    lanes: str = "tcp"  # to every ps, as a worker reports them
     pushes: int = 0  # of a worker to the leader's host, from ``joined_at`` on
     joined_at: int = 0  # the pushes of the slowest worker at its join
     loss: float = 0.0  # of the last of them

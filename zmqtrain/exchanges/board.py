@@ -1,8 +1,8 @@
 """The exchange over the board: workers of one host make steps in its ps's memory by themselves.
 
-Whenever the ps has its say (at the begin, when someone joins, leaves or dies, for a checkpoint) the
-workers push by messages, as usual. With the answer they find their seats on the board, and go on
-there until one is taken.
+At the beginning, for a checkpoint, and when a task joins, leaves or dies, the workers push by
+messages, as usual. With the answer they find their seats on the board, and go on there until one
+is taken.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BoardExchange(ParameterServerExchange):
         return self._seated(super().finish(report))
 
     def _push_after_all(self, report: StepReport) -> Awaitable[StepResult]:
-        """The roster is over, or ends by what this push tells the ps."""
+        """The roster is over, or this push to the ps ends it."""
         self._seat = None
         self.begin()
         return self._push(report)

@@ -71,7 +71,7 @@ class OwnRows:
 class LocalExchange:
     """One worker's exchange with a shard of its own, which holds all parameters.
 
-    ``failure`` says why the job cannot go on; ``failure_code`` is the exit code then.
+    ``failure``: why the job cannot go on, else ""; ``failure_code``: the exit code then.
     """
 
     def __init__(

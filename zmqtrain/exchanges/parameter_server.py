@@ -1,6 +1,6 @@
 """The exchange with parameter servers: gradients are pushed, the answer brings new parameters.
 
-A step is one round trip to every ps. The answer of the leader also says which batches come next.
+A step is one round trip to every ps. The answer of the leader also has the next batches.
 """
 
 from __future__ import annotations

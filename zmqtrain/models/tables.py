@@ -134,9 +134,9 @@ class Table:
     """Options of the tables whose names fit a pattern: ``Job(tables={"user*": Table(...)})``.
 
     ``optimizer``: the rule of its rows; None: the job's. ``rows``: number of rows, whose ids are
-    below it; None: what the model says, else any int64 is an id. ``dim``: elements of a row; None:
-    what the model says. ``initial``: values of rows that were never trained; None: what the model
-    says, else ``Uniform(0.05)``. A row is trained from its gradient number ``admit_after`` + 1 on.
+    below it; None: the model's number, else any int64 is an id. ``dim``: elements of a row; None:
+    the model's number. ``initial``: values of rows that were never trained; None: the model's,
+    else ``Uniform(0.05)``. A row is trained from its gradient number ``admit_after`` + 1 on.
     ``forget_after``: updates after which a row that none of them has trained is forgotten, or up to
     a quarter more; ``max_rows``: trained rows that are kept, those trained last; each ps has its
     share of them, and keeps 15 of 16 when they are more.

@@ -43,7 +43,7 @@ Spans = Mapping[str, tuple[str, float, float]]
 
 
 class Traces:
-    """Exports the spans of a task by OTLP, as the variables ``OTEL_EXPORTER_OTLP_...`` say."""
+    """Exports the spans of a task by OTLP, configured by variables ``OTEL_EXPORTER_OTLP_...``."""
 
     def __init__(self, share: float, task: str) -> None:
         """``share``: of the pushes, from 0 to 1; all tasks of a job have the same."""
@@ -98,7 +98,7 @@ class Traces:
 
 
 class _Ids:
-    """Gives the ids that it is told."""
+    """Generates the ids that were set."""
 
     trace, span = 0, 0
 

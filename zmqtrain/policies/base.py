@@ -120,7 +120,7 @@ class BasePolicy(ABC):
     """A policy that releases a worker when it joins, and holds none: three methods make another.
 
     Overriding :meth:`join`, :meth:`push` and :meth:`leave` makes a policy that holds workers; it
-    should then tell of them in :meth:`held`.
+    should then return them from :meth:`held`.
     """
 
     coordinated: bool = True

@@ -17,7 +17,7 @@ MAX_BATCHES = 1000
 """Most batches of a round: messages, and the memory of a ps, hold the number of each."""
 
 BOUND = 4
-"""Most rounds that a worker is ahead of the slowest one, unless the policy's text says another."""
+"""Most rounds that a worker is ahead of the slowest one, unless the policy names another number."""
 
 
 class LocalSteps(Replicas):

@@ -1,4 +1,4 @@
-"""Ends a ps that has no chief, instead of waiting for ever."""
+"""Ends a ps that has no chief, instead of waiting forever."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ raise it any more. So all tasks agree: a step is made if all of its gradients ar
 members die then. Otherwise it is not made, and each member pushes the gradient in its buffer.
 
 A slice is written by the task that has claimed it. The ps claims the slice of a member that has
-left, and goes on with that of a member whose process has ended: DONE says whether the
+left, and goes on with that of a member whose process has ended: DONE tells whether the
 progress of its parts (redo.py) means anything yet, so the result is the same bit for bit.
 
-A word holds the roster's number above, then the number of its steps, and what else it says below.
-So who comes late, from a roster that is over, changes no word; and what it writes beside words, the
-figures behind its gradient, is its own for as long as it lives.
+The upper bits of a word hold the roster's number, the middle ones the number of its steps, and the
+lower ones the rest. So a late member of a roster that is over changes no word. The figures behind
+its gradient, which it writes beside words, are its own for as long as it lives.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ABOVE = 32  # bits of all but the number of the roster
 _STEP = 8  # one step in a word
 _TAKEN = 1  # of MADE
 _MEMBER, _PS, _NOBODY = 1, 2, 3  # of DONE: the task that may write to the slice; 0: any
-_WRITER = 3  # bits that say that
+_WRITER = 3  # bits of the writer
 _BEGUN = 4  # of DONE: the progress of its parts is that of this step
 
 
@@ -71,7 +71,7 @@ class Terms(NamedTuple):
     number: int
     began: int  # version
     steps: int  # that it has at most
-    next_batch: int  # the first that nobody had been given at the begin
+    next_batch: int  # the first that no worker had at the beginning
     holders: list[Holder]
 
 
@@ -131,7 +131,7 @@ class Board:
         return over and self.sealed == min(made)
 
     def open(self, version: int, steps: int, next_batch: int, holders: Sequence[Holder]) -> None:
-        """Put a roster in force, whose members have not been told; :meth:`close` ends it.
+        """Put a roster in force, of which its members do not know yet; :meth:`close` ends it.
 
         The ps has called :meth:`Shard.keep_frozen` before.
         """
@@ -171,7 +171,7 @@ class Board:
         return bool(self.value(place, MADE) & _TAKEN)
 
     def lacks(self, place: int) -> bool:
-        """Say whether this member's slice of a step with all gradients is not updated yet."""
+        """Return whether this member's slice of a step with all gradients is not updated yet."""
         return self._counts(DONE)[place] < self.made
 
     def finish(self, place: int, shard: Shard, *, is_dead: bool) -> bool:
@@ -335,7 +335,7 @@ class Seat:
         self._board.wait(place, word, self._word + _STEP, limit_s)
 
     def is_over(self, place: int) -> bool:
-        """Say whether this member will not make its gradient of this step ready.
+        """Return whether this member will not make its gradient of this step ready.
 
         Its seat may be taken also after it has.
         """

@@ -157,7 +157,7 @@ class ShardCopy:
     frozen: Sequence[FrozenTable] = ()
 
     def finish(self) -> None:
-        """Write what is missing, be it beside changes of the shard; once.
+        """Write what is missing, once; the shard may change meanwhile.
 
         Raises:
             OSError: the disk failed.
@@ -228,7 +228,7 @@ def _copy(
 
 
 def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
-    """Finish what :func:`copy_shard` began, make it durable, and return what the manifest says.
+    """Finish the file that :func:`copy_shard` began, make it durable, and return its record.
 
     ``version`` is the number of updates that it contains.
 
@@ -253,9 +253,9 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     is durable.
 
     Raises:
-        CheckpointError: a shard's file is not as it was reported, or the disk failed, be it only
-            in tidying up after the new one was published; what is left over is deleted by
-            :func:`zmqtrain.store.logdir.prune`.
+        CheckpointError: a shard's file is not as it was reported, or the disk failed, perhaps only
+            in tidying up after the new one was published; :func:`zmqtrain.store.logdir.prune`
+            deletes the rest.
     """
     root = temporary.parent
     final = root / _step_name(manifest.global_step)

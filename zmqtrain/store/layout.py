@@ -43,7 +43,7 @@ AVERAGED: Final = frozenset({"float16", "float32"})
 """Dtypes of state that is averaged over the gradients of an update."""
 
 CARRIED_BY_BYTE: Final = frozenset(DTYPES) - AVERAGED
-"""Dtypes of state that is carried byte by byte; the first gradient of an update says its value."""
+"""Dtypes of state that is carried byte by byte; an update takes its first gradient's value."""
 
 
 @dataclass(frozen=True, slots=True)

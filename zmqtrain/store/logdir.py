@@ -259,7 +259,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
 
 def is_claim_seen(directory: str) -> bool:
-    """Say whether this process sees that the logdir is claimed; locks may reach no other host.
+    """Return whether this process sees that the logdir is claimed; locks may reach no other host.
 
     ``directory``: one that the chief has made there; "" if the job has no logdir, which is fine.
     """

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint holds, written last, so that its presence says "complete".
+"""The manifest: the content of a checkpoint, written last, so that its presence means "complete".
 
 ``manifest.json`` is a JSON object of two members: ``blake2b``, the checksum of the exact bytes of
 the second, and ``manifest``, the fields of :class:`Manifest`.

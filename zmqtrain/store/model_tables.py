@@ -1,4 +1,4 @@
-"""The tables of a model as a job has them: what the model says, and what the job says of them."""
+"""The tables of a job: those of its model, with the options that the job gives them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_DIM = 1 << 16
 
 
 MAX_TABLES = 1000
-"""Tables of a model, at most: a message has room for what a shard says of each."""
+"""Tables of a model, at most: a message has room for a shard's status of each."""
 
 
 def tables_of(
     model: Any, seed: int, said: Mapping[Any, Table]
 ) -> list[tuple[TableVariable, Table]]:
-    """Return each table of a model, in the model's order, and what the job says of it.
+    """Return each table of a model, in the model's order, and its options.
 
-    ``said``: by patterns of names; the first that fits counts. What the job leaves open, the model
-    may say.
+    ``said``: options by patterns of names; the first that fits counts. The model decides on the
+    options that are None.
 
     Raises:
         ConfigError: a pattern fits no table, a table is not described in full, or the model raises.
@@ -62,7 +62,7 @@ def tables_of(
 
 
 def _merged(of_model: Any, of_job: Table) -> Table:
-    """Return what the job says of a table; where it says nothing, what its model says."""
+    """Return the job's options of a table, completed by those of its model."""
     of_either: dict[str, Any] = {
         field.name: getattr(of_model, field.name, field.default)
         for field in fields(Table)

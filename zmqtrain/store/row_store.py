@@ -146,7 +146,7 @@ class RowStore:
         return read_code(self._stride, self.layout.widths[0])
 
     def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
-        """Return STATE, and what it says: addresses and masks of the index and the old one."""
+        """Return STATE, and addresses and masks of the index and the old one."""
         word = self.words[STATE]
         if word != self._where[0]:
             state = _State.of(word)
@@ -161,7 +161,7 @@ class RowStore:
     def freeze(self, own: Callable[[Ids], NDArray[np.bool_]] | None = None) -> RowSnapshot:
         """Return the rows as they are now, for another thread to read; it ends an earlier one.
 
-        ``own``: says which of these ids; None: all.
+        ``own``: selects some of these ids; None: all.
         """
         self.thaw()
         heads, rows = self._heads[: self.words[COUNT]], len(self)
@@ -363,7 +363,7 @@ class RowStore:
             self._arena.release(self._begin(state.old), 8 << state.old[0])
 
     def _prepare(self, index: tuple[int, int], nbytes: int) -> None:
-        """Reserve the begin of the next index; it takes time, so it is done bit by bit."""
+        """Reserve the first part of the next index; all at once would take too long."""
         own = self.words
         if (own[PREPARED_BITS], own[PREPARED_BANK]) != index:
             own[PREPARED] = 0
@@ -383,7 +383,7 @@ class RowStore:
         return _State.of(self.words[STATE])
 
     def _set(self, state: _State) -> None:
-        """Say where the index is, after all that was written to it."""
+        """Write the place of the index, after all that was written to it."""
         words.write(self._arena.address + self.layout.words_at + 8 * STATE, state.word)
 
     def _put(self, ids: Ids, places: Places, index: tuple[int, int], *, erase: bool = False) -> int:

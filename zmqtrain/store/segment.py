@@ -7,7 +7,7 @@ outlive its process, private memory. Only the gradients grow in number, at the e
 every one is mapped by itself, so nothing that is mapped ever moves. A worker maps the parameters
 read-only and one gradient; one that makes steps over the board maps all, to write to its slices.
 
-Locks of the file say which processes live: see locks.py.
+Locks of the file show which processes live: see locks.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Segment:
     ) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, which knows the ``nonce``.
 
-        ``lock``: the descriptor whose flock says that the ps lives, None in other processes.
+        ``lock``: the descriptor whose flock shows that the ps lives, None in other processes.
         """
         self.layout = layout
         self.path = path
@@ -189,7 +189,7 @@ class Segment:
             locks.release(self._lock)
 
     def gradient(self, number: int) -> Flat:
-        """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
+        """Return gradient ``number``, float32 of shape (size,), allocated at its first use.
 
         Raises:
             SegmentError: the file system has no room.
@@ -231,7 +231,7 @@ class Segment:
         return copies, words
 
     def is_held(self, number: int) -> bool:
-        """Say whether some process has gradient ``number`` mapped to write to it.
+        """Return whether some process has gradient ``number`` mapped to write to it.
 
         In this process an object that reached it holds it for as long as the object lives.
         """
@@ -393,7 +393,7 @@ def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
 
 
 def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:
-    """Return the fields at the begin of an open file, zeros if it is none or shorter."""
+    """Return the fields at the beginning of an open file, zeros if it is none or shorter."""
     is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     head = os.pread(descriptor, FIXED.size, 0) if is_file else b""
     magic, version, slots, nonce, size = FIXED.unpack(head.ljust(FIXED.size, b"\0"))

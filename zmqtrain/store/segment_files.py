@@ -102,7 +102,7 @@ def remove_dead(path: Path) -> bool:
 
 
 def _is_segment(path: Path, found: os.stat_result) -> bool:
-    """Say whether a file is a segment of ours; an empty one is being made, and not locked yet."""
+    """Return whether a file is a segment of ours; an empty one is being made, not locked yet."""
     return (
         _NAME.fullmatch(path.name) is not None
         and stat.S_ISREG(found.st_mode)

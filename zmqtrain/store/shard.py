@@ -154,7 +154,7 @@ class Shard:
     def write(self, directory: Path, layout: ShardLayout | None = None) -> ShardCopy:
         """Copy what it owns into a file in an attempt's temporary directory; the shard is idle.
 
-        ``layout``: says otherwise which slices it owns. Tables are frozen, and written only by
+        ``layout``: the one to write, in place of its own. Tables are frozen, and written only by
         :func:`zmqtrain.store.checkpoint.seal_shard`, beside later changes.
 
         Raises:
@@ -198,13 +198,13 @@ class Shard:
         return self._staged.get(worker)
 
     def is_staged(self, number: int) -> bool:
-        """Say whether gradient ``number`` may still be needed."""
+        """Return whether gradient ``number`` may still be needed."""
         return any(number == staged.buffer for staged in self._staged.values())
 
     def carry_out(
         self, order: Order, number: int = 0
     ) -> Literal["applied", "accumulated", "unchanged"]:
-        """Change the shard as an order says; return what becomes of its gradients."""
+        """Carry out an order on the shard; return the results of its gradients."""
         match order:
             case Apply() | Reduce() | Accumulate():
                 change = self._change_of(order, number)
@@ -274,7 +274,7 @@ class Shard:
             self._use_rate_for_tables()
 
     def can_update(self, step: int) -> bool:
-        """Say whether update ``step`` can be made by parts: rules need a learning rate."""
+        """Return whether update ``step`` can be made by parts: rules need a learning rate."""
         try:
             self.dense.check(step)
             if self.tables is not None:

@@ -1,4 +1,4 @@
-"""Tables in a checkpoint: what a shard's file has of them, and how any shard reads its rows.
+"""Tables in a checkpoint: their part of a shard's file, which any shard can read.
 
 A shard's file has, for each table, tensors named ``/PART/TABLE``, which no dense variable's can be:
 ``ids`` (int64, sorted), ``rows`` (float32, shape (n, dim)), ``stamps`` (the update that trained
@@ -51,7 +51,7 @@ class FrozenTable:
         candidates: RowStore | None,
         own: Callable[[Ids], NDArray[np.bool_]] | None = None,
     ) -> None:
-        """``own``: says which of the rows it holds the shard writes; None: all."""
+        """``own``: selects the rows that the shard writes; None: all that it holds."""
 
         def named(parts: Iterable[str]) -> list[str]:
             return [f"/{part}/{layout.variable.name}" for part in parts]
@@ -150,7 +150,7 @@ def _parts(layout: TableLayout) -> list[str]:
 
 
 def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
-    """Return what a checkpoint says of a table.
+    """Return a checkpoint's record of a table.
 
     Raises:
         CheckpointError: it has no such table.

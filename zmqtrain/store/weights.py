@@ -204,7 +204,7 @@ def by_first_name(given: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Say which arrays have other names or shapes than expected; "" if none have."""
+    """Return the arrays with other names or shapes than expected as text; "" if there are none."""
     shapes = [{n: list(np.shape(v)) for n, v in arrays.items()} for arrays in (found, expected)]
     return ", ".join(
         f"{name} {shapes[0].get(name, 'missing')} instead of {shapes[1].get(name, 'none')}"

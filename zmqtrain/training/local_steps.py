@@ -1,7 +1,7 @@
 """A worker's own parameters, which it trains by itself from one round to the next.
 
 A round begins from the common parameters. Its result is these parameters after its batches,
-written where a gradient would be; optim/outer.py says what becomes of it. The state of the
+written where a gradient would be; optim/outer.py applies it. The state of the
 optimizer stays with the worker for as long as it is a member, or in files, if the job keeps it.
 """
 

@@ -239,7 +239,7 @@ class ModelRunner:
         return tuple(rows for rows in found if rows is not None and len(rows.ids))
 
     def _are_finite(self, every: Sequence[RowsOf]) -> bool:
-        """Say whether no element of these rows is NaN or infinite; name the first that is."""
+        """Return whether all elements of these rows are finite; log the first that is not."""
         for found in every:
             if not all_finite(found.rows.reshape(-1)):
                 id_ = found.ids[np.isfinite(found.rows).all(axis=1).argmin()]

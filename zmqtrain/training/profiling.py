@@ -59,7 +59,7 @@ class StepProfile:
         return result
 
     def close(self) -> None:
-        """Say so if the training has ended before the profile."""
+        """Warn if the training has ended before the profile."""
         if self._steps < SKIPPED + PROFILED:
             log.warning(
                 "no profile was written: this worker made %d steps; expected %d or more",

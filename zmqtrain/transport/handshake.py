@@ -1,6 +1,6 @@
 """Reasons why two ends do not connect, derived from ZeroMQ's handshake events.
 
-libzmq retries for ever and reports no reason to the refused end or to the application.
+libzmq retries forever and reports no reason to the refused end or to the application.
 """
 
 from __future__ import annotations

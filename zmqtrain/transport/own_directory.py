@@ -1,4 +1,4 @@
-"""Directories and keys of this user alone: who else may write there could replace files."""
+"""Directories and keys of this user alone: another user with access could replace files."""
 
 from __future__ import annotations
 

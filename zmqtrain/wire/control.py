@@ -112,7 +112,7 @@ class ShardWritten:
 class Gather:
     """Worker to workers that host the ps: its newest known group.
 
-    ``gives_up``: the worker has given the group up, and ``hears`` these others, which have, too.
+    ``gives_up``: the worker has given the group up; ``hears``: others that have done so, too.
     Otherwise it still belongs to it, or knows a later one. ``last``: the last orders that its own
     ps knows.
     """

@@ -177,7 +177,7 @@ class Tables:
     def freeze(self, layout: ShardLayout | None = None) -> list[FrozenTable]:
         """Return what a checkpoint has of the tables as they are now, to be written later.
 
-        ``layout``: says whose rows the shard writes; None: all.
+        ``layout``: selects the rows that the shard writes; None: all.
         """
         slices = layout.rows if layout is not None else ()
         owners = [each.owner for each in slices if not each.copy]
@@ -216,7 +216,7 @@ class Tables:
             yield RowsOf(number, ids[order], store.read(ids[order])[0])
 
     def status(self) -> dict[str, TableStatus]:
-        """Return what is to be told of each table, by its name."""
+        """Return the status of each table, by its name."""
         return {table.variable.name: table.status() for table in self._tables}
 
     def _train(self, share: Share, step: int, start: int) -> None:
