@@ -1,6 +1,6 @@
 """The errors of zmqtrain.
 
-The type names the event. The text says what was wrong (with the value), what was expected and what
+The type names the event. The text has what was wrong (with the value), what was expected and what
 to do. Each error has the exit code of a process that ends by it. The codes fit TFJob's ``ExitCode``
 restart policy: 1-127 are permanent, 128-255 are worth a restart.
 """

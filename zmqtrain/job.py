@@ -339,7 +339,7 @@ class Job(BaseModel):
         return type(self.model).__name__ if ADDRESS.search(text) else text
 
     def update(self) -> Update:
-        """Return what a ps does with one accepted gradient."""
+        """Return the update that a ps makes by one accepted gradient."""
         return Update(
             self.optimizer,
             self.l2,
@@ -358,13 +358,13 @@ class Job(BaseModel):
 
     @property
     def encodes_answers(self) -> bool:
-        """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
+        """Whether a ps compresses the changes of a round of local steps; not on a GPU."""
         policy = policies.make_policy(self.policy)
         is_local = isinstance(policy, LocalSteps) and not isinstance(policy, AsyncLocalSteps)
         return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:
-        """Return what a ps does with one accepted gradient of each table's rows.
+        """Return the update that a ps makes by one accepted gradient of each table's rows.
 
         It is that of the first of ``groups`` that fits, without a moving average, or the table's.
 

@@ -74,7 +74,7 @@ def _check_exchange(name: Any) -> Any:
 
 
 def _names_of_devices(value: Any) -> Any:
-    """Return the names of devices in a text such as "gpu:0,gpu:1"; else what was given."""
+    """Return the names of devices in a text such as "gpu:0,gpu:1"; other values as they are."""
     return tuple(value.split(",") if value else ()) if isinstance(value, str) else value
 
 
@@ -218,7 +218,7 @@ _KEPT: dict[str, Callable[[Any, Options], Any]] = {
     "metrics": _metrics,
     "callbacks": _callbacks,
 }
-"""Functions of a value and the other options that return what a job keeps."""
+"""Functions of a value and the other options that return the value that a job keeps."""
 
 
 def checked_option(name: str, value: Any, job: Options) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of code that the user wrote: what it raises is reported as the user's mistake.
+"""Calls of code that the user wrote: its errors are reported as the user's mistakes.
 
 A model, a data set or a job file may raise anything. Only calls of these stand inside
 :class:`user_code`, so a bug in zmqtrain keeps its traceback.

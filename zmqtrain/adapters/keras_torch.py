@@ -110,7 +110,7 @@ def _rows_of(weight: TableWeight, ids: Any) -> Any:
 
 
 def _copied(weights: Any) -> Any:
-    """Return weights for Keras, which multiplies the mask of outputs into what it is given."""
+    """Return weights for Keras, which multiplies the mask of outputs into its weights."""
     return None if weights is None else weights.clone()
 
 

@@ -187,7 +187,7 @@ class TorchModel(BaseModel):
             self._forget()
 
     def tables(self, seed: int) -> dict[str, Table]:
-        """Return the weights of look-ups with ``sparse=True``, and what the job makes a table.
+        """Return the weights of look-ups with ``sparse=True``, and those that the job makes tables.
 
         Raises:
             ConfigError: a weight cannot be a table.

@@ -94,7 +94,7 @@ class TorchInner:
 
 
 def checked(make: Callable[..., Any], module: Any) -> list[Made]:
-    """Return what ``make`` makes, see ``torch_optimizers.made_by``.
+    """Return the optimizers that ``make`` makes, see ``torch_optimizers.made_by``.
 
     Raises:
         ConfigError: one of the optimizers cannot train in local steps, or ``make`` fails.

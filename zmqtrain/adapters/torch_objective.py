@@ -78,7 +78,7 @@ class Objective:
             return checked_weight(self.weight(batch), self.owner)
 
     def outputs_of(self, module: Any, batch: Any) -> Any:
-        """Return what the module makes of a batch.
+        """Return the output of the module for a batch.
 
         Raises:
             ConfigError: ``forward`` needs more than the first array of a tuple.

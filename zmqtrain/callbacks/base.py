@@ -33,7 +33,7 @@ TWINS = {
     "SwapEMAWeights": "moving_average=0.99, evaluate_average=True",
     "TensorBoard": "zmqtrain.callbacks.TensorBoard",
 }
-"""Callbacks of Keras that need its own training, and what does the same here."""
+"""Callbacks of Keras that need its own training, and their counterparts here."""
 
 CHANGING = ("compile", "fit", "train_function", "train_on_batch", "train_step")
 """What a callback may not do with a model of Keras."""
@@ -268,7 +268,7 @@ class CallbackList:
         self._callbacks = callbacks
 
     def begin(self, model: ModelView, params: Mapping[str, Any]) -> None:
-        """Begin something; those that follow a measure forget what they know of it."""
+        """Begin a training: callbacks that follow a measure forget its earlier values."""
         self.call("set_params", dict(params))
         self.call("set_model", model)
 
@@ -344,7 +344,7 @@ class CallbackList:
         )
 
     def state(self) -> list[Any]:
-        """Return what each callback wants to keep across a resume, as plain data.
+        """Return each callback's state to keep across a resume, as plain data.
 
         Raises:
             ConfigError: a callback raises, or wants to keep something else.
@@ -385,7 +385,7 @@ def called_by_steps(callbacks: Iterable[Any]) -> list[tuple[Any, int]]:
 
 
 def _kind_of(callback: Any) -> list[Any]:
-    """Return what must be equal for a callback to go on with a state: its type, what it follows."""
+    """Return an identity that a callback and its state must share: its type and its measure."""
     monitor = getattr(callback, "monitor", None)
     return [type(callback).__name__, monitor if isinstance(monitor, str) else None]
 

@@ -132,7 +132,7 @@ class Chief(JobActor):
     async def _stop_early(self) -> int:
         """Leave the job, or end it if it has not begun: tasks that know this chief may wait for it.
 
-        A job that has begun waits for a later chief, which saves what was learned.
+        A job that has begun waits for a later chief, which saves its parameters.
         """
         if self._is_leaving:
             return await self._leave()
@@ -233,12 +233,12 @@ class Chief(JobActor):
                         self._stop_as_asked()
 
     def _stop_as_asked(self) -> None:
-        """End the job; an engine starts again what does not end well."""
+        """End the job, with success under an engine, which would restart the tasks otherwise."""
         self._cluster.stop_reason = f"{STOPPED_BY}zmqtrain stop"
         self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
 
     def fail(self, error: ZmqTrainError) -> None:
-        """End the job by this error, and save what was learned, if it is not ending already."""
+        """End the job by this error, and save its parameters, if it is not ending already."""
         if not self.stopping.is_set():
             self._cluster.stop_reason = str(error)
             self.stop(error.exit_code)

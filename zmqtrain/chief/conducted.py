@@ -13,7 +13,7 @@ from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, Tables
 
 At: TypeAlias = PassFigures | Status
-"""How far a job is: its status, or what epochs need of it if they ask after each step."""
+"""The progress of a job: its status, or the fields that epochs need after each step."""
 
 
 class Conducted(Protocol):
@@ -71,7 +71,7 @@ class Conducted(Protocol):
         ...
 
     async def table_status(self) -> Tables:
-        """Return what all shards hold of each table now."""
+        """Return the present status of each table, over all shards."""
         ...
 
     async def settle(self, *, unannounced: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The conductor: what a chief does with any job, of a cluster or of one worker in this process.
+"""The conductor of any job, of a cluster or of one worker in this process.
 
 It calls callbacks between epochs, saves, evaluates, and ends the job with a summary.
 """

@@ -32,7 +32,7 @@ Collect = Callable[[HandOver], Awaitable[Sequence[HandedOver]]]
 async def save_left(
     actor: JobActor, plan: Plan, known: Mapping[int, LastOrders], collect: Collect
 ) -> int:
-    """Save what some ps hold together, and return the step.
+    """Save a checkpoint from the shards of some ps, and return its step.
 
     ``known``: the last orders of each, by its shard. ``collect`` returns the answers of the ps.
 
@@ -57,7 +57,7 @@ def _file(answer: HandedOver) -> ShardFile:
 
 
 async def save_copies(chief: JobActor, loss: str, joined: Sequence[Admission]) -> bool:
-    """Save what the ps of the last generation hold together; return False if they cannot.
+    """Save a checkpoint from the ps of the last generation; return False if they cannot.
 
     ``loss``: what has happened, for the log. ``joined``: the welcomes of all ps.
     """

@@ -1,8 +1,8 @@
-"""Epochs: what happens between two passes over the data, while nobody computes.
+"""Epochs: the work between two passes over the data, while no worker computes.
 
-The validation data is measured, callbacks are called, and what they ask for is done. The job goes
-on when all of this has ended. What was measured, and what callbacks want to keep, is in a file of
-the logdir, so that a job that resumes or a new chief goes on with it.
+The validation data is measured, callbacks are called, and their requests are carried out. Then the
+job goes on. Measures and the states of callbacks are in a file of the logdir, with which a job that
+resumes or a new chief goes on.
 
 A job by steps is one epoch, of its steps. It ends as any job by steps does, without a wait.
 """
@@ -79,7 +79,7 @@ class Epochs:
         Returns what :meth:`next_limit` returns.
 
         Raises:
-            ConfigError, DataError: a callback raises, or monitors what is not measured.
+            ConfigError, DataError: a callback raises, or monitors an unknown measure.
             CheckpointError: weights that a callback sets cannot be handed over.
         """
         done, batch = self._place(at)
@@ -243,7 +243,7 @@ class Epochs:
         await self._use_weights()
 
     def _trained(self, at: At) -> Logs:
-        """Return what the batches of the epoch had before their updates."""
+        """Return the measures of the epoch's batches before their updates."""
         weighs = as_model(self._job.model).weighs_measures
         total = at.pass_weight if weighs else at.pass_examples
         measures = measures_of(self._job.metrics, at.pass_sums, total)
@@ -275,7 +275,7 @@ class Epochs:
     async def _use_weights(self, *, goes_on: bool = False) -> None:
         """Go on with the weights that callbacks have set, if they have.
 
-        ``goes_on``: what they were set for has begun before: what was learned since is kept.
+        ``goes_on``: the epoch has begun before, so its parameters are kept instead.
         """
         if self.model.weights_changed and goes_on:
             log.warning("the job goes on: weights that a callback has set at a begin are not used")
@@ -324,7 +324,7 @@ class Epochs:
     async def _go_back(self, done: int, at: At) -> None:
         """Be where a generation begins, or is taken over; callbacks begin the training anew there.
 
-        They do not if they have begun, and nothing was lost of what they know.
+        They do not if they have begun, and none of their epochs was lost.
         """
         before, here = self._records, self._conducted.learned_until
         self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]

@@ -101,7 +101,7 @@ class Evaluator:
         self._last = None
 
     async def evaluate(self, step: int, parameters: Parameters | None = None) -> Measures:
-        """Return what is measured on the evaluation set at this step; {} without one.
+        """Return the measures of the evaluation set at this step; {} without one.
 
         ``parameters``: of this step, or their moving averages; None: the current ones, which
         nobody changes.

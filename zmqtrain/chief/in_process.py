@@ -1,6 +1,6 @@
 """A run of one worker that trains alone: no other task, no messages.
 
-What a chief does is done here between two steps.
+The chief's work is done here between two steps.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class RunRecord:
         self._is_resumed = False
 
     def take(self, status: Status, *, ended: str = "") -> None:
-        """Note what happened since the last status, and its figures if the last ones are old.
+        """Record the news since the last status, and its figures if the last ones are old.
 
         ``ended``: why the job has ended, if this is its last status.
         """

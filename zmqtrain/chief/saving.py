@@ -1,4 +1,4 @@
-"""A job's checkpoints: when to save, what goes into the manifest, which one to resume from."""
+"""A job's checkpoints: their times, their manifests, and the one to resume from."""
 
 from __future__ import annotations
 

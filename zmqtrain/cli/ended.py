@@ -76,7 +76,7 @@ class EndedJob:
         return "; ".join([*([self.log] if self.log else []), *first, self.again])
 
     def figures(self) -> dict[str, str]:
-        """Return what is known, in the order in which it is shown."""
+        """Return the known figures, in the order in which they are shown."""
         outcome, figures = self.outcome, {"state": f"{self.state}: {self.reason}"}
         if outcome is not None:
             at = datetime.fromtimestamp(outcome.at).astimezone().isoformat(" ", "seconds")
@@ -194,7 +194,7 @@ def _state_after(outcome: Outcome | None) -> str:
 
 
 def left_outcome(job: Submitted, known: Outcome) -> Outcome:
-    """Return the outcome that a job leaves once it is stopped, or else what is ``known`` of it."""
+    """Return the outcome that a job leaves once it is stopped, else the ``known`` one."""
     until = time.monotonic() + OUTCOME_S
     while time.monotonic() < until:
         with contextlib.suppress(ZmqTrainError):

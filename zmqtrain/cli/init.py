@@ -27,7 +27,7 @@ SAMPLE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Data that a job file names: the reader to import, the call, and what the examples are."""
+    """Data that a job file names: the reader to import, the call, and the kind of examples."""
 
     reader: str
     call: str

@@ -112,7 +112,7 @@ def submit_command(
 
 
 def planned(context: click.Context) -> SubmitPlan:
-    """Return what the words of `zmqtrain submit` ask for.
+    """Return the plan that the words of `zmqtrain submit` describe.
 
     Raises:
         ConfigError: an option or the job has a mistake.

@@ -33,7 +33,7 @@ class Programs:
     mistakes: Mapping[type[ZmqTrainError], Mapping[str, str]]
 
     def call(self, words: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> str:
-        """Run a program, and return what it writes to stdout.
+        """Run a program, and return its stdout.
 
         Raises:
             ConfigError: the program is missing.
@@ -60,7 +60,7 @@ class Programs:
         return done.stdout
 
     def show(self, words: Sequence[str], out: Write, *, stdin: str = "") -> None:
-        """Run a program until its end, and pass on what it writes to stdout.
+        """Run a program until its end, and pass its stdout on.
 
         Raises:
             ConfigError: the program is missing.

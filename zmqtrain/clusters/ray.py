@@ -180,7 +180,7 @@ class Ray(Engine):
         return ray
 
     def _answer_of(self, call: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Return what an actor answers."""
+        """Return the answer of an actor."""
         ray = self._connected()
         try:
             return ray.get(call, timeout=timeout_s)

@@ -89,7 +89,7 @@ class RayTask:
             return file.read(LOG_NBYTES)
 
     def outcome(self) -> str:
-        """Return what the task wrote about the end of the job, "" if there is nothing."""
+        """Return the task's record of the end of the job, "" if there is none."""
         with contextlib.suppress(OSError):
             return (self._directory / FILE).read_text()
         return ""
@@ -172,7 +172,7 @@ class RayJob:
         return text
 
     def outcome(self) -> str:
-        """Return what the chief wrote about the end of the job, "" if there is nothing."""
+        """Return the chief's record of the end of the job, "" if there is none."""
         task = self._plan.concluding
         if self._outcome or task not in self._actors or self._states.get(task) == PENDING:
             return self._outcome

@@ -72,7 +72,7 @@ def load_job(reference: str, **overrides: Any) -> Job:
 
 
 def run_as_script(reference: str) -> None:
-    """Run what :func:`load_job` has loaded once more, as Python's main module without arguments."""
+    """Run the file that :func:`load_job` has loaded as Python's main module, without arguments."""
     sys.argv[1:] = []
     source = reference if reference.endswith(".py") else reference.partition(":")[0]
     if source.endswith(".py"):
@@ -240,7 +240,7 @@ def _import_from(directory: Path) -> None:
 
 @contextmanager
 def _importing(what: str, path: Path | None = None) -> Iterator[None]:
-    """Turn what a job file raises into a ConfigError that names the line."""
+    """Turn an error of a job file into a ConfigError that names the line."""
     token = _LOADING.set(what)
     try:
         yield
@@ -269,7 +269,7 @@ def _as_module(path: Path) -> str:
 def refuse_while_loading(entry: str) -> None:
     """Refuse to train while a job file is loaded: each task that loads it would train, too.
 
-    ``entry``: what the file has called.
+    ``entry``: the function that the file has called.
 
     Raises:
         ConfigError: a job file is being loaded.

@@ -46,7 +46,7 @@ ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process."""
 
 RESOLVERS = (tf_config.resolve, honcho.resolve, engine.resolve)
-"""Sources of the cluster around this process; each adds what those before it did not find.
+"""Sources of the cluster around this process; each adds options that earlier ones lack.
 
 A resolver gets the role, the options known so far and the variables. It returns what it finds of
 index, ps, workers, worker_addresses, chief and its address.

@@ -293,7 +293,7 @@ class AdminApi:
         request.reply(messages.Done())
 
     def _check_begun(self, lacking: str) -> None:
-        """Raise RefusedError with what is lacking, before the first generation."""
+        """Raise RefusedError with the text ``lacking`` before the first generation."""
         if not self._leader.has_begun:
             raise RefusedError(f"{lacking}: the job is not initialised")
 

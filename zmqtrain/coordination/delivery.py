@@ -144,7 +144,7 @@ class OrderDelivery:
         return LastOrders(generation, self.sent + 1 - len(orders), orders, self._saved())
 
     def state(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, as plain data and orders."""
+        """Return the state for :meth:`restore`, as plain data and orders."""
         return {
             "coordinated": self._coordinated,
             "given": self._given,

@@ -203,7 +203,7 @@ class Leader:
         self.event(GivenUp(int(code), text))
         self._on_change()
 
-    # What happens
+    # Arrivals and reports
 
     def joined(self, peer: Peer) -> None:
         if peer.is_worker:
@@ -254,7 +254,7 @@ class Leader:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
 
     def measured(self, event: Measured) -> None:
-        """Note what a shard has measured, unless it is known."""
+        """Note the square that a shard has measured, unless it is known."""
         if self._measuring.lacks(event):
             self.event(event)
 

@@ -67,7 +67,7 @@ class Lane:
     row_buffer: RowBuffer | None = None
 
     def split(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
-        """Return the chunks of the gradient for a push, or what is inline in it."""
+        """Return the chunks of the gradient for a push, or the tensors inline in it."""
         if self.reached is not None:
             return None, ()
         return chunks.split(self.gradient, sequence, self._encode)
@@ -197,7 +197,7 @@ async def read_variables(
 ) -> tuple[dict[str, Any], list[int]]:
     """Return all variables, or their moving averages, and the version of each shard.
 
-    ``at``: what the shards have kept of this one.
+    ``at``: the version that the shards have kept.
     """
     layouts, job = plan.layouts, plan.job
     flats = [zeros(layout.size) for layout in layouts]
@@ -222,7 +222,7 @@ async def read_parameters(
     average: bool = False,
     at: int = 0,
 ) -> int:
-    """Copy what a shard owns (or its moving average), as it is at one version; return the version.
+    """Copy the elements that a shard owns, or their moving average, at one version; return it.
 
     ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: copy what it has
     kept of this version.

@@ -141,7 +141,7 @@ class ParameterServerExchange:
         return tuple(counts.get(t.number, 0) for t in self._actor.job.table_variables())
 
     def _with_rows(self, lane: Lane, chunks: Parts | None, rows: Sequence[RowsOf]) -> Parts | None:
-        """Write the rows of a push to where its ps finds them, or add them to what is sent."""
+        """Write the rows of a push to memory that its ps reads, or add them to the message."""
         if lane.row_buffer is not None:
             lane.row_buffer.write(rows)
         elif rows:
@@ -222,13 +222,13 @@ class ParameterServerExchange:
         return replies[0].expect(kind)
 
     def take_in_exact(self) -> None:
-        """Copy what is carried byte by byte, which nobody changes now."""
+        """Copy the state that is carried byte by byte, which nobody changes now."""
         for shard, exact in self._exact.items():
             source = self._sources[shard]
             np.copyto(exact, source[len(source) - len(exact) :])
 
     async def _read_exact(self, shard: int, exact: Flat) -> None:
-        """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
+        """Copy the state that is carried byte by byte: read while it changes, it would be torn."""
         source, lane = self._sources[shard], self.lanes[shard]
         reached = lane.reached
         tail = slice(len(source) - len(exact), None)

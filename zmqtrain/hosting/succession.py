@@ -50,7 +50,7 @@ class Succession:
             self._known[self._hosts.index(worker)] = last
 
     async def save(self, workers: Collection[int]) -> None:
-        """Save what these workers hold together; if they cannot, log the reason."""
+        """Save a checkpoint from the shards of these workers; if they cannot, log the reason."""
         actor = self._actor
         if self._plan.copies == 1:
             return

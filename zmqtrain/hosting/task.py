@@ -141,7 +141,7 @@ async def _serve_group(
 
 
 def _traces(share: float, task: Task, stack: contextlib.ExitStack) -> Traces:
-    """Return what exports the traces of a task, until the stack is closed."""
+    """Return the exporter of a task's traces, which ends when the stack is closed."""
     from zmqtrain.observe.traces import Traces  # OpenTelemetry is imported only if asked for
 
     traces = Traces(share, str(task))

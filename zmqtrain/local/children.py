@@ -110,7 +110,7 @@ class Child:
 
 
 class _Output(asyncio.Protocol):
-    """Takes what a process writes, line by line, and keeps the last lines."""
+    """Receives the output of a process line by line, and keeps the last lines."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.lines: deque[str] = deque(maxlen=100)

@@ -133,7 +133,7 @@ def train_here(
 
 
 def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:
-    """Call what runs an event loop of its own, and return what it does.
+    """Call a function that runs an event loop of its own, and return its result.
 
     Where a loop runs already, as in a notebook, that loop stands still while another thread makes
     the call. Ctrl-C reaches only this thread.

@@ -55,7 +55,7 @@ def attach(job: Job) -> Session:
     If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
     task. A ps and a chief that does not compute get no batches. When the job ends, the loop of the
     chief ends with the trained weights in ``module``. The script of a ps ends there with exit code
-    0: it has no weights for what follows.
+    0: it has no weights for the rest.
 
     Raises:
         SystemExit: a variable has a mistake; see the log.

@@ -177,7 +177,7 @@ class _Stop:
 
 
 def dying_with(number: signal.Signals) -> Callable[[], None]:
-    """Return what a child calls to get this signal when this process dies (Linux)."""
+    """Return a function that a child calls to get this signal when this process dies (Linux)."""
     return partial(_die_with, os.getpid(), number, ctypes.CDLL(None).prctl)
 
 

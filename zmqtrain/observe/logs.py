@@ -26,7 +26,7 @@ class LogLine:
 
     @classmethod
     def parsed(cls, line: str) -> LogLine | None:
-        """Return what :meth:`json` wrote; None of something else, such as output of a print()."""
+        """Return the line that :meth:`json` wrote; None for anything else, such as a print()."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError, RecursionError):

@@ -167,7 +167,7 @@ class Summary:
         return [*map(printable, lines)]
 
     def _evaluated(self) -> str:
-        """Return what was measured last, for a run that was not evaluated at its end."""
+        """Return the last evaluation, for a run that was not evaluated at its end."""
         if not self.evaluations:
             return "not evaluated"
         last = numbers(self.evaluations[-1])

@@ -91,7 +91,7 @@ class Traces:
         self.note(push, spans, now, result)
 
     def close(self) -> None:
-        """Export what is left, unless the collector does not take it in time."""
+        """Export the remaining spans, unless the collector does not take them in time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)

@@ -38,8 +38,8 @@ class Site:
 class ExchangeKind:
     """One way from gradients to parameters.
 
-    ``made_by``: "module:Class" of a worker's side. ``obstacles``: what keeps a site from this
-    exchange, as clauses of a sentence. ``shards``: how many workers hold shards at a site without
+    ``made_by``: "module:Class" of a worker's side. ``obstacles``: the obstacles to it at a
+    site, as clauses of a sentence. ``shards``: how many workers hold shards at a site without
     ps. ``copies``: how many tasks hold each slice, by the number of shards.
     """
 
@@ -109,7 +109,7 @@ def _obstacles_to_one_shot(site: Site) -> list[str]:
 
 
 def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
-    """Return what keeps several tasks from holding equal copies of a slice."""
+    """Return the obstacles to equal copies of a slice on several tasks."""
     job = site.job
     if not site.on_workers:
         return ["there are ps; expected workers that hold the parameters (--ps 0)"]

@@ -43,7 +43,7 @@ class Plan:
     shard 0, 1, ...; else empty.
     ``worker_addresses``: where all workers listen, as far as that is known.
     ``group``: number of the group of workers; 0: the job ends if one is lost for good.
-    ``remedy``: what a person can do if a ps is missing, as the end of a sentence.
+    ``remedy``: advice to a person if a ps is missing, as the end of a sentence.
     """
 
     job: Job
@@ -256,7 +256,7 @@ WITHOUT_PS = (
     "; start it or, if the workers shall hold the parameters themselves, give all tasks "
     f"--strategy {strategy.MULTI_WORKER_MIRRORED}"
 )
-"""What to do if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
+"""Advice if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
 
 
 def plan_alone(job: Job) -> Plan:

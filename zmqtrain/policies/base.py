@@ -110,7 +110,7 @@ class Policy(Protocol):
         """The gradient of a computing worker has arrived on all shards."""
 
     def drain(self) -> list[Decision]:
-        """Decide on what is pending: the policy ends, and no worker is computing."""
+        """Decide on pending gradients: the policy ends, and no worker is computing."""
 
     def held(self) -> Iterable[Held]:
         """Yield the live workers that are neither computing nor released."""

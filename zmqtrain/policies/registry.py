@@ -259,7 +259,7 @@ def _imported(module: str, attribute: str, spec: str) -> type:
 
 
 def _module(name: str) -> ModuleType | None:
-    """Import a module; return None if there is none, raise what it raises otherwise."""
+    """Import a module; return None if there is none, and raise all other errors."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -91,11 +91,11 @@ class Progress:
 
 
 Tables: TypeAlias = dict[str, TableStatus]
-"""Tables by name: what one shard holds of them, or all do."""
+"""Status of each table by name, on one shard or over all of them."""
 
 
 def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
-    """Return what all shards hold of each table; ``copies``: how many shards hold each row."""
+    """Return the status of each table over all shards; ``copies``: number of holders of a row."""
     found: Tables = {}
     for tables in shards:
         for name, one in tables.items():
@@ -104,14 +104,14 @@ def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
 
 
 def _once(one: TableStatus, copies: int) -> TableStatus:
-    """Return what shards hold of a table, each row counted once."""
+    """Return the status of a table over some shards, with each row counted once."""
     counts = {name: getattr(one, name) // copies for name in _COUNTED if name != "nbytes"}
     by_count = sorted(dict(sorted(one.hottest)).items(), key=lambda pair: (-pair[1], pair[0]))
     return replace(one, **counts, hottest=tuple(by_count[:10]))
 
 
 def _sum(one: TableStatus, other: TableStatus) -> TableStatus:
-    """Return what two shards hold of a table together."""
+    """Return the status of a table over two shards."""
     sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTED}
     return replace(one, **sums, hottest=one.hottest + other.hottest)
 

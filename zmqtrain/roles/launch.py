@@ -1,4 +1,4 @@
-"""Start a task from its command line: what `python -m zmqtrain.roles.<role>` does."""
+"""The start of a task from its command line, `python -m zmqtrain.roles.<role>`."""
 
 from __future__ import annotations
 

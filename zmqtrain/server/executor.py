@@ -158,7 +158,7 @@ class Executor:
         self.work.run()
 
     def _carry_out_of(self, order: Order) -> Callable[[Order, int], object]:
-        """Return what carries out a change: if its answers travel, their difference is encoded."""
+        """Return a function that carries out a change, and encodes its difference if it travels."""
         differences, workers = self._differences, self._state.workers
         if differences is not None and isinstance(order, Reduce) and order.local_steps:
             given = [workers[index].pushed for index in order.workers if index in workers]
@@ -317,7 +317,7 @@ class Executor:
 
 
 def _differences_of(actor: JobActor, shard: Shard) -> Differences | None:
-    """Return what encodes answers after local steps; None: they are sent as they are.
+    """Return an encoder of answers after local steps; None: they are sent as they are.
 
     A job that did not begin with local steps has no slot for the residual.
     """

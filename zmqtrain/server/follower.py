@@ -163,7 +163,7 @@ class Follower(Decider):
         held = self._state.pending()
         self._decide_held((worker, each) for worker, each in held if self._is_free(worker))
 
-    # What is decided here
+    # Decisions of this shard
 
     def _is_free(self, worker: WorkerRecord) -> bool:
         """Return whether this shard decides on the worker's request without the leader.

@@ -42,7 +42,7 @@ def check_ending(path: Path, what: str = "weights", *others: str) -> None:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | Stream]) -> None:
-    """Write arrays into one file, in place of what is there; directories are made.
+    """Write arrays into one file, which replaces an older one; directories are made.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -72,7 +72,7 @@ def _stream(array: NDArray[Any] | Stream) -> Stream:
 
 
 def _write_npz(path: Path, streams: Mapping[str, Stream]) -> None:
-    """Write what numpy.savez writes, which has no room for an array called "file"."""
+    """Write as numpy.savez does, which cannot write an array called "file"."""
     with ZipFile(path, "w") as file:
         for name, each in streams.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:

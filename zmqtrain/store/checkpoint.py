@@ -126,7 +126,7 @@ def check_found(directory: str) -> None:
 def tensors_of(
     layout: ShardLayout, parameters: Flat, slots: Mapping[str, Flat], initial: InitialSlots
 ) -> dict[str, NDArray[Any]]:
-    """Return what a shard owns of its dense variables, by names in the shard's file.
+    """Return the dense slices that a shard owns, by names in the shard's file.
 
     ``parameters`` and each slot are of shape (layout.size,). A slot is written of the variables
     that ``initial`` has it for.
@@ -150,7 +150,7 @@ def tensors_of(
 
 @dataclass(frozen=True, slots=True)
 class ShardCopy:
-    """A shard's file, in which what is ``frozen`` is still missing."""
+    """A shard's file, in which the ``frozen`` tables are still missing."""
 
     path: Path
     file: TensorFile

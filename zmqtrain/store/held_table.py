@@ -65,7 +65,7 @@ class HeldTable:
         return [self.store] if self.candidates is None else [self.store, self.candidates]
 
     def take_over(self, rows: Held, candidates: Held | None) -> None:
-        """Insert what a checkpoint has; it is empty."""
+        """Insert the rows of a checkpoint into an empty table."""
         self.store.take_over(*rows)
         if self.candidates is not None and candidates is not None:
             self.candidates.take_over(*candidates)
@@ -160,7 +160,7 @@ class HeldTable:
             store.erase(victims)
 
     def repair(self) -> None:
-        """Finish what a killed process left of the memory of rows."""
+        """Finish the change of the rows' memory that a killed process left."""
         for store in self._stores:
             store.repair()
         if self.candidates is not None:  # those that have rows are no candidates any more

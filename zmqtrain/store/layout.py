@@ -35,7 +35,7 @@ Dtype: TypeAlias = Literal[
     "float16", "float32", "float64", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 ]  # fmt: skip
-"""Dtypes of state and of frozen variables; what is trained is float32."""
+"""Dtypes of state and of frozen variables; trained ones are float32."""
 
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 
@@ -196,7 +196,7 @@ class ShardLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it owns: those of all shards are the model's."""
+        """Bytes of the slices that it owns: those of all shards are the model's."""
         return sum(cut.nbytes for cut in self.slices if not cut.copy)
 
     def gather(self, values: Mapping[str, Any], out: Flat) -> None:
@@ -206,7 +206,7 @@ class ShardLayout:
             encode(cut.of(value), cut.run(out))
 
     def scatter(self, flat: Flat, values: Mapping[str, Any]) -> None:
-        """Write what it owns of ``flat`` (float32, shape (size,)) into whole variables."""
+        """Write its own slices of ``flat`` (float32, shape (size,)) into whole variables."""
         for cut in self.slices:
             if not cut.copy:
                 decode(cut.run(flat), cut.of(values[cut.variable.name]))
@@ -242,7 +242,7 @@ def encode(value: Any, out: Any) -> None:
 
 
 def decode(run: Any, out: Any) -> None:
-    """Write what float32 elements carry into a C-contiguous array of the variable's dtype."""
+    """Decode float32 elements into a C-contiguous array of the variable's dtype."""
     if out.dtype.name in CARRIED_BY_BYTE:
         run = run.astype(np.uint8).view(out.dtype)
     out[...] = run.reshape(out.shape)

@@ -121,7 +121,7 @@ def step_of(path: Path) -> int:
 
 
 def prune(logdir: Path, keep: int) -> None:
-    """Delete what is older than the ``keep`` newest complete checkpoints, and abandoned attempts.
+    """Delete all but the ``keep`` newest complete checkpoints, and abandoned attempts.
 
     Complete means a readable manifest and files of the right sizes; a damaged one does not count,
     and is deleted only once ``keep`` complete ones are newer. No attempt may be under way.
@@ -209,7 +209,7 @@ def write_group(logdir: str, number: int, addresses: Sequence[str]) -> None:
 
 
 def forget_groups(logdir: str) -> None:
-    """Delete what was written of groups: the job has ended.
+    """Delete the files of groups: the job has ended.
 
     Raises:
         CheckpointError: one cannot be deleted.

@@ -33,7 +33,7 @@ class RowBuffer:
         self._memory: mmap.mmap | None = None
 
     def write(self, parts: Sequence[RowsOf]) -> None:
-        """Set what the push has of each table, sorted by table; () if it has no rows.
+        """Set the rows of the push, sorted by table; () if it has none.
 
         Raises:
             SegmentError: the file system has no room.
@@ -49,7 +49,7 @@ class RowBuffer:
         put(self._memory, 0, parts)
 
     def read(self) -> list[RowsOf]:
-        """Return what the push has of each table: views, which the next push overwrites.
+        """Return the rows of the push by table: views, which the next push overwrites.
 
         Raises:
             SegmentError: the buffer was not written by a worker of this job.
@@ -89,7 +89,7 @@ def put(memory: mmap.mmap, at: int, parts: Sequence[RowsOf]) -> None:
 
 
 def get(memory: mmap.mmap, at: int, dims: Sequence[int]) -> list[RowsOf]:
-    """Return what was :func:`put`: views.
+    """Return the rows that were :func:`put`, as views.
 
     Raises:
         ValueError, IndexError: the memory does not hold that.

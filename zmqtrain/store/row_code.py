@@ -114,7 +114,7 @@ def _prefetch(build: Builder, address: ir.Value) -> None:
 
 @contextmanager
 def _searched(build: Builder, words: Any, mask: Any, begin: Any) -> Any:
-    """Repeat what is built in this context for (place, entry) until it leaves the loop.
+    """Repeat the code that is built in this context for (place, entry) until it leaves the loop.
 
     A branch to the third value goes on to the next place.
     """

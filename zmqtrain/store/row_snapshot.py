@@ -46,7 +46,7 @@ class RowSnapshot:
 
     @contextmanager
     def before_a_change(self, places: NDArray[np.int64]) -> Iterator[None]:
-        """Keep what these records are, and let nobody read them until they have changed."""
+        """Keep the content of these records, and let nobody read them until they have changed."""
         with self._lock:
             if not self._is_over:
                 own = places[places < len(self._heads)]

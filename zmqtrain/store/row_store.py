@@ -16,7 +16,7 @@ A reader that does not find an id looks whether STATE is what it was, and else s
 record that is free again has -1 in place of the update that trained it last; it is used again only
 after SWEEPS has risen, so a reader that copied rows meanwhile copies them again.
 
-A process may be killed anywhere: :meth:`RowStore.repair` makes good what it left.
+A process may be killed anywhere: :meth:`RowStore.repair` finishes its work.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class RowStore:
         self.words[FREE] = free
 
     def repair(self) -> None:
-        """Finish what a killed process left."""
+        """Finish the change that a killed process left."""
         state = self._state
         if self.words[PENDING]:
             self._enter()
@@ -374,7 +374,7 @@ class RowStore:
             own[PREPARED] = nbytes
 
     def changing(self, places: Places) -> AbstractContextManager[None]:
-        """Keep what these records are for a snapshot; enter it to change them."""
+        """Keep the content of these records for a snapshot; enter it to change them."""
         snapshot = self._snapshot
         return nullcontext() if snapshot is None else snapshot.before_a_change(places)
 

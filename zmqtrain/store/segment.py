@@ -197,7 +197,7 @@ class Segment:
         return self._buffer(number)[0]
 
     def figures(self, number: int) -> NDArray[np.float64]:
-        """Return what the holder of gradient ``number`` reports about it, shape (FIGURES,)."""
+        """Return the figures that the holder of gradient ``number`` reports, shape (FIGURES,)."""
         return self._buffer(number)[1]
 
     def absent(self, number: int) -> NDArray[np.uint8]:
@@ -224,7 +224,7 @@ class Segment:
         return found
 
     def redo(self, part: int) -> tuple[list[Flat], NDArray[np.int64]]:
-        """Return what redo.py needs for a part: copies of parameters and slots, and progress."""
+        """Return the redo area of a part: copies of parameters and slots, and progress."""
         starts = self.layout.redo_copies_at(part)
         copies = [_flat(self._memory, at, self.layout.redo_size) for at in starts]
         words = np.frombuffer(self._memory, np.int64, 2, PROGRESS_AT + part * PROGRESS_STRIDE)

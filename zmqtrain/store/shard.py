@@ -1,4 +1,4 @@
-"""A shard: what one ps holds of the model, and the changes that are made to it.
+"""A shard: one ps's part of the model, and the changes of it.
 
 All arithmetic on parameters happens below here. Nothing here decides; the orders come from the
 policy.
@@ -121,7 +121,7 @@ class Shard:
         return (self.segment.slots[AVERAGE] if average else self.parameters)[part].copy()
 
     def table_status(self) -> dict[str, TableStatus]:
-        """Return what the shard holds of each table."""
+        """Return the status of each table on this shard."""
         return {} if self.tables is None else self.tables.status()
 
     @property
@@ -139,12 +139,12 @@ class Shard:
                 self.tables.initialize()
 
     def restore(self, path: Path, manifest: Manifest) -> None:
-        """Begin with what a checkpoint has, whatever the placement that wrote it.
+        """Begin with a checkpoint, whatever the placement that wrote it.
 
         ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed.
 
         Raises:
-            CheckpointError: it does not have what this shard holds, or a file is damaged.
+            CheckpointError: it lacks a part of this shard, or a file is damaged.
         """
         take_over = [holding.read(path, manifest) for holding in self._holdings]
         with self._beginning(manifest.version):
@@ -152,7 +152,7 @@ class Shard:
                 call()
 
     def write(self, directory: Path, layout: ShardLayout | None = None) -> ShardCopy:
-        """Copy what it owns into a file in an attempt's temporary directory; the shard is idle.
+        """Copy its own slices into a file in an attempt's temporary directory; the shard is idle.
 
         ``layout``: the one to write, in place of its own. Tables are frozen, and written only by
         :func:`zmqtrain.store.checkpoint.seal_shard`, beside later changes.
@@ -171,12 +171,12 @@ class Shard:
             self.tables.keep_frozen()
 
     def load(self) -> None:
-        """Take over what was written into the parameters and the slots; the shard is idle."""
+        """Take over values that were written into parameters and slots; the shard is idle."""
         for holding in self._holdings:
             holding.load()
 
     def repair(self) -> Change | None:
-        """Finish what a killed process left; return the last change of all, if there was one."""
+        """Finish the change that a killed process left; return the last change, if any."""
         change, is_alone = self._note.last(), not self.segment.board[IN_FORCE]
         if self.tables is not None and is_alone:  # else members of a board may be changing them
             self.tables.repair_stores()
@@ -293,7 +293,7 @@ class Shard:
 
     @contextmanager
     def _beginning(self, version: int) -> Iterator[None]:
-        """Forget what was staged, noted and summed while other values are taken over."""
+        """Forget staged gradients, the note and the sum while other values are taken over."""
         words = self.segment.words
         words[CLOCK] += 1
         yield

@@ -84,7 +84,7 @@ class FrozenTable:
                 begin += len(block[0])
 
     def close(self) -> None:
-        """Release what the snapshots keep."""
+        """Release the snapshots."""
         for snapshot, _ in self._snapshots:
             snapshot.close()
 

@@ -56,7 +56,7 @@ def check_table_file(path: Path) -> None:
     """Check that a table can be written to a path.
 
     Raises:
-        ConfigError: it has another ending, or what writes it is not installed.
+        ConfigError: it has another ending, or its library is not installed.
     """
     check_ending(path, "a table", ".parquet")
     if path.suffix == ".parquet":
@@ -64,7 +64,7 @@ def check_table_file(path: Path) -> None:
 
 
 def write_table(path: Path, export: TableExport) -> None:
-    """Write rows into one file, in place of what is there; directories are made.
+    """Write rows into one file, which replaces an older one; directories are made.
 
     ``.npz`` and ``.safetensors`` have int64 ``ids``, shape (n,), ``rows``, shape (n, dim), and
     ``step``; an export of changes also has ``forgotten``. ``.parquet`` has columns ``id`` and

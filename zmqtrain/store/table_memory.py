@@ -62,7 +62,7 @@ class TableMemory:
 
     @classmethod
     def create(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory:
-        """Make files in a directory, in place of what a dead process left.
+        """Make files in a directory, which replace those of a dead process.
 
         Raises:
             SegmentError: its file system has no room or refuses, or it is not ours alone.
@@ -86,7 +86,7 @@ class TableMemory:
 
     @classmethod
     def adopt(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory | None:
-        """Take over what a dead process left; None if there is none of these tables.
+        """Take over the memory of a dead process; None if there is none of these tables.
 
         The shard repairs it, unless members of a board go on in it.
 

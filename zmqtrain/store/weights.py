@@ -33,7 +33,7 @@ _UNREADABLE = (
     *(OSError, ValueError, LookupError, EOFError, MemoryError, NotImplementedError, SyntaxError),
     *(BadZipFile, zlib.error, SafetensorError),
 )
-"""What reading a file of arrays raises if the file is missing, damaged or too large."""
+"""Errors of reading a file of arrays that is missing, damaged or too large."""
 
 
 def load(logdir: str | Path, *, step: int | None = None, average: bool = False) -> dict[str, Any]:

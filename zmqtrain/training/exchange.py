@@ -22,7 +22,7 @@ class Round:
 
     It sends these parameters then, in the place of a gradient; see optim/outer.py. ``step``: the
     global step that is the first of them. ``learning_rate``: in place of the optimizer's.
-    ``sends_difference``: it sends what it has added to the common parameters instead.
+    ``sends_difference``: it sends the difference to the common parameters instead.
     """
 
     step: int

@@ -199,7 +199,7 @@ class TrainingLoop:
             self._runner.bind(self._membership)
 
     async def _step(self) -> StepResult | None:
-        """Compute a batch, and send what is to be sent; return the answer, None without one."""
+        """Compute a batch, and send its gradient if it is due; return the answer, if any."""
         if self._round is None:
             self._exchange.begin()
         began_at = time.perf_counter()

@@ -166,7 +166,7 @@ class ModelRunner:
         return StepReport(number, examples, loss, finite, sums, absences, weight, rows)
 
     def store(self) -> None:
-        """Copy into the exchange's memory what of the gradient is not there yet."""
+        """Copy the rest of the gradient into the exchange's memory."""
         there = {name for names, _ in self._early for name in names}
         if there:
             self._device.store(*self._runs_of(self._runs.keys() - there))
@@ -174,7 +174,7 @@ class ModelRunner:
             self._device.store(self.gradients, self._membership.gradients)
 
     def _runs_of(self, names: Iterable[str]) -> tuple[list[Flat], list[Flat]]:
-        """Return what the shards have of these variables' gradients: on the device, on the host."""
+        """Return the shards' parts of these variables' gradients: on the device, on the host."""
         runs = [run for name in names for run in self._runs.get(name, ())]
         return [there for there, _ in runs], [here for _, here in runs]
 

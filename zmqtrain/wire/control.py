@@ -1,6 +1,6 @@
 """The messages that control a job: they begin, change, save, evaluate, hand over and end it.
 
-Those of training, and what holds for all messages, are in messages.py.
+Those of training, and rules for all messages, are in messages.py.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Welcome:
 
 @dataclass(slots=True)
 class MapSegment:
-    """The task has reached the ps's segment, and this nonce is what it read there.
+    """The task has reached the ps's segment, and has read this nonce there.
 
     From now on its gradients and parameters stay there, and no tensors travel.
     """
@@ -234,7 +234,7 @@ class Read:
 class Parameters:
     """The requested values of a shard, float32, flat, consistent at ``version``; or none.
 
-    ``tables``: what it holds of them, if values were not requested.
+    ``tables``: their status on it, if values were not requested.
     """
 
     version: int

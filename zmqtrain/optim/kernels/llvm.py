@@ -66,7 +66,7 @@ def target_machine() -> llvm.TargetMachine:
 
 
 class Builder(ir.IRBuilder):  # type: ignore[misc]
-    """Builds what functions of this package need more than once."""
+    """Builds constructs that functions of this package use repeatedly."""
 
     def load_at(self, array: ir.Value, at: ir.Value) -> ir.Value:
         return self.load(self.gep(array, [at]))

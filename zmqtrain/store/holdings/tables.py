@@ -164,7 +164,7 @@ class Tables:
             progress[DONE] = progress[READY]
 
     def repair_stores(self) -> None:
-        """Finish what a killed process left of the rows' memory; no live one changes them."""
+        """Finish the change of the rows' memory that a killed process left; no other changes it."""
         for number in self._numbers:
             self._tables[number].repair()
 
@@ -175,7 +175,7 @@ class Tables:
         self._sum.clear()
 
     def freeze(self, layout: ShardLayout | None = None) -> list[FrozenTable]:
-        """Return what a checkpoint has of the tables as they are now, to be written later.
+        """Return the tables as they are now, to be written into a checkpoint later.
 
         ``layout``: selects the rows that the shard writes; None: all.
         """
