@@ -364,7 +364,7 @@ class CallbackList:
             if callback is None or not isinstance(kept, list) or kept[:2] != _kind_of(callback):
                 then = kept[0] if isinstance(kept, list) and kept else "another one"
                 now = "nothing" if callback is None else type(callback).__name__
-                log.info("%s does not go on with what the callback %s has kept", now, then)
+                log.info("%s does not take over the state of the callback %s", now, then)
             elif kept[2] is not None and callable(getattr(callback, "restore", None)):
                 with user_code("restore()", callback):
                     callback.restore(kept[2])

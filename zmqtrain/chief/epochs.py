@@ -278,7 +278,7 @@ class Epochs:
         ``goes_on``: the epoch has begun before, so its parameters are kept instead.
         """
         if self.model.weights_changed and goes_on:
-            log.warning("the job goes on: weights that a callback has set at a begin are not used")
+            log.warning("ignoring weights that a callback has set: the job goes on with its own")
             self.model.show(await self._conducted.read_parameters(self._job.evaluate_average))
         elif self.model.weights_changed:
             await self._conducted.begin_with(self.model.weights)
@@ -314,7 +314,7 @@ class Epochs:
             History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
             self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
+            log.warning("ignoring %s and its epochs: %s", self._file, error)
 
     @property
     def _last_epoch(self) -> int:

@@ -67,7 +67,7 @@ class Evaluator:
             measures = await self.evaluate(step, parameters)
         except (ConfigError, DataError) as error:
             self.is_done = True
-            log.error("not evaluated at step %d, nor again before the end: %s", step, error)
+            log.error("evaluation at step %d failed, disabled until the end: %s", step, error)
         else:
             log.info("step %d: %s", step, shown(measures))
             self.reported.append((step, measures))

@@ -65,7 +65,7 @@ def restored_rate(job: Job, manifest: Manifest) -> float | None:
     rate = manifest.learning_rate
     if rate is None or manifest.fingerprint.get("optimizer") == short(optimizer_text(job)):
         return rate
-    log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
+    log.warning("the optimizer was edited: ignoring a callback's learning rate %g", rate)
     return None
 
 

@@ -202,9 +202,7 @@ class Receiver:
             rides = in_chunks <= 1
             in_chunks = 0 if rides else in_chunks
         if came < in_chunks and not tensors:
-            log.info(
-                "of push %d of %s only %d of %d chunks came", push.sequence, worker, came, in_chunks
-            )
+            log.info("push %d of %s has %d of %d chunks", push.sequence, worker, came, in_chunks)
             return False
         if bool(tensors) != rides or (push.finite and came != in_chunks):
             raise ProtocolError(
@@ -212,7 +210,7 @@ class Receiver:
                 f"{'some' if rides else 'none'} after {in_chunks}"
             )
         if not self._rows.complete(push, worker):
-            log.info("of push %d of %s some rows did not come", push.sequence, worker)
+            log.info("push %d of %s lacks rows", push.sequence, worker)
             return False
         worker.chunks.clear()
         if rides:

@@ -61,7 +61,7 @@ def open_shard(
     segment, is_left = open_again()
     memory = _open_tables(job, segment, is_left=is_left)
     if memory is None and is_left and job.table_variables():
-        log.info("leaving %s: its tables are gone, or are others", segment.path)
+        log.info("discarding %s: its tables are missing, or of another job", segment.path)
         segment.remove()
         segment, is_left = open_again()
         memory = _open_tables(job, segment, is_left=is_left)
@@ -226,7 +226,7 @@ def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Se
         reason = f"its ps died {age_s:.0f} s ago; no task waits longer than {limit_s:g} s for it"
     else:
         return segment
-    log.info("leaving version %d in %s: %s", segment.words[VERSION], path, reason)
+    log.info("discarding version %d in %s: %s", segment.words[VERSION], path, reason)
     segment.remove()
     return None
 

@@ -245,7 +245,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
                 "first, or choose another --logdir"
             ) from None
         except OSError as error:
-            log.info("%s: another job is not kept from saving there: %s", logdir, error)
+            log.info("%s cannot be locked; another job could save there: %s", logdir, error)
         with suppress(OSError):  # the lock holds all the same
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

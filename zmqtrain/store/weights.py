@@ -124,7 +124,7 @@ def saved_frozen(logdir: Path, values: Mapping[str, NDArray[Any]]) -> dict[str, 
         found = read_parameters(path, manifest, variables)
         differ = [name for name in found if found[name].tobytes() != values[name].tobytes()]
         if differ:
-            log.warning("%s: frozen variables are taken from it: %s", path, ", ".join(differ))
+            log.warning("taking frozen variables from %s: %s", path, ", ".join(differ))
         return found
     return dict(values)
 
