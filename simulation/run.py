@@ -11,13 +11,14 @@ from random import Random
 
 from simulation.cluster import SimulatedCluster
 from simulation.common_points import CommonPoints
+from simulation.drawing import draw
 from simulation.fakes import faked, garbage_kept, log_passed
 from simulation.invariants import Broken, broken_bound, check_end
 from simulation.loop import VirtualLoop, unseen
 from simulation.model import SameAgain, counting_job
 from simulation.monitor import MessageMonitor
 from simulation.network import Connection, Frames, Network
-from simulation.schedule import JOB_SEED, Schedule, draw
+from simulation.schedule import JOB_SEED, Schedule
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
@@ -99,7 +100,7 @@ def _simulate(
 
 
 def run_seed(seed: int, policy: str = "", **kind: bool) -> Report:
-    """Run the schedule of a seed; see :func:`simulation.schedule.draw`."""
+    """Run the schedule of a seed; see :func:`simulation.drawing.draw`."""
     return simulate(draw(seed, policy, **kind))
 
 

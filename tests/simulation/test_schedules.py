@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from simulation.drawing import draw
 from simulation.fakes import metrics_of
 from simulation.faults import Fault
 from simulation.run import run_seed, simulate, smallest
-from simulation.schedule import draw
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
