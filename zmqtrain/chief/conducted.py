@@ -16,7 +16,7 @@ At: TypeAlias = PassFigures | Status
 """The progress of a job: its status, or the fields that epochs need after each step."""
 
 
-class Conducted(Protocol):
+class ConductedJob(Protocol):
     """A job in training, and its ``saver``.
 
     ``generation``: of the job. ``learned_until``: the last generation whose updates are in the

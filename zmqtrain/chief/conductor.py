@@ -14,7 +14,7 @@ from typing import Any
 
 from zmqtrain.callbacks.base import Weights
 from zmqtrain.callbacks.history import History
-from zmqtrain.chief.conducted import At, Conducted
+from zmqtrain.chief.conducted import At, ConductedJob
 from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.run_record import RunRecord
@@ -37,7 +37,7 @@ class Conductor:
     def __init__(
         self,
         job: Job,
-        conducted: Conducted,
+        conducted: ConductedJob,
         evaluator: Evaluator,
         evaluate_due: Callable[[int], Awaitable[None]],
         on_progress: Callable[[Status], None],

@@ -18,7 +18,7 @@ from typing import Any
 
 from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights, called_by_steps
 from zmqtrain.callbacks.history import History, plain
-from zmqtrain.chief.conducted import At, Conducted
+from zmqtrain.chief.conducted import At, ConductedJob
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
@@ -51,7 +51,9 @@ class _BySteps:
 class Epochs:
     """The epochs of one job."""
 
-    def __init__(self, job: Job, batches: int, evaluator: Evaluator, conducted: Conducted) -> None:
+    def __init__(
+        self, job: Job, batches: int, evaluator: Evaluator, conducted: ConductedJob
+    ) -> None:
         """``batches``: of an epoch."""
         self.batches, self._count = batches, job.epochs or 1
         self.history = History()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from zmqtrain.chief.evaluation_parts import EvaluationWorkers, Parts
+from zmqtrain.chief.evaluation_parts import EvaluationParts, EvaluationWorkers
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
@@ -131,7 +131,7 @@ class Evaluator:
     ) -> Measures:
         parameters = {**parameters, **self._tables()}
         examples = parts_of(len(dataset), rows_of(self._job.batch_size))
-        parts = Parts(len(examples))
+        parts = EvaluationParts(len(examples))
         part = parts.next()
         try:
             if workers is not None and parts.count > 1:

@@ -26,7 +26,7 @@ SAMPLE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """Data that a job file names: the reader to import, the call, and the kind of examples."""
 
     reader: str
@@ -102,14 +102,14 @@ def _check_name(file: Path) -> None:
         )
 
 
-def source_of(text: str) -> Source:
+def source_of(text: str) -> DataSource:
     """Return the data of this name.
 
     Raises:
         ConfigError, DataError: it cannot be read, or there is nothing to learn in it.
     """
     if text == DIGITS:
-        return Source("Digits", f"{Digits.__name__}()", 64, 10)
+        return DataSource("Digits", f"{Digits.__name__}()", 64, 10)
     if not text.endswith(".csv"):
         raise ConfigError(
             f"--data is {text!r}; expected {DIGITS} or a file .csv; other data are in docs/data.md"
@@ -123,7 +123,7 @@ def source_of(text: str) -> Source:
     classes = _classes(targets)
     named = repr(target) if classes else f"[{target!r}]"  # a list: (n, 1), as the outputs are
     call = f"Holdout(CSV({text!r}, target={named}))"
-    return Source("CSV, Holdout", call, 1 if inputs.ndim == 1 else inputs.shape[1], classes)
+    return DataSource("CSV, Holdout", call, 1 if inputs.ndim == 1 else inputs.shape[1], classes)
 
 
 def _classes(targets: Any) -> int:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from zmqtrain.chief.progress import ProgressLog
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
@@ -145,7 +145,7 @@ def _display(title: str) -> Iterator[Callable[[Status], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield ProgressLog()
         return
-    watched, next_at = Watched(), 0.0
+    watched, next_at = StatusHistory(), 0.0
     starting = Text(f"{title}: starting")
     with Live(starting, console=console, auto_refresh=False) as live, _log_above():
 

@@ -39,7 +39,7 @@ from zmqtrain.store.manifest import (
     tensor_name,
     verify_sizes,
 )
-from zmqtrain.store.saved_slices import MISSED, Source
+from zmqtrain.store.saved_slices import MISSED, SavedSlices
 from zmqtrain.store.table_checkpoint import FrozenTable
 from zmqtrain.store.tensor_file import TensorFile, shapes_of
 from zmqtrain.units import data_size
@@ -302,7 +302,7 @@ def read_shard(
     parameters, *flats = (np.zeros(layout.size, np.float32) for _ in (PARAMETERS, *initial))
     slots, missed = dict(zip(initial, flats, strict=True)), {}
     with ExitStack() as opened:
-        source = Source(path, manifest, opened)
+        source = SavedSlices(path, manifest, opened)
         for cut in layout.slices:
             source.read(PARAMETERS, cut, cut.run(parameters))
         begin_slots(layout, parameters, initial, slots)
@@ -337,7 +337,7 @@ def read_parameters(
         _check_sizes(path, manifest, variables)
     values = empty_values(variables)
     with ExitStack() as opened:
-        source = Source(path, manifest, opened)
+        source = SavedSlices(path, manifest, opened)
         for variable in variables:
             key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
             rows = variable.shape[0] if variable.shape else 1

@@ -22,7 +22,7 @@ MISSED = "missed"
 """Name of the metadata of a file that has counts."""
 
 
-class Source:
+class SavedSlices:
     """The tensors of a checkpoint. Each of its files is opened once."""
 
     def __init__(self, path: Path, manifest: Manifest, opened: ExitStack) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.errors import CheckpointError, imported
 from zmqtrain.models.tables import Ids
-from zmqtrain.store.array_files import Stream, check_ending, write_arrays, write_file
+from zmqtrain.store.array_files import ArrayStream, check_ending, write_arrays, write_file
 from zmqtrain.store.saved_rows import SavedRows
 
 RowDtype = Literal["float32", "float16"]
@@ -79,7 +79,7 @@ def write_table(path: Path, export: TableExport) -> None:
     arrays = {"ids": export.rows.ids, "step": np.array(export.step)}
     if export.forgotten is not None:
         arrays["forgotten"] = export.forgotten
-    write_arrays(path, {**arrays, "rows": Stream(export.dtype, export.shape, export.blocks)})
+    write_arrays(path, {**arrays, "rows": ArrayStream(export.dtype, export.shape, export.blocks)})
 
 
 def _write_parquet(path: Path, export: TableExport) -> None:

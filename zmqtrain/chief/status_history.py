@@ -14,7 +14,7 @@ WINDOW = 6  # statuses over which speeds are measured
 LEADER = "ps 0"
 
 
-class Watched:
+class StatusHistory:
     """The last statuses of a job, all of one clock.
 
     Ps 0 counts the restarts of others since it started, and forgets checkpoints when it is killed.
