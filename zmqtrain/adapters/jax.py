@@ -188,7 +188,6 @@ class JaxModel(BaseModel):
         return *self._trees(values), batch, _key(self._seeds)
 
     def weight(self, batch: Batch) -> float | None:
-        """Return the weight of a batch; None: the number of its examples."""
         return None if self._weight is None else self._weight(taken(batch))
 
     def finish(self, loss: Any, gradients: Tree = None, state: Tree = ()) -> float:

@@ -204,7 +204,6 @@ class TorchModel(BaseModel):
         return {name: array_of(buffer) for name, buffer in buffers_of(self._built.initial(seed))}
 
     def aliases(self) -> dict[str, str]:
-        """Return a variable's first name by each of its other ones: those of tied weights."""
         first: dict[int, str] = {}
         module, found = self.module, {}
         for every in (module.named_parameters, module.named_buffers):
@@ -247,7 +246,6 @@ class TorchModel(BaseModel):
         return self.finish(total)
 
     def weight(self, batch: Batch) -> float | None:
-        """Return the weight of a batch's mean loss; None: the number of its examples."""
         tensors = self._as_tensors(batch)
         weight = self._objective.weight_of(tensors)
         check = self._labels_check

@@ -8,7 +8,6 @@ import secrets
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, SubmitPlan, name_for, plan_of
+from zmqtrain.clusters.programs import in_daemons
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
     Submitted,
@@ -320,11 +320,5 @@ def states_of(
         except ZmqTrainError as error:
             states[job.name] = f"unknown: {error}"
 
-    # Daemons: this process ends without those that wait.
-    threads = [threading.Thread(target=note, args=(job,), daemon=True) for job in jobs]
-    until = time.monotonic() + limit_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+    in_daemons(note, jobs, limit_s)
     return dict(states)

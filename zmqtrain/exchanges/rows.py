@@ -86,10 +86,6 @@ class ShardRows:
         return None in self._readers
 
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
-        """
-        Raises:
-            FencedError, PeerLostError: a shard has a new life, or is lost; or the task ends.
-        """
         if len(self._readers) == 1 and (reader := self._readers[0]) is not None:
             return [reader.read(table, ids) for table, ids in wanted]
         asked = self._asked

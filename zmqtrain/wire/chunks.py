@@ -102,19 +102,16 @@ class Chunks:
             self.add(range(len(self)))
 
     def add(self, indices: Iterable[int]) -> None:
-        """Add chunks to send next; those added before are ignored."""
         self._order.update(dict.fromkeys(indices))
 
     @property
     def ready(self) -> int:
-        """The number of chunks that may be sent."""
         return len(self._order)
 
     def __len__(self) -> int:
         return count(len(self._flat))
 
     def __getitem__(self, place: int) -> tuple[Chunk, tuple[Tensor, ...]]:
-        """Return the chunk at a place in the sending order, below ``ready``."""
         for number in islice(self._order, len(self._made), place + 1):
             tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
             chunk = Chunk(self._sequence, number, self._is_difference)
