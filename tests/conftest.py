@@ -1,4 +1,4 @@
-"""What tests of several folders use: real processes, and logging as it was before."""
+"""Fixtures for tests of several folders: real processes, and logging as it was before."""
 
 from __future__ import annotations
 

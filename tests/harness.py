@@ -381,7 +381,7 @@ def _listener(port: int) -> socket.socket:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    """Where a test starts its processes; whatever is left of them at the end is an error."""
+    """Stage on which a test starts processes; those left at its end are an error."""
     stage = Stage(tmp_path)
     yield stage
     left = stage.close()

@@ -274,7 +274,7 @@ def test_compiled_module_gives_the_same_gradient() -> None:
 
 @dataclass
 class Output:
-    """As Hugging Face's models return it."""
+    """Result of a model, like that of Hugging Face's models."""
 
     logits: Any
     loss: Any = None

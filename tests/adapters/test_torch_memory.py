@@ -1,4 +1,4 @@
-"""What a module does to its parameters counts as in torch's own loop, or is refused by name."""
+"""A module's changes to its parameters count as in torch's own loop, or are refused by name."""
 
 from __future__ import annotations
 
@@ -513,7 +513,7 @@ def test_module_whose_change_cannot_count_is_refused_by_name(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a module that is drawn at random is made of, and does to its parameters."""
+    """Structure of a module drawn at random, and its changes to its parameters."""
 
     tied: bool
     norm: str

@@ -1,4 +1,4 @@
-"""Who measures which part of an evaluation; that the result does not depend on it."""
+"""Assignment of an evaluation's parts to workers, on which the result does not depend."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tensors(*arrays: Any) -> tuple[Tensor, ...]:
 
 @dataclass
 class Asked:
-    """What workers are sent, and their answers, without a cluster."""
+    """Requests to workers and their answers, without a cluster."""
 
     workers: tuple[int, ...] = (0, 2)
     sent: list[Evaluate] = field(default_factory=list)

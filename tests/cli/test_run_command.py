@@ -24,7 +24,7 @@ JOB = "examples/digits.py"
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """What would start the tasks."""
+    """Stand-in for the function that starts the tasks."""
     start = Mock(side_effect=ConfigError("enough"))
     monkeypatch.setattr(run, "run_processes", start)
     monkeypatch.setattr(run, "limit_threads", Mock())

@@ -1,4 +1,4 @@
-"""What templates change in the pods of a job."""
+"""Changes that templates make to the pods of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on Ray for a job, and `zmqtrain submit --on ray` where there is no Ray."""
+"""A job's tasks on Ray, and `zmqtrain submit --on ray` without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a GPU gives what the CPU gives: rules, shards, models, whole runs.
+"""Equal results on GPU and CPU: rules, shards, models, whole runs.
 
 Rules are compared bit for bit: a GPU's additions, products, quotients and roots are rounded as IEEE
 754 says, like the CPU's, and its kernels do them one by one. Sums over many elements are not: each

@@ -1,4 +1,4 @@
-"""Where a job is loaded from, and what is said when it cannot be."""
+"""Places that a job is loaded from, and errors if it cannot be."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError
 
 @pytest.fixture
 def directory(tempdir: Path) -> Path:
-    """Where this user's run files are; it is not made yet."""
+    """Directory of this user's run files, which does not exist yet."""
     return tempdir / f"zmqtrain-{os.getuid()}"
 
 

@@ -1,4 +1,4 @@
-"""Where a task's configuration comes from, and what is refused."""
+"""Sources of a task's configuration, and refused configurations."""
 
 from __future__ import annotations
 

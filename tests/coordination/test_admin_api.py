@@ -1,4 +1,4 @@
-"""What the leader answers later."""
+"""Requests of users to the leader, some of which it answers later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every exchange does, whatever is behind it."""
+"""Contract of every exchange."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FIELDS: dict[str, Any] = {"exchange": "direct", "policy": "sync-replicas"}
 
 @dataclass
 class Outcome:
-    """What came of a job with one worker on 3 ps, of which some were near to it and to the chief.
+    """Result of a job with one worker on 3 ps, some of them near to it and to the chief.
 
     Numbers of elements are by ps.
     """

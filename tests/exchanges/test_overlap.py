@@ -1,4 +1,4 @@
-"""What of a gradient is sent while the rest is computed: what is complete, and finite."""
+"""Parts of a gradient sent while the rest is computed: those complete and finite."""
 
 from __future__ import annotations
 

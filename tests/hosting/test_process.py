@@ -1,4 +1,4 @@
-"""What the actors of one process learn of each other's end, and of their addresses."""
+"""Actors of one process: their ends reach each other, and their addresses are checked."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ FILE = ShardFile(0, "shard-00000.safetensors", 1, "0" * 64, 0)
 
 
 class Part(OrphanedShard):
-    """What is left of ps 1: it keeps what it is asked to write, and where."""
+    """Shard that ps 1 left behind; it records its writes."""
 
     def __init__(self, error: CheckpointError | None = None) -> None:
         shard: Any = SimpleNamespace(layout=SimpleNamespace(shard=1))

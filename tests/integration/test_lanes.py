@@ -1,4 +1,4 @@
-"""How tensors travel between processes: on the lane that was agreed, whole, and leaving nothing."""
+"""Tensors between processes: they travel on the agreed lane, whole, and leave nothing behind."""
 
 from __future__ import annotations
 

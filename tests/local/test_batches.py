@@ -59,7 +59,7 @@ class Output:
 
 
 class Net(nn.Module):
-    """As models of Hugging Face are called."""
+    """Model that is called like those of Hugging Face."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Net(nn.Module):
 
 @dataclass
 class Graph:
-    """What no tree holds."""
+    """Batch of a class that is no tree."""
 
     nodes: Any
     labels: Any
@@ -86,7 +86,7 @@ def padded(rows: list[Any]) -> dict[str, Any]:
 
 
 def encoded(rows: list[Any]) -> Any:
-    """As BatchEncoding of Hugging Face: no dict, but a mapping."""
+    """Return a mapping that is no dict, like Hugging Face's BatchEncoding."""
     return UserDict(padded(rows))
 
 

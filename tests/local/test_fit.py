@@ -654,7 +654,7 @@ FROZEN: set[str] = set()
 
 
 class Shifted(LinearRegression):
-    """It has a constant."""
+    """Model with a constant."""
 
     __slots__ = ()
 

@@ -204,7 +204,7 @@ def test_finished_job_goes_on_with_more_steps_and_other_ps(tmp_path: Path, polic
 
 
 class LateOrders(MemoryTransport):
-    """What ps 0 sends to ps 1 arrives late, when a worker's next push has come long before."""
+    """Transport that delivers ps 0's orders to ps 1 long after a worker's next push."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class LateOrders(MemoryTransport):
 
 
 class LatePushes(MemoryTransport):
-    """What is sent to ps 1 arrives late."""
+    """Transport that delivers messages to ps 1 late."""
 
     def forward(self, address: str, peer: RoutingId, frames: list[Buffer]) -> bool:
         if address != "ipc://memory/1":

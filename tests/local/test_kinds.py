@@ -1,4 +1,4 @@
-"""What holds for every run inside this process: alone, on several devices, with ps and without."""
+"""Every run inside this process: alone, on several devices, with ps and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a run that has ended."""
+"""Outcome of a run that has ended."""
 
 from __future__ import annotations
 

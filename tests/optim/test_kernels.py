@@ -222,7 +222,7 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """As in a new process, in which nothing is compiled."""
+    """Empty the caches, as in a new process in which nothing is compiled."""
     for cached in (warn, cpu._loaded):
         cached.cache_clear()
     yield

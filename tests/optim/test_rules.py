@@ -113,7 +113,7 @@ def ftrl(
 
 
 def adamw(b1: float, b2: float, eps: float, decay: float) -> Step:
-    """As torch.optim.AdamW's documentation has it."""
+    """Formula in torch.optim.AdamW's documentation."""
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
         w -= lr * decay * w
@@ -126,7 +126,7 @@ def adamw(b1: float, b2: float, eps: float, decay: float) -> Step:
 
 
 def nadam(b1: float, b2: float, eps: float, slow: float, decay: float) -> Step:
-    """As torch.optim.NAdam's documentation has it."""
+    """Formula in torch.optim.NAdam's documentation."""
 
     def mu(t: int) -> float:
         return b1 * (1 - 0.5 * 0.96 ** (t * slow))
@@ -143,7 +143,7 @@ def nadam(b1: float, b2: float, eps: float, slow: float, decay: float) -> Step:
 
 
 def radam(b1: float, b2: float, eps: float, decay: float) -> Step:
-    """As torch.optim.RAdam's documentation has it."""
+    """Formula in torch.optim.RAdam's documentation."""
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
         w -= lr * decay * w
@@ -160,7 +160,7 @@ def radam(b1: float, b2: float, eps: float, decay: float) -> Step:
 
 
 def adamax(b1: float, b2: float, eps: float) -> Step:
-    """As torch.optim.Adamax's documentation has it."""
+    """Formula in torch.optim.Adamax's documentation."""
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
         s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g

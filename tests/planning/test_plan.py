@@ -1,4 +1,4 @@
-"""What a plan makes of a job and a cluster, as tables."""
+"""Plans for jobs and clusters, as tables."""
 
 from __future__ import annotations
 

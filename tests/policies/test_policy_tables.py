@@ -1,4 +1,4 @@
-"""What each policy answers, event by event."""
+"""Answers of each policy, event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process of a script is, by its variables and by what it has called."""
+"""Role of a script's process, by its variables and its earlier calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes of orders: changes of the shard, answers to workers, reports."""
+"""Effects of orders: changes of the shard, answers to workers, reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shard that follows the leader decides by itself, and what it reports."""
+"""Decisions and reports of a shard that follows the leader."""
 
 from __future__ import annotations
 

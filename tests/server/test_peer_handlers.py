@@ -1,4 +1,4 @@
-"""How long a ps that leaves waits for its workers."""
+"""Time for which a leaving ps waits for its workers."""
 
 from __future__ import annotations
 

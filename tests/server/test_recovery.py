@@ -1,4 +1,4 @@
-"""What the next life of a ps finds of its workers in the segment."""
+"""Workers' records in the segment, as a ps's next life finds them."""
 
 from __future__ import annotations
 

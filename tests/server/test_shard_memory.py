@@ -1,4 +1,4 @@
-"""Where a ps has its segment, and what becomes of it when the ps ends."""
+"""Place of a ps's segment, and its fate when the ps ends."""
 
 from __future__ import annotations
 

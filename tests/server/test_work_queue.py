@@ -21,7 +21,7 @@ Make = Callable[[bool], Any]
 
 
 class Log:
-    """What was done, and in which thread."""
+    """Work done, with the thread that did it."""
 
     def __init__(self, clock: Clock) -> None:
         self.entries: list[tuple[str, str]] = []
@@ -49,7 +49,7 @@ class Log:
 
     @property
     def beside(self) -> list[str]:
-        """What was done in the queue's thread."""
+        """Work done in the queue's thread."""
         return [name for name, thread in self.entries if thread.startswith("apply")]
 
 

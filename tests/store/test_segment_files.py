@@ -1,4 +1,4 @@
-"""Which segments are removed, and that nothing else is."""
+"""Removal of segments that nobody needs, and of nothing else."""
 
 from __future__ import annotations
 

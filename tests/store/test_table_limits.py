@@ -1,4 +1,4 @@
-"""Which rows a table has: admitted by their gradients' number, forgotten by the updates' number."""
+"""Rows of a table: admitted after a number of gradients, forgotten after a number of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only sockets can get wrong."""
+"""Faults that only sockets can have."""
 
 from __future__ import annotations
 
