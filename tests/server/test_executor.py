@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,23 @@ from tests.asking import Asked
 from tests.coordination.parts import make_host
 from tests.limits import within
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
+from zmqtrain.actors.callbacks import guarded
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.optim import AVERAGE, SGD
+from zmqtrain.errors import SegmentError
+from zmqtrain.optim import AVERAGE, SGD, Slot, Update
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Reduce, Snapshot, Switch
 from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.marks import Marks
+from zmqtrain.store.placement import place
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import ORDERS, REDO_SIZE
+from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.wire.control import Keep, ShardWritten
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
@@ -44,6 +54,11 @@ class Ears:
         self.reports: list[Outcome] = []
         self.errors: list[Exception] = []
         self.copied = asyncio.Event()  # a shard, which is not made durable here
+        self.failed = asyncio.Event()
+
+    def crash(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.failed.set()
 
     def spawn(self, seal: Coroutine[Any, Any, None]) -> bool:
         seal.close()
@@ -70,7 +85,7 @@ def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
 
 
 def make_executor(state: ShardState, ears: Ears) -> Executor:
-    host = make_host(spawn=ears.spawn, crash=ears.errors.append)
+    host = make_host(spawn=ears.spawn, crash=ears.crash)
     return Executor(host, state, ears.reports.append)
 
 
@@ -110,6 +125,67 @@ async def test_round_is_as_many_steps_as_its_order_says(
     executor.count()
     (report,) = ears.reports
     assert isinstance(report, Applied) and report.staleness == {0: 0}
+
+
+@pytest.mark.parametrize("long_work", [False, True])
+async def test_update_that_fails_half_way_is_finished_by_the_next_life_and_no_order_is_lost(
+    tmp_path: Path, ears: Ears, long_work: bool
+) -> None:
+    shard = make_halting_shard(tmp_path / "segment", blocks=2)
+    state = ShardState(Task(Role.PS, 0), shard, Marks(shard.segment))
+    executor = make_executor(state, ears)
+    executor.work.last_s = float("inf") if long_work else 0.0
+    orders = [*enumerate([Reduce((0,)), Answer(0, 1, 1), Reduce((1,)), Rate(0.5)], start=1)]
+    guarded(executor.carry_out, ears.crash)(orders)  # short work raises here
+    await within(ears.failed.wait())
+    executor.close()
+    assert [type(error) for error in ears.errors] == [MemoryError]
+    assert (state.version, state.orders) == (0, 0)
+    with pytest.raises(SegmentError, match="update 0 of this shard failed half-way"):
+        shard.carry_out(Reduce((1,)), 3)
+
+    shard.segment.close()
+    layout = segment_layout(shard.layout, shard.rule)
+    left = Segment.adopt(layout, tmp_path / "segment")
+    assert left is not None
+    again = Shard(shard.layout, Update(SGD(1.0), fused=False), left, safe=True)
+    again.repair()
+    assert (again.version, left.words[ORDERS]) == (1, 1)
+    stage_two(again)
+    again.carry_out(Reduce((1,)), 3)
+    assert np.array_equal(again.parameters, np.full(again.layout.size, -3, np.float32))
+    left.remove()
+
+
+@dataclass(frozen=True)
+class Halting:
+    """SGD in whose first update no memory is left after some blocks."""
+
+    left: list[int]
+    slots: tuple[Slot, ...] = ()
+
+    def update(self, parameters: Flat, gradient: Flat, slots: Any, step: int) -> None:
+        if not self.left[0]:
+            raise MemoryError
+        self.left[0] -= 1
+        SGD(1.0).update(parameters, gradient, slots, step)
+
+
+def make_halting_shard(path: Path, blocks: int) -> Shard:
+    """Return a shard with the gradients of two workers, the second twice the first."""
+    update = Update(Halting([blocks - 1]), fused=False)
+    (layout,) = place([Variable("w", (blocks * REDO_SIZE + 7,))], 1)
+    segment = Segment.create(segment_layout(layout, update), path)
+    shard = Shard(layout, update, segment, safe=True)
+    shard.initialize(np.zeros(layout.size, np.float32))
+    stage_two(shard)
+    return shard
+
+
+def stage_two(shard: Shard) -> None:
+    for worker in (0, 1):
+        shard.segment.gradient(worker)[:] = worker + 1
+        shard.stage(worker, worker, 1)
 
 
 async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Executor) -> None:

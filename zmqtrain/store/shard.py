@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, SegmentError
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
@@ -87,6 +87,7 @@ class Shard:
             self._use_rate_for_tables()
         self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
+        self._is_changing = False  # a change has begun; if it failed, for good
         self.moves = Moves()
 
     @property
@@ -299,6 +300,7 @@ class Shard:
         yield
         words[VERSION], words[ACCUMULATED], words[RATE], words[RESTED] = version, 0, 0, 0
         words[CLOCK] += 1
+        self._is_changing = False
         self._note.forget()
         self._staged.clear()
 
@@ -307,9 +309,16 @@ class Shard:
 
         Raises:
             ConfigError: the update rule refuses; nothing was changed.
+            SegmentError: the change before failed half-way, and nothing may overwrite its note.
         """
+        if self._is_changing:
+            raise SegmentError(
+                f"update {self.version} of this shard failed half-way; only a new life of its ps "
+                "can finish it"
+            )
         for holding in self._holdings:
             holding.begin(change)
+        self._is_changing = True
         self.segment.words[CLOCK] += 1
         if self.safe:
             self._note.write(change)
@@ -332,6 +341,7 @@ class Shard:
         if change.order:
             words[ORDERS] = change.order
         self._note.finish()
+        self._is_changing = False
         words[CLOCK] += words[CLOCK] % 2
 
     def _use_rate_for_tables(self) -> None:
