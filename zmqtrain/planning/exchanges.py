@@ -6,6 +6,7 @@ the number of tasks that hold each slice, and the class of a worker's side.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim import Muon
 from zmqtrain.policies.base import Lockstep
+from zmqtrain.store.segment_files import can_be_shared
 from zmqtrain.units import counted
 
 
@@ -90,6 +92,7 @@ def _obstacles_to_board(site: Site) -> list[str]:
         f"copies is {job.copies}": job.copies > 1,
         "lane is tcp": site.lane == "tcp",
         "crash_safe is off": not site.crash_safe,
+        f"{sys.platform} cannot share memory in files": not can_be_shared(),
     }
     far = [address for address in site.addresses if not is_of_this_host(address)]
     return [

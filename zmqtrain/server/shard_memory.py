@@ -25,7 +25,12 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import SHARED_MEMORY, file_name, tables_directory
+from zmqtrain.store.segment_files import (
+    SHARED_MEMORY,
+    can_be_shared,
+    file_name,
+    tables_directory,
+)
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.store.table_memory import TableMemory
@@ -133,10 +138,12 @@ def open_segment(
         if is_board:
             remedy = f"or do without shared memory: {names_of('exchange')} direct"
             raise SegmentError(f"{error}; {remedy}") from error
+        remedy = ": give --segment-dir, or make room (docker: --shm-size)"
         log.warning(
             "%s; workers of this host will send their tensors by tcp, and a killed ps will go back "
-            "to the last checkpoint: give --segment-dir, or make room (docker: --shm-size)",
+            "to the last checkpoint%s",
             error,
+            remedy if can_be_shared() else "",
         )
         return Segment.private(layout), False
     segment.words[JOB] = digest
@@ -233,4 +240,5 @@ def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Se
 
 def _boot_time_ms() -> int:
     """Return milliseconds since the host's start, the same for all its processes."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
+    return time.clock_gettime_ns(clock) // 1_000_000

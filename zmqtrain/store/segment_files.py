@@ -21,9 +21,14 @@ SUFFIX = ".segment"
 _NAME = re.compile(rf"ps-\d+-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
 
 
+def can_be_shared() -> bool:
+    """Return whether this system has the calls that segments in files need; macOS does not."""
+    return hasattr(fcntl, "F_OFD_SETLK") and hasattr(os, "posix_fallocate")
+
+
 def default_directory() -> Path | None:
     """Return the user's directory for segments in shared memory; None where there is none."""
-    if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+    if not can_be_shared() or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         return None
     return SHARED_MEMORY / f"zmqtrain-{os.geteuid()}"
 
