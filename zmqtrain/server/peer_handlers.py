@@ -69,12 +69,12 @@ class PeerHandlers:
         """Return the life that ended and the one that began, each None if there is none."""
         sender = request.sender
         self._check_job(str(sender), message.fingerprint)
-        if DATA in message.fingerprint:
-            self._fingerprint[DATA] = message.fingerprint[DATA]
         before = self._peers.get(sender.role, sender.index)
         peer = self._peers.join(request, message)
         if peer is None:
             return None, None
+        if DATA in message.fingerprint:
+            self._fingerprint[DATA] = message.fingerprint[DATA]
         if peer is not before:
             self._begin_life(peer, before)
         self._count()
