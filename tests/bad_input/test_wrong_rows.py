@@ -90,6 +90,19 @@ async def read(worker: Someone) -> Any:
     return reply.tensors[0].array()
 
 
+async def test_lookup_that_is_sent_again_is_answered_once() -> None:
+    """It waits for push 1. A second answer of up to 1 MiB would only delay what follows."""
+    async with training() as (t, worker):
+        message = Lookup((0,), (2,), after=1)
+        lookup = Envelope(message, worker.sender, 88, worker.generation, (ids(3, 9),))
+        for _ in range(4):
+            worker.send(encode(lookup))
+        await check(t, worker)
+        found = [each for each in worker.received if each.request_id == 88]
+        assert len(found) == 1
+        assert isinstance(found[0].message, RowValues) and found[0].message.version == 1
+
+
 async def test_push_without_all_of_its_rows_counts_as_lost_until_both_have_come() -> None:
     async with training() as (t, worker):
         before = await read(worker)

@@ -268,8 +268,8 @@ class Executor:
         if self._traces is not None:
             push = worker.index, worker.incarnation, pending.sequence
             self._traces.answered(push, pending.arrived_at, time.monotonic(), pending.result or "")
-        lookups, worker.lookups = worker.lookups, []
-        for send_rows in lookups:
+        lookups, worker.lookups = worker.lookups, {}
+        for send_rows in lookups.values():
             send_rows()
 
     def send_parameters(self, request: Request, reply: PullReply | PushReply) -> None:

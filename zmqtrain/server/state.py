@@ -71,7 +71,7 @@ class WorkerRecord:
     chunks: set[int] = field(default_factory=set)  # received for its next push
     rows: dict[int, list[RowsOf]] = field(default_factory=dict)  # the same, by index of message
     unacknowledged_nbytes: int = 0  # of both
-    lookups: list[Callable[[], None]] = field(default_factory=list)  # go with the next answer
+    lookups: dict[int, Callable[[], None]] = field(default_factory=dict)  # by request
 
     def __str__(self) -> str:
         return f"worker {self.index}"
