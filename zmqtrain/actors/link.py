@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from functools import partial
 from typing import Protocol
 
 from zmqtrain.actors.halts import halt_at
@@ -81,6 +82,7 @@ class Link:
         self._gone = asyncio.Event()
         self._owner = owner
         self._waits = owner.waits
+        self._waits.halts[peer] = partial(halt_at, endpoint.address)
         self._metrics = owner.metrics
         self._liveness = Liveness(owner.timing)
         self._outstanding: dict[int, Outstanding] = {}
@@ -230,7 +232,7 @@ class Link:
             await asyncio.sleep(self._owner.timing.heartbeat_s)
             now = time.monotonic()
             self._liveness.forgive(before, now)
-            self._waits.log_long(self._halt_of)
+            self._waits.log_long()
             for outstanding in self._outstanding.values():
                 if outstanding.is_overdue(now):
                     self._resend(outstanding)
@@ -279,9 +281,6 @@ class Link:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         # Nothing can be delivered to a peer that never answered.
         self.endpoint.close(discard=discard or self._liveness.received_at is None)
-
-    def _halt_of(self, peer: str) -> str:
-        return halt_at(self.endpoint.address) if peer == self.peer else ""
 
     def _send_heartbeat(self) -> None:
         self._last_id += 1
