@@ -85,6 +85,15 @@ async def test_failed_ps_ends_its_worker() -> None:
     assert len(worker.ended_by) == 1
 
 
+async def test_bug_in_an_actor_is_logged_if_another_one_fails_on_purpose(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    actors = [Stub(Role.PS, MISTAKE), Stub(Role.WORKER, ValueError("a bug"))]
+    with pytest.raises(ConfigError, match="a mistake"):
+        await run_all(actors)
+    assert caplog.messages == ["worker 0 failed, too: a bug"]
+
+
 async def test_checkpoint_of_another_number_of_workers_is_no_change() -> None:
     here = {"workers": "2", "policy": "test", "source": "111bba79e58f"}
     assert "workers: 3 there, 2 here" in fingerprint_difference(here | {"workers": "3"}, here)

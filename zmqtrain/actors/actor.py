@@ -127,6 +127,7 @@ class Actor:
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
+        self._crash: Exception | None = None  # the first one
         self._at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._refusals: deque[str] = deque(maxlen=REFUSALS)  # logged as warnings
 
@@ -154,7 +155,13 @@ class Actor:
                     for task in self._background:
                         task.cancel()
         except BaseExceptionGroup as group:
-            error = first_of(group)
+            errors = leaves_of(group)
+            if self._crash is not None and self._crash not in errors:
+                errors.append(self._crash)  # another failure came before its task ran
+            error = main_of(errors)
+            for other in errors:
+                if other is not error and not isinstance(other, ZmqTrainError):
+                    self._log_other(other)
             raise error from error.__cause__
         except BaseException as stop:
             error = stop
@@ -177,26 +184,36 @@ class Actor:
         self._at_start.append(begin)
 
     def crash(self, error: Exception) -> None:
-        """End the actor with the error of a callback."""
-        if not self.spawn(_raise(error)):
-            text = "%s met another error while it ended: %s"
-            if isinstance(error, ZmqTrainError):  # often a consequence of the first error
-                log.info(text, self.task, error)
-            else:
-                log.error(text, self.task, error, exc_info=error)
+        """End the actor with the error of a callback; it handles no further message."""
+        if self._crash is None and self._create_task(_raise(error)) is not None:
+            self._crash = error
+        else:
+            self._log_other(error)
+
+    def _log_other(self, error: BaseException) -> None:
+        text = "%s met another error while it ended: %s"
+        if isinstance(error, ZmqTrainError):  # often a consequence of the first error
+            log.info(text, self.task, error)
+        else:
+            log.error(text, self.task, error, exc_info=error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
         """Run a background task while the actor lives; return False if it is ending."""
-        if self._group is None:
-            raise RuntimeError("spawn is for a running actor")
-        try:
-            task = self._group.create_task(coroutine)
-        except RuntimeError:
-            coroutine.close()
+        task = self._create_task(coroutine)
+        if task is None:
             return False
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return True
+
+    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        if self._group is None:
+            raise RuntimeError("spawn is for a running actor")
+        try:
+            return self._group.create_task(coroutine)
+        except RuntimeError:
+            coroutine.close()
+            return None
 
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Bind ``address`` and dispatch its messages until the actor ends."""
@@ -306,8 +323,8 @@ class Actor:
         """Call the handler. A bad request affects only its sender; a bug ends this actor."""
         log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
-        if kind is Refusal:
-            return  # its request asked for no reply; refusing a refusal would never end
+        if kind is Refusal or self._crash is not None:
+            return  # refusing a refusal would never end; a crash may have left a change half done
         handler = self.handlers.get(kind)
         try:
             if handler is None:
@@ -327,8 +344,13 @@ async def _raise(error: Exception) -> None:
     raise error
 
 
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the main error of a group: one raised on purpose comes before any other."""
+def main_of(errors: Sequence[BaseException]) -> BaseException:
+    """Return the main one of some errors: one raised on purpose comes before any other."""
+    return next((error for error in errors if isinstance(error, ZmqTrainError)), errors[0])
+
+
+def leaves_of(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """Return the errors in a group and in the groups in it."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:
@@ -337,4 +359,4 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
             pending.extend(error.exceptions)
         else:
             leaves.append(error)
-    return next((error for error in leaves if isinstance(error, ZmqTrainError)), leaves[0])
+    return leaves
