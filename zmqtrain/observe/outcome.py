@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from zmqtrain.errors import RETRYABLE, ZmqTrainError
+from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError, host_error
 from zmqtrain.files import open_file, replace_file
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import Summary, as_json
@@ -99,25 +99,39 @@ def recorded(
     outcome = None
     try:
         yield
-    except ZmqTrainError as error:
-        if error.exit_code < RETRYABLE or not may_go_on:
-            outcome = Outcome(job, str(error), int(error.exit_code), time.time())
+    except Exception as error:
+        mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
+        if mistake is None:
+            text, code = f"a bug: {type(error).__name__}: {error}", ExitCode.CRASH
+        else:
+            text, code = str(mistake), mistake.exit_code
+        if code < RETRYABLE or not may_go_on:
+            outcome = Outcome(job, text, int(code), time.time())
         raise
     finally:
         if (found := summary()) is not None:
             outcome = Outcome.of(found)
         if outcome is not None:
-            _write(outcome, own, Path(file) if file else None)
+            content = outcome.text().encode()
+            if own is not None:
+                _write(_write_own, own, content)
+            if file is not None:
+                _write(_write_in_place, Path(file), content)
 
 
-def _write(outcome: Outcome, own: Path | None, other: Path | None) -> None:
-    content = outcome.text().encode()
+def _write(write: Callable[[Path, bytes], None], path: Path, content: bytes) -> None:
     try:
-        if own is not None:
-            own.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(own, content)
-        if other is not None:  # in place: it may be mounted, as /dev/termination-log is
-            with open(open_file(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as opened:
-                opened.write(content)
+        write(path, content)
     except OSError as error:
         log.warning("zmqtrain status cannot show how the job ended: %s", error)
+
+
+def _write_own(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+
+
+def _write_in_place(path: Path, content: bytes) -> None:
+    """Write a file that may be mounted, as /dev/termination-log is."""
+    with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as opened:
+        opened.write(content)
