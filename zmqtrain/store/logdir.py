@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_size
 GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
 LOCK_FILE = "LOCK"
 GROUP_FILE = "GROUP"
+CHECK_S = 0.5  # longer than a process that checks the lock has it
 
 _GROUP = re.compile(rf"{GROUP_FILE}-(\d{{1,9}})")
 _NUMBER = re.compile(rb"\d{1,18}\s*")
@@ -237,7 +239,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
         return
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             raise OccupiedError(
@@ -258,6 +260,23 @@ def claimed(logdir: str | None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _lock(descriptor: int) -> None:
+    """Take the lock; a process that only checks it, as :func:`is_claim_seen` does, has it briefly.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    until = time.monotonic() + CHECK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(CHECK_S / 20)
+
+
 def is_claim_seen(directory: str) -> bool:
     """Say whether this process sees that the logdir is claimed; locks may reach no other host.
 
@@ -269,7 +288,8 @@ def is_claim_seen(directory: str) -> bool:
     if descriptor is None:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: two processes that check at the same time must not see each other as the chief.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
     except OSError as error:
         return isinstance(error, BlockingIOError)  # else there are no locks
