@@ -62,11 +62,13 @@ class Readers(Seeded):
                 for reader, (rows, of_rows) in zip(readers, shares, strict=True):
                     reader.ask(rows, seed, of_rows)
                 answers = [reader.answer() for reader in readers]
-            except (EOFError, OSError) as error:  # it has closed its socket
+            except BaseException as error:
                 for reader in self._readers:
-                    reader.end()
+                    reader.end()  # else the next batch would get the answers to this request
                 self._readers = []
-                raise DataError(
+                if not isinstance(error, EOFError | OSError):
+                    raise
+                raise DataError(  # it has closed its socket
                     f"a process that reads {self.dataset!r} has died, perhaps memory ran out; "
                     "use fewer processes, or smaller batches"
                 ) from error
