@@ -21,7 +21,7 @@ from zmqtrain.cli.chaos import chaos_view
 from zmqtrain.cli.main import cli
 from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, PeerLostError
-from zmqtrain.local.chaos import Act, Chaos, figures, schedule
+from zmqtrain.local.chaos import POLL_S, Act, Chaos, figures, schedule
 from zmqtrain.protocol.status import State, Status, TaskStatus
 
 TASKS = {"ps": 2, "worker": 4, "chief": 1}
@@ -106,6 +106,19 @@ def test_killed_task_is_back_when_another_process_has_its_place(job: Job) -> Non
     assert report.lost() == []
     assert report.steps > 0
     assert "worker  " in text_of(chaos_view(report))
+
+
+def test_job_that_refuses_connections_is_asked_at_intervals() -> None:
+    asked = 0
+
+    def ask() -> Status:
+        nonlocal asked
+        asked += 1
+        raise PeerLostError("connection refused")
+
+    with pytest.raises(PeerLostError, match=r"has not answered for .*: connection refused"):
+        Chaos(ask, lambda line: None, back_s=2.5 * POLL_S).run(1, [], 1.0)
+    assert 2 <= asked <= 4
 
 
 def test_paused_task_goes_on_after_its_pause(job: Job) -> None:
