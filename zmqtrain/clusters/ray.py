@@ -121,12 +121,12 @@ class Ray(Engine):
     ) -> None:
         job_actor, offset = self._present(job.name), 0
         while True:
-            text = self._answer_of(job_actor.log.remote(task, offset))
-            if text is None:
+            found = self._answer_of(job_actor.log.remote(task, offset))
+            if found is None:
                 raise PeerLostError(f"{task} of {job.name} has not started")
+            text, offset, has_ended = found
             out(text)
-            offset += len(text)
-            if not text and not follow:
+            if not text and (has_ended or not follow):
                 return
             time.sleep(0 if text else FOLLOW_S)
 
