@@ -24,7 +24,7 @@ from zmqtrain.server.shard_memory import (
 )
 from zmqtrain.store import segment_files
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import tables_directory
+from zmqtrain.store.segment_files import file_name, tables_directory
 from zmqtrain.store.segment_layout import GENERATION, SegmentLayout
 from zmqtrain.store.shard import Shard
 
@@ -79,6 +79,16 @@ def with_tables(directory: Path) -> tuple[Shard, bool]:
     job = make_job()
     config = TaskConfig(role=Role.PS, job="job", index=0, ps=PS, segment_dir=str(directory))
     return open_shard(config, planned(job), PS[0], {})
+
+
+def test_segment_without_room_for_its_tables_is_not_left(tmp_path: Path) -> None:
+    directory = tmp_path / "segments"
+    directory.mkdir(0o700)
+    path = directory / file_name("ps 0", PS[0])
+    tables_directory(path).symlink_to("nowhere")  # where a directory would have to be
+    with pytest.raises(SegmentError):
+        with_tables(directory)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("are_gone", [False, True])

@@ -64,14 +64,15 @@ def open_shard(
         is_board=plan.exchange.is_board,
     )
     segment, is_left = open_again()
-    memory = _open_tables(job, segment, is_left=is_left)
-    if memory is None and is_left and job.table_variables():
-        log.info("leaving %s: its tables are gone, or are others", segment.path)
-        segment.remove()
-        segment, is_left = open_again()
-        memory = _open_tables(job, segment, is_left=is_left)
+    memory: TableMemory | None = None
     with ExitStack() as failed:
-        failed.callback(_remove, segment, memory)
+        failed.callback(lambda: close_or_remove(segment, memory, keep=is_left))
+        memory = _open_tables(job, segment, is_left=is_left)
+        if memory is None and is_left and job.table_variables():
+            log.info("leaving %s: its tables are gone, or are others", segment.path)
+            segment.remove()
+            segment, is_left = open_again()
+            memory = _open_tables(job, segment, is_left=is_left)
         safe = safe and segment.path is not None
         tables = None
         if memory is not None:

@@ -6,7 +6,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +78,17 @@ def private_file(nbytes: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, nbytes)
+    _resize(descriptor, nbytes)
     return descriptor
+
+
+def _resize(descriptor: int, nbytes: int) -> None:
+    """Give a new file its size; close it if that fails."""
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def create_arena(path: Path, nbytes: int) -> Arena:
@@ -88,12 +97,16 @@ def create_arena(path: Path, nbytes: int) -> Arena:
     Raises:
         SegmentError: the file system refuses.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(descriptor, nbytes)
-    except OSError as error:
-        raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
-    return Arena(descriptor, path)
+    with ExitStack() as failed:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            failed.callback(path.unlink, missing_ok=True)
+            _resize(descriptor, nbytes)
+        except OSError as error:
+            raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
+        arena = Arena(descriptor, path)
+        failed.pop_all()
+    return arena
 
 
 def space_of(directory: Path | None) -> int:

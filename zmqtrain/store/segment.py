@@ -187,6 +187,7 @@ class Segment:
             self._descriptor = None
         if self._lock is not None:
             locks.release(self._lock)
+            self._lock = None  # its number may be that of another lock by the next call
 
     def gradient(self, number: int) -> Flat:
         """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
