@@ -62,12 +62,13 @@ class AdminApi:
         self._intervals = [steps for steps in every if steps]
         self._multiples = [0 for _ in self._intervals]  # passed at the last review
         self._save_failure = ""  # why the last checkpoint failed
+        # Requests that wait; one that is sent again is answered once, at its new connection.
         self._save_requests: dict[Asking, Request] = {}
         self._in_snapshot: set[Asking] = set()  # requests before the last snapshot order
-        self._stop_requests: list[Request] = []
-        self._switch_requests: list[Request] = []
-        self._close_requests: list[Request] = []
-        self._watchers: list[Request] = []
+        self._stop_requests: dict[Asking, Request] = {}
+        self._switch_requests: dict[Asking, Request] = {}
+        self._close_requests: dict[Asking, Request] = {}
+        self._watchers: dict[Asking, Request] = {}
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
 
@@ -165,9 +166,11 @@ class AdminApi:
 
     def on_get_status(self, request: Request, message: control.GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self._event:
-            self._watchers.append(request)
-            answer = guarded(self._answer, self._host.crash)
-            asyncio.get_running_loop().call_later(message.wait_s, answer, request)
+            asking = _asking(request)
+            if asking not in self._watchers:
+                answer = guarded(self._answer, self._host.crash)
+                asyncio.get_running_loop().call_later(message.wait_s, answer, asking)
+            self._watchers[asking] = request
             return
         request.reply(self.status())
 
@@ -201,12 +204,18 @@ class AdminApi:
                 f"the job has tables, whose workers send rows at every step, so {policy.spec} "
                 "cannot train them; keep a policy without local steps"
             )
-        log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 
     def _switch(self, request: Request, spec: str) -> None:
-        self._switch_requests.append(request)
-        self._leader.event(control.SwitchPolicy(spec))
+        asking, coordinator = _asking(request), self._leader.coordinator
+        is_repeated = asking in self._switch_requests
+        if not is_repeated and coordinator.next_policy is None and coordinator.policy.spec == spec:
+            request.reply(messages.Done(spec))  # it may have crossed the answer
+            return
+        self._switch_requests[asking] = request
+        if not is_repeated:
+            log.info("changing the policy to %s at the next barrier", spec)
+            self._leader.event(control.SwitchPolicy(spec))
 
     def on_request_save(self, request: Request, _: control.RequestSave) -> None:
         if not self._leader.job.logdir:
@@ -218,7 +227,7 @@ class AdminApi:
         self._notify()
 
     def on_request_stop(self, request: Request, _: control.RequestStop) -> None:
-        self._stop_requests.append(request)
+        self._stop_requests[_asking(request)] = request
         self._notify()
 
     def on_save(self, request: Request, message: control.Save) -> None:
@@ -256,8 +265,13 @@ class AdminApi:
     def on_close(self, request: Request, close: control.Close) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to end")
-        self._close_requests.append(request)
-        self._leader.event(close)
+        if self._leader.coordinator.finished:
+            request.reply(messages.Done())
+            return
+        is_repeated = _asking(request) in self._close_requests
+        self._close_requests[_asking(request)] = request
+        if not is_repeated:
+            self._leader.event(close)
 
     def on_directive(self, request: Request, directive: control.Extend | control.SetRate) -> None:
         self._leader.peers.member(request)
@@ -300,13 +314,12 @@ class AdminApi:
     def _notify(self) -> None:
         """Answer the status requests that wait for a change."""
         self._event += 1
-        watchers, self._watchers = self._watchers, []
-        for request in watchers:
+        watchers, self._watchers = self._watchers, {}
+        for request in watchers.values():
             request.reply(self.status())
 
-    def _answer(self, watcher: Request) -> None:
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+    def _answer(self, asking: Asking) -> None:
+        if (watcher := self._watchers.pop(asking, None)) is not None:
             watcher.reply(self.status())
 
 
@@ -326,7 +339,7 @@ def _asking(request: Request) -> Asking:
     return request.peer, str(request.sender), request.envelope.request_id
 
 
-def _answer_all(requests: list[Request], message: messages.Message) -> None:
-    for request in requests:
+def _answer_all(requests: dict[Asking, Request], message: messages.Message) -> None:
+    for request in requests.values():
         request.reply(message)
     requests.clear()
