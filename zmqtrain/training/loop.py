@@ -63,7 +63,7 @@ class _Step:
     """A finished step; times are of the performance counter."""
 
     computed: _Computed
-    result: StepResult
+    result: StepResult | None  # None: it is a local step, after which nothing was sent
     began_at: float
     computed_at: float
     ended_at: float
@@ -219,7 +219,7 @@ class TrainingLoop:
         if computed is not None:
             self.steps += 1
             times = began_at, computed_at, time.perf_counter()
-            self._last_step = _Step(computed, result or StepResult("accumulated"), *times)
+            self._last_step = _Step(computed, result, *times)
         return result
 
     def _look_ahead(self, number: int, batch: Batch) -> None:
@@ -308,6 +308,7 @@ class TrainingLoop:
         if step is None:
             return
         computed, result, metrics = step.computed, step.result, self._metrics
+        held_s, update_s = (result.held_s, result.update_s) if result is not None else (0.0, 0.0)
         phases = metrics.phase_duration_seconds
         metrics.steps.inc()
         metrics.examples.inc(computed.report.examples)
@@ -316,12 +317,12 @@ class TrainingLoop:
         phases.data.observe(computed.data_s)
         phases.pull.observe(computed.read_s)
         phases.compute.observe(computing_s - computed.data_s - computed.read_s)
-        phases.wait.observe(result.held_s)
-        phases.update.observe(result.update_s)
-        pushing_s = step.ended_at - step.computed_at - result.held_s - result.update_s
+        phases.wait.observe(held_s)
+        phases.update.observe(update_s)
+        pushing_s = step.ended_at - step.computed_at - held_s - update_s
         phases.push.observe(max(0.0, pushing_s))
         metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
-        if self._traced is not None:
+        if self._traced is not None and result is not None:
             ready_at = step.began_at + computed.data_s + computed.read_s
             spans = {
                 "step": ("", step.began_at, step.ended_at),
@@ -331,6 +332,6 @@ class TrainingLoop:
             self._traced(result.sequence, spans, time.perf_counter(), result.result)
         if not computed.report.finite:
             metrics.nonfinite_gradients.inc()
-        if result.result == "refused":
+        if result is not None and result.result == "refused":
             log.warning("the gradient of batch %d was refused: %s",
                         computed.report.batch, result.reason)  # fmt: skip
