@@ -95,10 +95,12 @@ async def test_lookup_that_is_sent_again_is_answered_once() -> None:
     async with training() as (t, worker):
         message = Lookup((0,), (2,), after=1)
         lookup = Envelope(message, worker.sender, 88, worker.generation, (ids(3, 9),))
+        received: list[Envelope] = []
+        worker.on_received = received.append
         for _ in range(4):
             worker.send(encode(lookup))
         await check(t, worker)
-        found = [each for each in worker.received if each.request_id == 88]
+        found = [each for each in received if each.request_id == 88]
         assert len(found) == 1
         assert isinstance(found[0].message, RowValues) and found[0].message.version == 1
 

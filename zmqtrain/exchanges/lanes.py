@@ -18,6 +18,7 @@ import numpy as np
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.compute.arrays import Flat, zeros
+from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, SegmentError
 from zmqtrain.optim import AVERAGE
 from zmqtrain.planning.plan import Plan
@@ -163,8 +164,8 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
     if wanted in ("memory", "shm"):
         await _check_known(link)
         raise ConfigError(
-            f"the lane to {link.peer} shall be {wanted}, but {reason}; run both on one host (and "
-            "memory: in one process) with the same --lane, or use --lane auto"
+            f"{names_of('lane')} is {wanted}, but {link.peer} cannot be reached so: {reason}; "
+            "run both on one host (and memory: in one process) with the same --lane, or use auto"
         )
     log.info("tensors travel to %s by tcp: %s", link.peer, reason)
     return None
@@ -179,12 +180,7 @@ async def _prove(link: Link, segment: Reached) -> int:
 
 async def _check_known(link: Link) -> None:
     """Ask whether the ps is still the one that has welcomed us; raise FencedError if not."""
-    try:
-        await link.request(MapSegment("shm", nonce=""), reason="it may have been restarted")
-    except FencedError:
-        raise
-    except RefusedError as refusal:
-        log.debug("%s knows us: %s", link.peer, refusal)
+    await link.request(MapSegment("shm", nonce=""), reason="it may have been restarted")
 
 
 async def read_variables(

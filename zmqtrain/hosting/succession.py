@@ -21,7 +21,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders
-from zmqtrain.server.orphaned_shard import OrphanedShard, Reply
+from zmqtrain.server.orphaned_shard import GONE, OrphanedShard, Reply
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.wire.control import HandedOver, HandOver
 
@@ -91,8 +91,7 @@ class Succession:
 
     def _hand_over(self, message: HandOver, reply: Reply) -> None:
         if self._remains is None:
-            reason = f"{self._actor.task}: nothing is left of its part"
-            reply(HandedOver(message.directory, None, reason))
+            reply(HandedOver(message.directory, None, f"{self._actor.task}: {GONE}"))
         else:
             self._remains.hand_over(message, self._plan, self._work, reply)
 

@@ -134,7 +134,10 @@ class Receiver:
             self._executor.after_orders(partial(self._reply_again, request, reply))
         else:
             what = f"push {sequence}" if sequence else "the pull"
-            raise RefusedError(f"{what} of {worker} was answered long ago")
+            raise RefusedError(
+                f"{what} of {worker} was answered long ago; expected push {worker.received} again, "
+                "or the next one; if two processes have the same --index, end one of them"
+            )
 
     def _reply_again(self, request: Request, reply: PullReply | PushReply) -> None:
         now = replace(reply, version=self._state.version)

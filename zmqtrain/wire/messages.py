@@ -78,7 +78,8 @@ class Welcome:
 class MapSegment:
     """The task has reached the ps's segment, and this nonce is what it read there.
 
-    From now on its gradients and parameters stay there, and no tensors travel.
+    From now on its gradients and parameters stay there, and no tensors travel. With the nonce "" it
+    only asks whether the ps knows it.
     """
 
     lane: Literal["memory", "shm"]
