@@ -155,9 +155,12 @@ class Chief(JobActor):
             return await self._leave()
         status = watching.result()
         if self._is_leaving and not (status.stop or status.failure):
-            with contextlib.suppress(ZmqTrainError, TimeoutError):
-                saving = asyncio.ensure_future(self._save_for_leavers(status))
+            saving = asyncio.ensure_future(self._save_for_leavers(status))
+            try:
                 await self._unless_stopped(saving, self.timing.grace_s)
+            except (ZmqTrainError, TimeoutError) as error:
+                why = str(error) or "ps 0 did not answer in time"
+                log.warning("the ps that leave have no checkpoint of this chief: %s", why)
             return await self._leave()
         self.metrics.role_state.set("draining")
         ending = asyncio.ensure_future(self._end(status))

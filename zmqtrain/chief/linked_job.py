@@ -298,3 +298,5 @@ class LinkedJob:
         for result in results:
             if isinstance(result, ZmqTrainError):
                 log.warning("%s", result)
+            elif isinstance(result, BaseException):
+                log.error("a ps was not told of the end: %s", result, exc_info=result)
