@@ -167,11 +167,13 @@ class Actor:
             error = stop
             raise
         finally:
-            self.on_end(error)
-            discard = isinstance(error, PeerLostError) and not self.lingers
-            for link in self.links:
-                link.close(discard=discard)
-            self._stop_listening()
+            try:
+                self.on_end(error)
+            finally:
+                discard = isinstance(error, PeerLostError) and not self.lingers
+                for link in self.links:
+                    link.close(discard=discard)
+                self._stop_listening()
 
     def stop(self, exit_code: int) -> None:
         """Ask the actor to end, on a signal or a Shutdown; the first call decides the exit code."""

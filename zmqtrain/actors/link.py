@@ -321,7 +321,10 @@ class Link:
             outstanding = self._outstanding.get(request_id)
             # A late reply to a request that was sent twice or given up has none.
             if outstanding is not None and not outstanding.future.done():
-                self._on_reply(outstanding, envelope)
+                try:
+                    self._on_reply(outstanding, envelope)
+                except Exception as error:  # a wrong reply, or a bug: it would come again and again
+                    outstanding.future.set_exception(error)
 
     def _on_reply(self, outstanding: Outstanding, envelope: Envelope) -> None:
         message = envelope.message
@@ -331,7 +334,7 @@ class Link:
             outstanding.attempt.acknowledge(message.nbytes)
             self.go_on(outstanding)
         elif type(message) is Refusal:
-            outstanding.future.set_exception(error_of(message, self.peer))
+            raise error_of(message, self.peer)
         else:
             self._on_answer(outstanding, envelope)
 
@@ -344,29 +347,21 @@ class Link:
     def _on_chunk(
         self, outstanding: Outstanding, chunk: Chunk, tensors: tuple[Tensor, ...]
     ) -> None:
-        try:
-            if outstanding.incoming is None:
-                raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
-            outstanding.incoming.take(chunk, tensors)
-            outstanding.attempt.at = time.monotonic()
-        except ProtocolError as error:
-            outstanding.future.set_exception(error)
+        if outstanding.incoming is None:
+            raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
+        outstanding.incoming.take(chunk, tensors)
+        outstanding.attempt.at = time.monotonic()
 
     def _on_answer(self, outstanding: Outstanding, envelope: Envelope) -> None:
         """Take an answer, unless chunks of its parameters were lost.
 
         Such an answer counts as lost: the request is sent again, and the peer answers again.
         """
-        try:
-            lost = outstanding.take_in(envelope)
-        except ProtocolError as error:
-            outstanding.future.set_exception(error)
-            return
-        if lost:
+        if lost := outstanding.take_in(envelope):
             log.info("%s: %d chunks of its parameters were lost", self.peer, lost)
         else:
-            outstanding.future.set_result(envelope)
             self._end_wait(outstanding)
+            outstanding.future.set_result(envelope)
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()
