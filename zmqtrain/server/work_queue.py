@@ -28,8 +28,9 @@ class WorkQueue:
     the loop stays free for heartbeats; nothing later in the queue overtakes it. Work counts as
     long if the last one took long.
 
-    Any error but the ZmqTrainError of a work ends the queue: the failed piece may be half done, and
-    only the next life of the process can finish it. So nothing later is done or accepted.
+    Any error but the ZmqTrainError of a work ends the queue, and goes to ``on_error``: the failed
+    piece may be half done, and only the next life of the process can finish it. So nothing later is
+    done or accepted.
     """
 
     def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:
@@ -76,9 +77,8 @@ class WorkQueue:
                 return
             try:
                 then(None if work is None else self._outcome(work))
-            except BaseException:
-                self._end()
-                raise
+            except Exception as error:
+                self._fail(error)
             self._busy = False
 
     def close(self) -> None:
@@ -89,6 +89,10 @@ class WorkQueue:
     def _end(self) -> None:
         self._is_over = True
         self._queue.clear()
+
+    def _fail(self, error: Exception) -> None:
+        self._end()
+        self._on_error(error)  # a ZmqTrainError of ``then``, too: nobody would expect it from run()
 
     def _outcome(self, work: Callable[[], Result]) -> Result | ZmqTrainError:
         try:
@@ -116,5 +120,4 @@ class WorkQueue:
             self._busy = False
             self.run()
         except Exception as raised:
-            self._end()
-            self._on_error(raised)
+            self._fail(raised)
