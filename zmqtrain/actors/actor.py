@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.permissions import check_identity, check_permission, may_ask_for_a_client
@@ -50,6 +50,10 @@ REFUSALS = 256  # remembered reasons; each is logged once
 log = logging.getLogger(__name__)
 
 
+ResendId: TypeAlias = tuple[RoutingId, str, int]
+"""A connection, its sender and the number of a request: the same when that is sent again."""
+
+
 class Request:
     """A received envelope, and the way back to its sender."""
 
@@ -66,6 +70,10 @@ class Request:
     @property
     def sender(self) -> Sender:
         return self.envelope.sender
+
+    @property
+    def resend_id(self) -> ResendId:
+        return self.peer, str(self.sender), self.envelope.request_id
 
     @property
     def over_link(self) -> bool:
@@ -165,6 +173,8 @@ class Actor:
             raise error from error.__cause__
         except BaseException as stop:
             error = stop
+            if self._crash is not None:
+                self._log_other(self._crash)
             raise
         finally:
             try:
@@ -187,7 +197,7 @@ class Actor:
 
     def crash(self, error: Exception) -> None:
         """End the actor with the error of a callback; it handles no further message."""
-        if self._crash is None and self._create_task(_raise(error)) is not None:
+        if self._crash is None and self.spawn(_raise(error), outlives_main=True):
             self._crash = error
         else:
             self._log_other(error)
@@ -199,23 +209,19 @@ class Actor:
         else:
             log.error(text, self.task, error, exc_info=error)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, outlives_main: bool = False) -> bool:
         """Run a background task while the actor lives; return False if it is ending."""
-        task = self._create_task(coroutine)
-        if task is None:
-            return False
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return True
-
-    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         if self._group is None:
             raise RuntimeError("spawn is for a running actor")
         try:
-            return self._group.create_task(coroutine)
+            task = self._group.create_task(coroutine)
         except RuntimeError:
             coroutine.close()
-            return None
+            return False
+        if not outlives_main:
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+        return True
 
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Bind ``address`` and dispatch its messages until the actor ends."""
@@ -351,14 +357,8 @@ def main_of(errors: Sequence[BaseException]) -> BaseException:
     return next((error for error in errors if isinstance(error, ZmqTrainError)), errors[0])
 
 
-def leaves_of(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def leaves_of(error: BaseException) -> list[BaseException]:
     """Return the errors in a group and in the groups in it."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    return leaves
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in leaves_of(each)]
+    return [error]

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from zmqtrain.actors.actor import Request
+from zmqtrain.actors.actor import Request, ResendId
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.base import called_by_steps
@@ -28,15 +28,10 @@ from zmqtrain.policies import try_policy
 from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
-from zmqtrain.transport.base import RoutingId
 from zmqtrain.wire import control, messages
 from zmqtrain.wire.buffers import Tensor
 
 log = logging.getLogger(__name__)
-
-
-Asking: TypeAlias = tuple[RoutingId, str, int]
-"""A sender and the number of its request, which stay the same when it is sent again."""
 
 
 @dataclass(slots=True)
@@ -63,12 +58,12 @@ class AdminApi:
         self._multiples = [0 for _ in self._intervals]  # passed at the last review
         self._save_failure = ""  # why the last checkpoint failed
         # Requests that wait; one that is sent again is answered once, at its new connection.
-        self._save_requests: dict[Asking, Request] = {}
-        self._in_snapshot: set[Asking] = set()  # requests before the last snapshot order
-        self._stop_requests: dict[Asking, Request] = {}
-        self._switch_requests: dict[Asking, Request] = {}
-        self._close_requests: dict[Asking, Request] = {}
-        self._watchers: dict[Asking, Request] = {}
+        self._save_requests: dict[ResendId, Request] = {}
+        self._in_snapshot: set[ResendId] = set()  # requests before the last snapshot order
+        self._stop_requests: dict[ResendId, Request] = {}
+        self._switch_requests: dict[ResendId, Request] = {}
+        self._close_requests: dict[ResendId, Request] = {}
+        self._watchers: dict[ResendId, Request] = {}
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
 
@@ -166,7 +161,7 @@ class AdminApi:
 
     def on_get_status(self, request: Request, message: control.GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self._event:
-            asking = _asking(request)
+            asking = request.resend_id
             if asking not in self._watchers:
                 answer = guarded(self._answer, self._host.crash)
                 asyncio.get_running_loop().call_later(message.wait_s, answer, asking)
@@ -207,7 +202,7 @@ class AdminApi:
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 
     def _switch(self, request: Request, spec: str) -> None:
-        asking, coordinator = _asking(request), self._leader.coordinator
+        asking, coordinator = request.resend_id, self._leader.coordinator
         is_repeated = asking in self._switch_requests
         if not is_repeated and coordinator.next_policy is None and coordinator.policy.spec == spec:
             request.reply(messages.Done(spec))  # it may have crossed the answer
@@ -223,11 +218,11 @@ class AdminApi:
         if (left := self._ps_that_left()) is not None:
             _refuse_save(request, left)
             return
-        self._save_requests[_asking(request)] = request
+        self._save_requests[request.resend_id] = request
         self._notify()
 
     def on_request_stop(self, request: Request, _: control.RequestStop) -> None:
-        self._stop_requests[_asking(request)] = request
+        self._stop_requests[request.resend_id] = request
         self._notify()
 
     def on_save(self, request: Request, message: control.Save) -> None:
@@ -268,8 +263,8 @@ class AdminApi:
         if self._leader.coordinator.finished:
             request.reply(messages.Done())
             return
-        is_repeated = _asking(request) in self._close_requests
-        self._close_requests[_asking(request)] = request
+        is_repeated = request.resend_id in self._close_requests
+        self._close_requests[request.resend_id] = request
         if not is_repeated:
             self._leader.event(close)
 
@@ -318,7 +313,7 @@ class AdminApi:
         for request in watchers.values():
             request.reply(self.status())
 
-    def _answer(self, asking: Asking) -> None:
+    def _answer(self, asking: ResendId) -> None:
         if (watcher := self._watchers.pop(asking, None)) is not None:
             watcher.reply(self.status())
 
@@ -335,11 +330,7 @@ def _refuse_save(request: Request, left: Peer) -> None:
         request.refuse(RefusedError(f"{_without(left)}; ask again when it is back"))
 
 
-def _asking(request: Request) -> Asking:
-    return request.peer, str(request.sender), request.envelope.request_id
-
-
-def _answer_all(requests: dict[Asking, Request], message: messages.Message) -> None:
+def _answer_all(requests: dict[ResendId, Request], message: messages.Message) -> None:
     for request in requests.values():
         request.reply(message)
     requests.clear()

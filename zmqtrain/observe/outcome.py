@@ -113,17 +113,12 @@ def recorded(
             outcome = Outcome.of(found)
         if outcome is not None:
             content = outcome.text().encode()
-            if own is not None:
-                _write(_write_own, own, content)
-            if file is not None:
-                _write(_write_in_place, Path(file), content)
-
-
-def _write(write: Callable[[Path, bytes], None], path: Path, content: bytes) -> None:
-    try:
-        write(path, content)
-    except OSError as error:
-        log.warning("zmqtrain status cannot show how the job ended: %s", error)
+            for path, write in ((own, _write_own), (file, _write_in_place)):
+                try:
+                    if path is not None:
+                        write(Path(path), content)
+                except OSError as error:
+                    log.warning("zmqtrain status cannot show how the job ended: %s", error)
 
 
 def _write_own(path: Path, content: bytes) -> None:

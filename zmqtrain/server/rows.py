@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from zmqtrain.actors.actor import Request
+from zmqtrain.actors.actor import Request, ResendId
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ProtocolError, RefusedError
 from zmqtrain.models.tables import Ids, RowPlace, RowsOf, TableVariable, shards_of
@@ -36,7 +36,7 @@ class RowAccess:
         """``place``: which rows the shard holds."""
         self.tables, self._place = tables, place
         self._state, self._peers, self._executor = state, peers, executor
-        self._asked: set[tuple[str, int, int, int]] = set()  # lookups that wait for earlier orders
+        self._asked: set[ResendId] = set()  # lookups that wait for earlier orders
 
     def on_lookup(self, request: Request, message: Lookup) -> None:
         peer = self._peers.member(request)
@@ -50,13 +50,12 @@ class RowAccess:
         if worker is not None and worker.owes(message.after):
             worker.lookups[request.envelope.request_id] = answer
             return
-        asked = _number_of(request)
-        if asked not in self._asked:  # else it was sent again before its turn came
-            self._asked.add(asked)
+        if request.resend_id not in self._asked:  # else it was sent again before its turn came
+            self._asked.add(request.resend_id)
             self._executor.after_orders(answer)
 
     def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
-        self._asked.discard(_number_of(request))
+        self._asked.discard(request.resend_id)
         tables, flats = self._state.shard.tables, [np.empty(0, np.float32)]
         if tables is not None:
             pairs = zip(message.tables, ids, strict=True)
@@ -115,9 +114,3 @@ class RowAccess:
             if not self._place.holds(shards_of(ids, self._place.shards)).all():
                 raise ProtocolError(f"rows of table {table} that are another shard's")
         return found
-
-
-def _number_of(request: Request) -> tuple[str, int, int, int]:
-    """Return what a request and its resends have in common."""
-    sender = request.sender
-    return sender.role, sender.index, sender.incarnation, request.envelope.request_id

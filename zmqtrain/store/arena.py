@@ -6,7 +6,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -97,16 +97,12 @@ def create_arena(path: Path, nbytes: int) -> Arena:
     Raises:
         SegmentError: the file system refuses.
     """
-    with ExitStack() as failed:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            failed.callback(path.unlink, missing_ok=True)
-            _resize(descriptor, nbytes)
-        except OSError as error:
-            raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
-        arena = Arena(descriptor, path)
-        failed.pop_all()
-    return arena
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        _resize(descriptor, nbytes)
+    except OSError as error:
+        raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
+    return Arena(descriptor, path)
 
 
 def space_of(directory: Path | None) -> int:
