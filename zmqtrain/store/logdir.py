@@ -27,7 +27,7 @@ from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_size
 GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
 LOCK_FILE = "LOCK"
 GROUP_FILE = "GROUP"
-CHECK_S = 0.5  # longer than a process that checks the lock has it
+CHECKS, CHECK_S = 100, 0.005  # within which other processes have checked the lock
 
 _GROUP = re.compile(rf"{GROUP_FILE}-(\d{{1,9}})")
 _NUMBER = re.compile(rb"\d{1,18}\s*")
@@ -261,20 +261,19 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock; a process that only checks it, as :func:`is_claim_seen` does, has it briefly.
+    """Take the lock, unless another process does more than check it as :func:`is_claim_seen` does.
 
     Raises:
         BlockingIOError: another process has it.
     """
-    until = time.monotonic() + CHECK_S
-    while True:
-        try:
+    for _ in range(CHECKS):
+        with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(CHECK_S / 20)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(CHECK_S)
+    raise BlockingIOError
 
 
 def is_claim_seen(directory: str) -> bool:
