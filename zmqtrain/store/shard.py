@@ -229,11 +229,13 @@ class Shard:
         """
         words = self.segment.words
         self.dense.begin_settling()
+        self._is_changing = True
         words[CLOCK] += 1
         if self.safe:
             self._note.settle()
         self.dense.settle(target)
         self._note.finish()
+        self._is_changing = False
         words[CLOCK] += 1
 
     def square_of(self, update: Apply | Reduce) -> int:
