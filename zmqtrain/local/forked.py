@@ -45,7 +45,8 @@ class ForkedProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not self.pid:
-            die_with_parent()
+            if die_with_parent is not None:
+                die_with_parent()
             for link in (self._link, *(other._link for other in others)):
                 link.close()
             sys.exit(_run(its))
