@@ -160,7 +160,7 @@ async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path)
         loop.call_soon(actor.stop, int(ExitCode.TERMINATED))
 
     with claimed(plan.job.logdir):
-        serving = task._serve_group(config, plan, on_start, [], lambda status: None, None)
+        serving = task.serve_in_group(config, plan, on_start, [], lambda status: None, None)
         assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
     assert not has_run.is_set()  # a chief would end the job of the one that has the claim
 

@@ -25,7 +25,7 @@ from zmqtrain.transport.keys import (
     revoke_key,
     rotation,
 )
-from zmqtrain.transport.registry import KnownPeer
+from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security, is_local
 
@@ -280,10 +280,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_answers(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, frames: Any) -> Any:
+    def fail(self: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    patch.setattr(authenticator.Authenticator, "_verdict", fail)
+    patch.setattr(Registry, "refresh", fail)
 
 
 def spoil_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
@@ -316,13 +316,13 @@ async def test_while_keys_cannot_be_checked_only_admitted_peers_go_on(
     def parsed(frames: Any) -> tuple[int, int]:
         nonlocal failed, succeeded
         event, value = original(frames)
-        succeeded += event == handshake._SUCCEEDED
-        failed += event not in (handshake._SUCCEEDED, handshake._ACCEPTED)
+        succeeded += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        failed += event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_ACCEPTED)
         return event, value
 
-    original = handshake._parsed
+    original = handshake.parsed
     with pytest.MonkeyPatch.context() as watching:
-        watching.setattr(handshake, "_parsed", parsed)
+        watching.setattr(handshake, "parsed", parsed)
         listener, inbox, troubles = keyed.listen()
         peer, answers, _ = keyed.peer(listener.address, WORKER)
         while succeeded < 2:

@@ -91,7 +91,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
         try:
             hidden: Any = nullcontext(lambda status: None)  # the debugger has the terminal
-            with hidden if is_debugged else _display(job_reference) as on_progress:
+            with hidden if is_debugged else display(job_reference) as on_progress:
                 running = run_processes(
                     job_reference,
                     job,
@@ -134,7 +134,7 @@ def _show_as_json(task: Task, line: str) -> None:
 
 
 @contextmanager
-def _display(title: str) -> Iterator[Callable[[Status], None]]:
+def display(title: str) -> Iterator[Callable[[Status], None]]:
     """Yield a function that shows a status: on a terminal as `top` does, else as lines of the log.
 
     The loggers in NEWS write to the log in both cases.

@@ -30,7 +30,7 @@ ANSWER_S = 30.0
 """The longest time for a running actor to answer."""
 
 CONNECT_S = 5.0
-_one_at_a_time = threading.RLock()
+one_at_a_time = threading.RLock()
 """Ray connects a process to one cluster at a time, and zmqtrain jobs asks all of them."""
 
 FOLLOW_S = 1.0
@@ -77,7 +77,7 @@ class Ray(Engine):
         return f"Ray at {self.context}"
 
     def state(self, job: Submitted) -> str:
-        with _one_at_a_time:
+        with one_at_a_time:
             job_actor = self._actor(job.name)
             if job_actor is None:
                 return GONE
