@@ -15,21 +15,25 @@ from safetensors.numpy import load_file
 
 from tests.kills import dying_at
 from tests.store import with_tables
-from tests.store.with_tables import LAYOUT, Job, close, remove, rows, table
+from tests.store.conftest import CutParts
+from tests.store.with_tables import WHOLE, Job, close, remove, rows, table
 from zmqtrain.models.tables import RowsOf
-from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update
+from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update, redo
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
 from zmqtrain.store import board_share, checkpoint, row_store, table_layout
 from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat
-from zmqtrain.store.holdings import tables
+from zmqtrain.store.holdings import dense, dense_part, tables
 from zmqtrain.store.holdings.tables import Tables
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import reach
 
 STRIDE = int(os.environ.get("STRIDE", "149"))
-INTERRUPTED = [module.__file__ for module in (boards, board_share, tables, row_store)]
+OF_STEPS = boards, board_share, tables, row_store, dense, dense_part, redo
+INTERRUPTED = [module.__file__ for module in OF_STEPS]
 
 TABLES = [
     table("user", 0, 4),
@@ -41,11 +45,14 @@ UPDATES = [
     Update(RowwiseAdagrad(0.1)),
     Update(Ftrl(0.1, l1=0.01)),
 ]
-JOB = Job(TABLES, UPDATES, Update(Adam(0.1), fused=False))
+(LAYOUT,) = place([Variable("w", (4005,))], 1, partition_nbytes=WHOLE)
+JOB = Job(TABLES, UPDATES, Update(Adam(0.1), fused=False), LAYOUT)
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_blocks(cut_parts: CutParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the dense parameters in four; a part takes two blocks."""
+    cut_parts(1024, 600)
     monkeypatch.setattr(table_layout, "BLOCK_SIZE", 24)
 
 
@@ -76,7 +83,7 @@ def seat(job: Job, shard: Shard, member: int) -> Seat:
     assert shard.tables is not None
     memory = reach(shard.tables.memory.name, job.layouts, writable=True)
     own = Tables(job.updates, memory)
-    given = LAYOUT, job.update, shard.segment
+    given = job.layout, job.update, shard.segment
     mine = Shard(*given, safe=True, batch_size=4, tables=own)
     found = Board(shard.segment).seat_of(member, 7, mine)
     assert found is not None
@@ -106,6 +113,7 @@ CLIPPED = Job(
     TABLES,
     [Update(each.rule, clip_norm=0.5, fused=False) for each in UPDATES],
     Update(Adam(0.1), clip_norm=0.5, fused=False),
+    LAYOUT,
 )
 
 

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness import until
 from tests.kills import dying_at
 from tests.store import with_tables
 from tests.store.with_tables import DENSE, Job, close, push, remove, rows, table, tensors_of
@@ -33,6 +35,7 @@ from zmqtrain.optim import (
     Rule,
     Slot,
     Update,
+    redo,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
 from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum, table_layout
@@ -40,6 +43,7 @@ from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
+from zmqtrain.store.segment_layout import PART_SIZE, PARTS, PROGRESS_AT, PROGRESS_STRIDE
 from zmqtrain.store.shard import Shard
 
 ROWS, DIM = 40, 3
@@ -281,21 +285,33 @@ def test_change_of_a_killed_process_is_finished_or_never_was(order: Order, tmp_p
     assert min(found.values()) > 1
 
 
+def a_part_is_under_way(path: Path) -> bool:
+    """Return whether a thread is in the middle of a part of the dense parameters."""
+    words = np.memmap(path, np.int64, "r", PROGRESS_AT, (PARTS, PROGRESS_STRIDE // 8))
+    done = words[:, redo.DONE].copy()
+    return bool(((done > 0) & (done < PART_SIZE)).any())
+
+
 def test_killed_processes_leave_what_the_next_finishes_bit_for_bit(tmp_path: Path) -> None:
-    """SIGKILL anywhere, in compiled code too, twice."""
+    """SIGKILL anywhere, in compiled code too."""
     seed = random.randrange(10**6)
     choose = random.Random(seed)
     tmp_path.chmod(0o700)
     path = tmp_path / "ps"
     close(with_tables.KILLED.begin(path))
     reference = with_tables.KILLED.begin()
-    for _ in range(2):
+    for is_under_way in (False, True, False):
         command = [sys.executable, "-m", "tests.store.with_tables", str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as updater:
             assert updater.stdout is not None
             assert updater.stdout.readline() == b"begun\n"
-            time.sleep(choose.random() * 0.1)  # any moment is a good one
-            updater.kill()
+            try:
+                if is_under_way:
+                    until(partial(a_part_is_under_way, path), "a part under way", str)
+                else:
+                    time.sleep(choose.random() * 0.1)  # any moment is a good one
+            finally:
+                updater.kill()
         shard = with_tables.KILLED.adopt(path)
         while reference.version < shard.version:
             with_tables.update(reference)
