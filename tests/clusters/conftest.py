@@ -16,9 +16,12 @@ import pytest
 
 from tests.clusters.examples import JOB, ROOT
 from tests.golden import Snapshot
+from tests.leader import leader
 from tests.transcript import performed
 from zmqtrain.cli import keys as keys_command
 from zmqtrain.clusters.submitted import submitted_jobs
+
+__all__ = ["leader"]
 
 Answer = tuple[list[str], int, str, str, bool]
 

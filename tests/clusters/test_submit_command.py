@@ -9,7 +9,6 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 import yaml
@@ -19,17 +18,17 @@ from tests.clock import StopClock
 from tests.clusters.conftest import Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from tests.clusters.test_scenes import AWAY, NOTHING, WILLING, pod
+from tests.leader import FakePs
 from zmqtrain.cli import keys as keys_command
-from zmqtrain.cli import remote, submit
+from zmqtrain.cli import submit
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import programs
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
-from zmqtrain.errors import ExitCode, PeerLostError
+from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import read_registry
 from zmqtrain.wire.control import GetStatus, RequestStop
-from zmqtrain.wire.messages import Message
 
 SUBMIT = (
     *("submit", str(ROOT / JOB), "--on", "kubernetes", "--image", "i", "--name", "digits"),
@@ -288,7 +287,7 @@ CHIEF = TaskStatus(
 )
 def test_job_that_has_not_begun_is_stopped_and_one_that_has_is_not_lost(
     kubectl: Kubectl,
-    monkeypatch: pytest.MonkeyPatch,
+    leader: FakePs,
     capsys: pytest.CaptureFixture[str],
     status: Status,
     asked: list[type],
@@ -296,21 +295,13 @@ def test_job_that_has_not_begun_is_stopped_and_one_that_has_is_not_lost(
 ) -> None:
     """Whichever task is pending: a job without parameters has nothing to save."""
     submitted(kubectl)
-    questions = []
-
-    def ask(address: str, message: Message, **how: Any) -> Message:
-        questions.append(type(message))
-        if isinstance(message, RequestStop):
-            raise PeerLostError("no answer")
-        return status
-
-    monkeypatch.setattr(remote, "ask", ask)
+    leader.replies = {GetStatus: [status]}
     line = "Forwarding from 127.0.0.1:1 -> 2222\n"
     item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": {}}
     pods = given({"items": [pod("ps", 0)]}, "pods")
     kubectl.answers(said(line, "port-forward"), pods, given({"items": [item]}, "get"), *WILLING)
     assert main(["stop", "digits"]) == code
-    assert questions == asked
+    assert [type(message) for _, message, _ in leader.asked] == asked
     assert bool(kubectl.calls("delete")) == (code == ExitCode.OK) == (not submitted_jobs())
     told = capsys.readouterr()
     if code:

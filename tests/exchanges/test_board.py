@@ -195,18 +195,3 @@ def test_member_that_the_ps_does_not_know_offers_no_gradient(
     monkeypatch.setattr(Seat, "offer", counted)
     assert outcome(1, exchange="board")[1] == STEPS
     assert joins
-
-
-@pytest.mark.parametrize("model", [MLP(6, 8, 3), Normed()], ids=["trained", "with state"])
-def test_messages_are_sent_only_where_the_ps_has_its_say(
-    model: MLP, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps, end_step = [], Seat.end_step
-
-    def counted(seat: Seat) -> int:
-        steps.append(seat.version)
-        return end_step(seat)
-
-    monkeypatch.setattr(Seat, "end_step", counted)
-    outcome(2, exchange="board", steps=200, model=model)
-    assert sorted(steps) == sorted([*range(199)] * 2)

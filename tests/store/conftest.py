@@ -13,7 +13,7 @@ import pytest
 
 from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
-from zmqtrain.store import segment_layout
+from zmqtrain.store import segment_layout, table_layout
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard, tensors_of
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, tensor_records
@@ -38,12 +38,18 @@ CutParts = Callable[..., None]
 
 @pytest.fixture
 def cut_parts(monkeypatch: pytest.MonkeyPatch) -> CutParts:
-    """Cut shards that are made from now on into other parts, and parts into other blocks."""
+    """Cut shards that are made from now on into other parts, and parts and tables into blocks."""
 
-    def cut(part_size: int | None = None, block_size: int | None = None) -> None:
-        for name, size in (("PART_SIZE", part_size), ("REDO_SIZE", block_size)):
+    def cut(
+        part_size: int | None = None, block_size: int | None = None, table_block: int | None = None
+    ) -> None:
+        for module, name, size in (
+            (segment_layout, "PART_SIZE", part_size),
+            (segment_layout, "REDO_SIZE", block_size),
+            (table_layout, "BLOCK_SIZE", table_block),
+        ):
             if size is not None:
-                monkeypatch.setattr(segment_layout, name, size)
+                monkeypatch.setattr(module, name, size)
 
     return cut
 

@@ -21,7 +21,7 @@ from zmqtrain.models.tables import RowsOf
 from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update, redo
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
-from zmqtrain.store import board_share, checkpoint, row_store, table_layout
+from zmqtrain.store import board_share, checkpoint, row_store
 from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat
 from zmqtrain.store.holdings import dense, dense_part, tables
 from zmqtrain.store.holdings.tables import Tables
@@ -50,10 +50,9 @@ JOB = Job(TABLES, UPDATES, Update(Adam(0.1), fused=False), LAYOUT)
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(cut_parts: CutParts, monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_blocks(cut_parts: CutParts) -> None:
     """Cut the dense parameters in four; a part takes two blocks."""
-    cut_parts(1024, 600)
-    monkeypatch.setattr(table_layout, "BLOCK_SIZE", 24)
+    cut_parts(1024, 600, table_block=24)
 
 
 def gradient(step: int, member: int) -> list[RowsOf]:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.harness import until
 from tests.kills import dying_at
 from tests.store import with_tables
+from tests.store.conftest import CutParts
 from tests.store.with_tables import DENSE, Job, close, push, remove, rows, table, tensors_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given
@@ -38,7 +39,7 @@ from zmqtrain.optim import (
     redo,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum, table_layout
+from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
@@ -232,11 +233,6 @@ LIVES = Job(
 """Rows of some blocks in one table; admission, and both ways to forget, in the other."""
 
 
-@pytest.fixture
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_layout, "BLOCK_SIZE", 24)
-
-
 def before_the_end(path: Path) -> Shard:
     """Return a shard with a sum, of which the next update is the fourth."""
     shard = LIVES.begin(path)
@@ -257,9 +253,11 @@ def last_order(shard: Shard, order: Order) -> None:
     shard.carry_out(order, 7)
 
 
-@pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("order", [Accumulate(1), Reduce((1, 0))], ids=repr)
-def test_change_of_a_killed_process_is_finished_or_never_was(order: Order, tmp_path: Path) -> None:
+def test_change_of_a_killed_process_is_finished_or_never_was(
+    order: Order, cut_parts: CutParts, tmp_path: Path
+) -> None:
+    cut_parts(table_block=24)
     tmp_path.chmod(0o700)
     reference = before_the_end(tmp_path / "reference")
     before = LIVES.contents(reference)
