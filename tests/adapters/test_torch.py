@@ -190,40 +190,6 @@ def test_initial_values_leave_the_module_of_the_steps() -> None:
     assert step.model.module is module
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "SGD"])
-def test_groups_of_a_job_are_those_of_torchs_optimizer(rule: str, tmp_path: Path) -> None:
-    data = Arrays(train=BATCH)
-    rules = {"AdamW": AdamW(0.01, weight_decay=0.3), "SGD": SGD(0.1)}
-    others = {"AdamW": {"weight_decay": 0.0, "learning_rate": 0.03}, "SGD": {"l2": 0.2}}
-    job = Job(
-        model=TorchModel(net, F.cross_entropy),
-        data=data,
-        optimizer=rules[rule],
-        groups={"*.bias": others[rule]},
-        batch_size=len(X),
-        steps=5,
-        logdir=str(tmp_path),
-    )
-    zmqtrain.run(job)
-    torch.manual_seed(0)
-    module = net()
-    named = list(module.named_parameters())
-    biases = [p for n, p in named if n.endswith("bias")]
-    weights = {"params": [p for n, p in named if not n.endswith("bias")]}
-    optimizer = {
-        "AdamW": lambda: torch.optim.AdamW(
-            [weights, {"params": biases, "weight_decay": 0.0, "lr": 0.03}], 0.01, weight_decay=0.3
-        ),
-        "SGD": lambda: torch.optim.SGD([weights, {"params": biases, "weight_decay": 0.2}], 0.1),
-    }[rule]()
-    for _ in range(5):
-        optimizer.zero_grad()
-        F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
-        optimizer.step()
-    expected = {name: value.numpy() for name, value in module.state_dict().items()}
-    same(zmqtrain.load(tmp_path), expected, 1e-5)
-
-
 def test_own_loop_without_backward_is_refused() -> None:
     values = (model := TorchModel(net, F.cross_entropy)).parameters(0)
     model.begin(values, BATCH, {name: np.empty_like(value) for name, value in values.items()})

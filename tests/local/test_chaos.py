@@ -152,21 +152,15 @@ def test_process_that_can_be_no_task_is_not_killed(job: Job, pid: str) -> None:
         shell.communicate(b"\n")
 
 
-def test_task_that_was_killed_and_is_not_back_yet_is_left_out(job: Job) -> None:
+@pytest.mark.parametrize("is_zombie", [True, False])
+def test_process_that_has_ended_is_not_killed_again(job: Job, is_zombie: bool) -> None:
     with subprocess.Popen(["true"]) as ended:
-        ended.wait()
-    lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
-    report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
+        flags = os.WEXITED | os.WNOWAIT if is_zombie else os.WEXITED
+        os.waitid(os.P_PID, ended.pid, flags)
+        lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
+        report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
     assert "the task was already dead, and is not counted" in report.skipped[0]
     assert report.done == []
-
-
-def test_process_that_has_just_ended_is_not_killed(job: Job) -> None:
-    with subprocess.Popen(["true"]) as zombie:
-        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended
-        lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{zombie.pid}"),))
-        report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
-    assert "the task was already dead" in report.skipped[0]
 
 
 @pytest.mark.parametrize(

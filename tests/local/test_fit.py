@@ -372,17 +372,6 @@ def test_best_weights_are_a_result_and_a_resumed_job_goes_on_from_the_last(
     assert_same(trainer.weights, whole.weights)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_fit_that_was_done_before_says_so(
-    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path, workers=workers)
-    rows = fit(trainer, epochs=2).rows()
-    assert "nothing to train" not in caplog.text
-    assert fit(trainer, epochs=2).rows() == rows
-    assert caplog.text.count("nothing to train") == 1
-
-
 def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
     ends: list[int] = []
     trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path / "run")

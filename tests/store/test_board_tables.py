@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
 
 from tests.kills import dying_at
 from tests.store import with_tables
@@ -21,7 +20,7 @@ from zmqtrain.models.tables import RowsOf
 from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update, redo
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.store import board as boards
-from zmqtrain.store import board_share, checkpoint, row_store
+from zmqtrain.store import board_share, row_store
 from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat
 from zmqtrain.store.holdings import dense, dense_part, tables
 from zmqtrain.store.holdings.tables import Tables
@@ -162,26 +161,6 @@ def test_rows_that_members_change_count_in_the_status_of_the_ps() -> None:
     ours, theirs = ({n: replace(t, hottest=()) for n, t in each.items()} for each in found)
     assert ours == theirs
     assert all(each.updated for each in ours.values())
-
-
-def test_checkpoint_between_two_rosters_has_the_rows_of_its_step(tmp_path: Path) -> None:
-    """Members of the next roster change rows while its file is made durable."""
-    tmp_path.chmod(0o700)
-    shard = JOB.begin(tmp_path / "ps")
-    for steps in (2, 3):
-        board = opened(shard, 2)
-        make_steps(shard, [seat(JOB, shard, member) for member in range(2)], steps)
-        board.take(0)
-        board.close()
-        if steps == 2:
-            directory, version = checkpoint.begin(tmp_path, 1), shard.version
-            copied = shard.write(directory)
-    written = checkpoint.seal_shard(copied, 0, version)
-    tensors = load_file(directory / written.file)
-    found = {name: (tensors[name].shape, tensors[name].tobytes()) for name in tensors}
-    expected = on_a_ps(2, 2)[2]
-    assert {name: found[name] for name in expected} == expected
-    remove(shard)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["ps lives", "ps is killed, too"])
