@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.constants import Constants
 from zmqtrain.actors import link
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.link import Link
@@ -26,9 +27,9 @@ HEARTBEAT_S = 0.01
 
 
 @pytest.fixture
-def resends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def resends_at_once(constants: Constants) -> None:
     """Have a link send what is not answered again at each heartbeat."""
-    monkeypatch.setattr(link, "RESEND_S", 0.0)
+    constants(link, RESEND_S=0.0)
 
 
 class Mail:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.bad_input.parts import Someone, Table, table
+from tests.constants import Constants
 from tests.recommenders import DIM, USERS, Recommender, make_job
 from zmqtrain.models.tables import shards_of
 from zmqtrain.optim import SGD
@@ -114,9 +115,9 @@ async def test_rows_that_come_twice_count_once() -> None:
 
 
 async def test_rows_of_more_memory_than_a_push_may_have_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    constants: Constants,
 ) -> None:
-    monkeypatch.setattr(rows_of_server, "MAX_NBYTES", ROWS.nbytes)
+    constants(rows_of_server, MAX_NBYTES=ROWS.nbytes)
     async with training() as (t, worker):
         await check(t, worker)
         send_rows(worker, replace(CHUNK, sequence=2))

@@ -18,15 +18,15 @@ from bench.gpu import cases, command, copies, training, updates
 from bench.gpu.__main__ import print_rows
 from bench.gpu.command import Command, compared, page
 from bench.kernels import TORCH
+from tests.constants import Constants
 from tests.cupy_stand_in import installed
 from zmqtrain.data import Digits
 from zmqtrain.optim import AdamW
 
 
 @pytest.fixture
-def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WARM_UP", "LEAST", "MOST"):
-        monkeypatch.setattr(cases, name, 1)
+def few_rounds(constants: Constants) -> None:
+    constants(cases, WARM_UP=1, LEAST=1, MOST=1)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
@@ -36,9 +36,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[st
 
 @pytest.mark.usefixtures("few_rounds")
 def test_copies_are_measured_in_every_direction_and_leave_nothing_registered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    constants: Constants, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(copies, "NBYTES", {"4 KB": 1 << 12})
+    constants(copies, NBYTES={"4 KB": 1 << 12})
     with installed(1) as cupy:
         runtime = cupy.cuda.runtime
         with (

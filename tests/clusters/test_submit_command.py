@@ -18,6 +18,7 @@ from tests.clock import StopClock
 from tests.clusters.conftest import Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from tests.clusters.test_scenes import AWAY, NOTHING, WILLING, pod
+from tests.constants import Constants
 from tests.leader import FakePs
 from zmqtrain.cli import keys as keys_command
 from zmqtrain.cli import submit
@@ -228,10 +229,10 @@ def test_job_that_cannot_be_loaded_here_needs_its_memory(
 
 
 def test_silent_port_forward_is_given_up(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kubectl: Kubectl, constants: Constants, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
-    monkeypatch.setattr(programs, "TIMEOUT_S", 1.0)  # kubectl's other calls take a part of it
+    constants(programs, TIMEOUT_S=1.0)  # kubectl's other calls take a part of it
     kubectl.answers(said("", "port-forward"), given({"items": [pod("ps", 0)]}, "pods"))
     assert main(["status", "digits"]) == ExitCode.PEER_LOST
     assert "port-forward" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from tests.clusters.test_scenes import (
     held,
     saved,
 )
+from tests.constants import Constants
 from tests.leader import FakePs
 from tests.transcript import performed
 from zmqtrain.cli import ended, resubmit
@@ -39,11 +40,11 @@ OUTCOME = Outcome("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy
 
 
 @pytest.fixture
-def ps(leader: FakePs, monkeypatch: pytest.MonkeyPatch) -> FakePs:
+def ps(leader: FakePs, constants: Constants) -> FakePs:
     """Ps 0 of a job that trains, until it is stopped."""
     leader.replies = {GetStatus: [STATUS], RequestStop: [Done("stopped by zmqtrain stop")]}
-    monkeypatch.setattr(ended, "OUTCOME_S", 0.0)
-    monkeypatch.setattr(resubmit, "POLL_S", 0.0)
+    constants(ended, OUTCOME_S=0.0)
+    constants(resubmit, POLL_S=0.0)
     return leader
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from tests.exchanges.conftest import KINDS, OpenExchange
 from tests.plans import planned
 from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Recommender, make_job
@@ -19,6 +20,7 @@ from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
 from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.wire import rows as rows_of_wire
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
 SIZES = {"user": USERS, "item": ITEMS}
@@ -195,9 +197,9 @@ async def test_norm_counts_the_rows(open_exchange: OpenExchange) -> None:
 
 
 async def test_rows_of_many_messages_come_whole(
-    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
+    open_exchange: OpenExchange, constants: Constants
 ) -> None:
-    monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+    constants(rows_of_wire, FRAME_NBYTES=3 * 4 * DIM)
     found = []
     for model in (Recommender(), Dense()):
         job = make_job(model, policy="sync-replicas", prefetch=0)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from simulation.model import counting_job
+from tests.constants import Constants
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role, Task
@@ -199,9 +200,9 @@ async def test_group_that_is_over_drops_unsent_messages(
 
 
 async def test_chief_gives_its_claim_up_to_that_of_a_later_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, constants: Constants
 ) -> None:
-    monkeypatch.setattr(groups, "CLAIM_S", 0.01)
+    constants(groups, CLAIM_S=0.01)
     plan = plan_of(tmp_path)
     chiefs = [
         Chief(CONFIG, plan.in_group(number, members), MemoryTransport())

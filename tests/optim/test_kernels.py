@@ -234,13 +234,17 @@ def own_rule(formula: Formula) -> Rule:
     return type("Own", (SGD,), {"formula": staticmethod(formula)})(0.1)
 
 
+def inverted() -> Rule:
+    """Return one with an operation that has no counterpart in a kernel."""
+    return own_rule(lambda w, g, rate: (w - rate * np.arctan(g),))
+
+
 @pytest.mark.parametrize("trouble", ["no LLVM", "a formula that it cannot compile"])
 @pytest.mark.usefixtures("anew")
 def test_without_kernels_updates_are_the_same_and_one_warning_says_why(
     trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    without_counterpart = own_rule(lambda w, g, rate: (w - rate * np.arctan(g),))
-    update = Update(without_counterpart if "formula" in trouble else Adam())
+    update = Update(inverted() if "formula" in trouble else Adam())
     if trouble == "no LLVM":
         monkeypatch.setitem(sys.modules, "zmqtrain.optim.kernels.cpu", None)
         monkeypatch.delattr(kernels, "cpu")

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.asking import Asked
+from tests.constants import Constants
 from tests.coordination.parts import add_peer, make_host
 from tests.server.conftest import make_state
 from zmqtrain.config.timing import Timing
@@ -21,8 +22,8 @@ TIMING = Timing(heartbeat_s=100.0, lease_s=200.0)
 
 
 @pytest.fixture
-def members(peers: PeerTable, monkeypatch: pytest.MonkeyPatch) -> PeerHandlers:
-    monkeypatch.setattr(peer_handlers, "FAREWELL_S", 0.01)
+def members(peers: PeerTable, constants: Constants) -> PeerHandlers:
+    constants(peer_handlers, FAREWELL_S=0.01)
     state = make_state()
     made = PeerHandlers(make_host(), state, peers)
     state.join(add_peer(peers, "worker 0"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from tests.plans import planned
 from tests.recommenders import DIM, make_job
 from zmqtrain.config.cluster import Role
@@ -51,9 +52,9 @@ def test_another_life_may_go_on_unless_the_job_is_over_or_given_up(
 
 @pytest.mark.parametrize("board", [True, False])
 def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
-    board: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    board: bool, tmp_path: Path, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(segment_files, "SHARED_MEMORY", tmp_path / "nowhere")
+    constants(segment_files, SHARED_MEMORY=tmp_path / "nowhere")
     ps = ("ipc://nowhere",)
     config = TaskConfig(role=Role.PS, job="job", index=0, ps=ps, workers=2)
     with pytest.raises(SegmentError, match="direct") if board else nullcontext():

@@ -12,6 +12,7 @@ import pytest
 
 from simulation import fakes
 from simulation.rules import delay, drop
+from tests.constants import Constants
 from tests.traces import calm, held
 from zmqtrain.wire.messages import Chunk, Lookup, Message, RowChunk, RowValues
 
@@ -23,9 +24,9 @@ OF_ONE_ANSWER = 5  # chunks, with the simulation's shards
     [((1,), 1200), ((5,), 1 << 20), ((2, 3, 6), 1200)],  # some chunks, or all
 )
 def test_push_with_lost_chunks_is_sent_again(
-    lost: tuple[int, ...], window_nbytes: int, monkeypatch: pytest.MonkeyPatch
+    lost: tuple[int, ...], window_nbytes: int, constants: Constants
 ) -> None:
-    monkeypatch.setattr(fakes, "CREDITS_NBYTES", (window_nbytes,))
+    constants(fakes, CREDITS_NBYTES=(window_nbytes,))
     rule = drop(Chunk, *lost, receiver="ps")
     report = held(calm(lane="tcp", in_chunks=True, workers=2, rules=(rule,)))
     assert report.matched > (max(lost),)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
 from zmqtrain.store import segment_layout, table_layout
@@ -37,7 +38,7 @@ CutParts = Callable[..., None]
 
 
 @pytest.fixture
-def cut_parts(monkeypatch: pytest.MonkeyPatch) -> CutParts:
+def cut_parts(constants: Constants) -> CutParts:
     """Cut shards that are made from now on into other parts, and parts and tables into blocks."""
 
     def cut(
@@ -49,7 +50,7 @@ def cut_parts(monkeypatch: pytest.MonkeyPatch) -> CutParts:
             (table_layout, "BLOCK_SIZE", table_block),
         ):
             if size is not None:
-                monkeypatch.setattr(module, name, size)
+                constants(module, **{name: size})
 
     return cut
 

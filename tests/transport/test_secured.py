@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.constants import Constants
 from tests.transport.conftest import Keyed
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import authenticator, handshake, router_dealer
@@ -167,10 +168,10 @@ async def test_key_revoked_live_ends_both_directions(keyed: Keyed) -> None:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurried(constants: Constants) -> None:
     """Registries are read, and refused keys tried, many times a second."""
-    monkeypatch.setattr(authenticator, "REFRESH_S", 0.01)
-    monkeypatch.setattr(handshake, "RETRY_S", 0.01)
+    constants(authenticator, REFRESH_S=0.01)
+    constants(handshake, RETRY_S=0.01)
 
 
 def rotate(directory: Path) -> None:
@@ -273,10 +274,10 @@ def under_a_name(context: Any, keyed: Keyed, owner: Owner, address: str, name: b
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(constants: Constants) -> None:
     """Handshakes that get no answer are begun anew soon."""
-    monkeypatch.setattr(router_dealer, "HANDSHAKE_MS", 200)
-    monkeypatch.setattr(handshake, "BROKEN_WITHIN_S", 0.02)
+    constants(router_dealer, HANDSHAKE_MS=200)
+    constants(handshake, BROKEN_WITHIN_S=0.02)
 
 
 def break_answers(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
