@@ -28,6 +28,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import checkpoints
+from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.user_code import is_installed
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
@@ -281,7 +282,7 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def buggy(self: Any) -> Any:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("zmqtrain.training.model_runner.ModelRunner._check_gradients", buggy)
+    monkeypatch.setattr(ModelRunner, "load_parameters", buggy)
     with pytest.raises(AttributeError, match="a bug"):
         zmqtrain.run(make_job())
 

@@ -26,7 +26,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         return 7
 
     monkeypatch.setattr(module, "supervise", supervise)
-    monkeypatch.setattr(module, "setup_logging", lambda *_: None)
     return found
 
 

@@ -24,7 +24,7 @@ from zmqtrain.protocol.orders import Apply, Order, Reduce
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.state import Result, ShardState
 from zmqtrain.store.shard import Shard
-from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.training.model_runner import ModelRunner
 
 Spoil = Callable[..., None]
 
@@ -144,7 +144,7 @@ def test_error_that_names_no_task_is_found(spoil: Spoil) -> None:
     def fail(*_: Any) -> None:
         raise PeerLostError("something is lost")
 
-    spoil(TrainingLoop, "_compute", fail, call=5)
+    spoil(ModelRunner, "compute", fail, call=5)
     broken = simulate(calm(policy="hogwild")).broken
     assert "something is lost" in broken
     assert "the text names no task" in broken
