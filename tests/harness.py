@@ -190,11 +190,7 @@ class Stage:
         self.gate.touch()
 
     def start(
-        self,
-        name: str,
-        *command: str | Path,
-        env: Mapping[str, str] | None = None,
-        stdin: str = "",
+        self, name: str, *command: str | Path, env: Mapping[str, str] | None = None, stdin: str = ""
     ) -> Process:
         """Start a command in the stage's directory; ``stdin``: what it reads there."""
         base = self.directory / f"{len(self.processes)}-{name}"

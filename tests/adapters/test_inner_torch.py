@@ -209,10 +209,7 @@ def many_losses(parameters: Any) -> Any:
     ("fields", "text"),
     [
         ({"inner": many_losses}, "inner is .*LBFGS computes the loss several times"),
-        (
-            {"inner": optim.NAdam(net().parameters())},
-            "expected a rule .*, or one of its",
-        ),
+        ({"inner": optim.NAdam(net().parameters())}, "expected a rule .*, or one of its"),
         ({"inner": lambda p: optim.NAdam(p[1:])}, r"leaves out 0\.weight"),
         ({"inner": Adam}, "inner is .*this is a class"),
         ({"inner": optim.NAdam, "policy": "sync-replicas"}, "sync-replicas, and .*only an inner"),

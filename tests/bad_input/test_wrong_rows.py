@@ -114,9 +114,7 @@ async def test_rows_that_come_twice_count_once() -> None:
         await check(t, worker)
 
 
-async def test_rows_of_more_memory_than_a_push_may_have_are_refused(
-    constants: Constants,
-) -> None:
+async def test_rows_of_more_memory_than_a_push_may_have_are_refused(constants: Constants) -> None:
     constants(rows_of_server, MAX_NBYTES=ROWS.nbytes)
     async with training() as (t, worker):
         await check(t, worker)

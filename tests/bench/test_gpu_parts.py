@@ -73,10 +73,7 @@ def test_case_that_fails_has_a_row_with_its_error(capsys: pytest.CaptureFixture[
         raise ValueError("first line\nsecond line")
 
     rows = printed(capsys, [({"rule": "a"}, fail), ({"rule": "b"}, lambda: {"ms": 1.0})])
-    assert rows == [
-        {"rule": "a", "error": "ValueError: first line"},
-        {"rule": "b", "ms": 1.0},
-    ]
+    assert rows == [{"rule": "a", "error": "ValueError: first line"}, {"rule": "b", "ms": 1.0}]
 
 
 @pytest.mark.integration
@@ -126,9 +123,7 @@ def test_page_has_a_table_of_what_is_measured_and_a_list_of_the_rest() -> None:
     )
 
 
-def test_training_of_ours_has_the_losses_of_the_plain_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_training_of_ours_has_the_losses_of_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     import torch
 

@@ -51,8 +51,7 @@ def task_of(role: Role, **more: Any) -> TaskConfig:
 
 
 @pytest.mark.parametrize(
-    ("on_term", "code", "missing"),
-    [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)],
+    ("on_term", "code", "missing"), [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)]
 )
 async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
     tmp_path: Path, on_term: str, code: ExitCode, missing: int

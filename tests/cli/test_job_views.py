@@ -224,10 +224,7 @@ def test_restarts_and_checkpoints_are_remembered_when_ps_0_forgets_them(training
     )
     seen = watched(before)
     assert seen.take(None, 2.0) == ["ps 0 does not answer"]
-    assert seen.take(reborn, 4.0) == [
-        "ps 0 was started again",
-        "ps 1 ended and was started again",
-    ]
+    assert seen.take(reborn, 4.0) == ["ps 0 was started again", "ps 1 ended and was started again"]
     assert seen.take(with_tasks(reborn, chief_0={"step": 800}), 6.0) == []
     counted = {task.task: task.restarts for task in seen.view.status.tasks}
     assert counted == {"ps 0": 1, "ps 1": 2, "chief 0": 0, "worker 0": 2, "worker 1": 0}

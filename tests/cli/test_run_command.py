@@ -32,8 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--no-crash-safe"], ["--lane", "tcp"], ["--steps", "7"], ["--profile", "/dev/shm"]],
+    "flags", [["--no-crash-safe"], ["--lane", "tcp"], ["--steps", "7"], ["--profile", "/dev/shm"]]
 )
 def test_options_of_a_run_reach_its_tasks(flags: list[str], started: Mock) -> None:
     assert main(["run", JOB, *flags]) == ExitCode.USAGE

@@ -12,16 +12,7 @@ import pytest
 from tests.chief.test_progress import STATUS
 from tests.clusters.conftest import Kubectl, Play, refused, said
 from tests.clusters.examples import JOB, ROOT, example_plan
-from tests.clusters.test_scenes import (
-    NO_PODS,
-    RUNS,
-    SUBMIT,
-    TAKEN,
-    TUNNEL,
-    WILLING,
-    held,
-    saved,
-)
+from tests.clusters.test_scenes import NO_PODS, RUNS, SUBMIT, TAKEN, TUNNEL, WILLING, held, saved
 from tests.constants import Constants
 from tests.leader import FakePs
 from tests.transcript import performed

@@ -258,12 +258,7 @@ def test_gradients_leave_the_gpu_while_the_model_computes_and_are_reported_compl
 def job(**fields: Any) -> Job:
     fields = {"moving_average": 0.9, "policy": "sync-replicas", "steps": 30} | fields
     fields.setdefault("model", MLP(features=64, hidden=8, classes=10))
-    return Job(
-        data=Digits(),
-        optimizer=Adam(0.01),
-        batch_size=20,
-        **fields,
-    )
+    return Job(data=Digits(), optimizer=Adam(0.01), batch_size=20, **fields)
 
 
 @pytest.mark.parametrize("ps", [1, 2])

@@ -68,9 +68,7 @@ def test_failure_of_a_sum_names_the_gpus_and_frees_the_communicators(when: str) 
     assert Communicator.open == before
 
 
-def test_sum_that_a_gpu_does_not_take_part_in_fails_at_the_deadline(
-    constants: Constants,
-) -> None:
+def test_sum_that_a_gpu_does_not_take_part_in_fails_at_the_deadline(constants: Constants) -> None:
     constants(module_of_nccl, DEADLINE_S=0.05)
     before = Communicator.open
     with installed(2) as cupy:

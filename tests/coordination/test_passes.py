@@ -146,13 +146,7 @@ ACTS = [*(Cluster.push,) * 3, Cluster.push_nan, Cluster.push_nan_round, Cluster.
     workers=st.integers(1, 4),
     lookahead=st.integers(0, 2),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    choices=st.lists(
-        st.tuples(
-            st.integers(0, 100),
-            st.sampled_from(ACTS),
-        ),
-        max_size=30,
-    ),
+    choices=st.lists(st.tuples(st.integers(0, 100), st.sampled_from(ACTS)), max_size=30),
 )
 def test_every_pass_counts_its_batches_once_whoever_dies(
     spec: str, workers: int, lookahead: int, sizes: list[int], choices: list[tuple[int, Any]]

@@ -154,11 +154,7 @@ def test_who_holds_everything_gives_the_bits_of_one_ps_by_any_rule() -> None:
 
 def test_variables_are_cut_where_these_tests_mean_it() -> None:
     job = Job(
-        model=Normed(),
-        data=data(),
-        optimizer=SGD(0.1),
-        partition_nbytes=CUT,
-        exchange="direct",
+        model=Normed(), data=data(), optimizer=SGD(0.1), partition_nbytes=CUT, exchange="direct"
     )
     plan = planned(job, ps=0, workers=3)
     assert (planned(job, ps=0, workers=2).shards, plan.shards) == (2, 3)

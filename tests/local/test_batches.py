@@ -150,16 +150,10 @@ def token_model(build: Any, loss: Any = None, **options: Any) -> Any:
 FORMS: dict[str, tuple[Any, Any]] = {
     "dict, the module has the loss": (padded, token_model(Net, weight=counted)),
     "a mapping": (encoded, token_model(Net, weight=counted)),
-    "dict and a loss": (
-        padded,
-        token_model(Net, lambda scores, b: scores.loss, weight=counted),
-    ),
+    "dict and a loss": (padded, token_model(Net, lambda scores, b: scores.loss, weight=counted)),
     "tuple, known loss": (pair, token_model(Transposed, nn.CrossEntropyLoss())),
     "tuple, known function": (pair, token_model(Transposed, F.cross_entropy)),
-    "tuple, own loss": (
-        pair,
-        token_model(Net, by_tokens, weight=lambda batch: valid(batch[1])),
-    ),
+    "tuple, own loss": (pair, token_model(Net, by_tokens, weight=lambda batch: valid(batch[1]))),
     "lists in a dict": (ragged, token_model(Net, training_step=whole, weight=counted)),
     "list of dicts": (list, token_model(Net, training_step=mean_of_each, weight=counted)),
     "object": (

@@ -67,10 +67,7 @@ class Job:
         if self.process.poll() is not None:
             self.signals.append(-self.process.returncode)
             self.process = self._start()
-        tasks = (
-            task("ps", f"{self.host}:1"),
-            task("worker", f"{self.host}:{self.process.pid}"),
-        )
+        tasks = (task("ps", f"{self.host}:1"), task("worker", f"{self.host}:{self.process.pid}"))
         return Status(
             *(0, True, "hogwild", "", self.step, 9999, self.stop, "", 0, False, False),
             *(1.0, 1.0, 0.0, 0, {}, {}, tasks, ()),

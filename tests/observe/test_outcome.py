@@ -67,10 +67,7 @@ def test_file_of_the_engine_is_written_in_place_and_is_small(letter: str, tmp_pa
     file = tmp_path / "termination-log"
     file.write_text("x" * 9000)
     before = file.stat().st_ino
-    with (
-        pytest.raises(ConfigError),
-        recorded("job.py", None, str(file), lambda: None),
-    ):
+    with pytest.raises(ConfigError), recorded("job.py", None, str(file), lambda: None):
         raise ConfigError(letter * 9000)
     assert file.stat().st_ino == before
     assert file.stat().st_size < 4096

@@ -17,12 +17,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError, SegmentError
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.protocol.orders import Apply
-from zmqtrain.server.shard_memory import (
-    close_or_remove,
-    may_go_on,
-    open_segment,
-    open_shard,
-)
+from zmqtrain.server.shard_memory import close_or_remove, may_go_on, open_segment, open_shard
 from zmqtrain.store import segment_files
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import tables_directory

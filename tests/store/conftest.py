@@ -99,11 +99,7 @@ class SmallJob:
         return seal_shard(file, layout.shard, version)
 
     def write(
-        self,
-        logdir: Path,
-        step: int,
-        layouts: Sequence[ShardLayout] | None = None,
-        **fields: Any,
+        self, logdir: Path, step: int, layouts: Sequence[ShardLayout] | None = None, **fields: Any
     ) -> tuple[Path, Manifest]:
         """Everything up to the commit: (temporary directory, manifest)."""
         layouts = self.layouts(2) if layouts is None else layouts

@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from tests.store.with_tables import (
-    EXTREMES,
-    VARIABLES,
-    Job,
-    collected,
-    push,
-    table,
-    tensors_of,
-)
+from tests.store.with_tables import EXTREMES, VARIABLES, Job, collected, push, table, tensors_of
 from zmqtrain.coordination.hand_over import left_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.models.tables import RowsOf, TableVariable, shards_of
