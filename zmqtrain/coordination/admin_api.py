@@ -149,7 +149,7 @@ class AdminApi:
             self._saving.pop(directory).request.refuse(error)
 
     def ps_left(self, peer: Peer) -> None:
-        """Refuse all saves: a ps has left with a checkpoint, and another one needs every ps."""
+        """Refuse all saves: a ps has left with a checkpoint, or has lost its key."""
         for request in self._save_requests.values():
             _refuse_save(request, peer)
         self._save_requests.clear()
@@ -311,7 +311,9 @@ class AdminApi:
 
 
 def _without(peer: Peer) -> str:
-    return f"{peer} has left with the last checkpoint; another one needs every ps"
+    if peer.left:
+        return f"{peer} has left with the last checkpoint; another one needs every ps"
+    return f"{peer} {peer.absence}; a checkpoint needs every ps"
 
 
 def _refuse_save(request: Request, left: Peer) -> None:

@@ -88,7 +88,7 @@ class LeaderHost(Decider):
         self.leader.joined(peer)
 
     def left(self, peer: Peer) -> None:
-        if peer.role == Role.PS:
+        if peer.role == Role.PS and peer.gone:  # else a later life of it takes its place
             self._admin.ps_left(peer)
         self.leader.left(peer)
 
