@@ -203,6 +203,32 @@ def test_finished_job_goes_on_with_more_steps_and_other_ps(tmp_path: Path, polic
         assert second.parameters_sha256 == whole.parameters_sha256
 
 
+@pytest.mark.parametrize("cluster", [{}, {"workers": 2, "ps": 2}, {"workers": 2, "ps": 0}])
+@pytest.mark.parametrize(
+    ("change", "told", "begins_again"),
+    [
+        ({}, "", False),
+        ({"data": (np.ones((40, 1), np.float32), np.ones(40))}, "data: another than then", False),
+        ({"data": (np.zeros((30, 1), np.float32), np.zeros(30))}, "had 40 examples, has 30", True),
+        ({"batch_size": 4}, "batch_size was 5, is 4", True),
+        ({"seed": 1}, "seed was 0, is 1", True),
+    ],
+)
+def test_job_resumed_on_other_data_says_so_and_begins_anew_with_its_batches_if_they_differ(
+    cluster: dict[str, int], change: dict[str, Any], told: str, begins_again: bool,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    data = np.zeros((40, 1), np.float32), np.zeros(40)
+    model = LinearRegression(1)
+    usual = {"model": model, "data": data, "optimizer": SGD(0.1), "batch_size": 5, "seed": 0}
+    usual |= {"policy": "hogwild:whole", "logdir": str(tmp_path)}
+    first = zmqtrain.run(Job(**usual, steps=6), **cluster)
+    second = zmqtrain.run(Job(**usual | change, steps=9), **cluster)
+    assert counted_batches(second) == [*range(3 if begins_again else 9)]
+    assert first.global_step + 3 == second.global_step
+    assert (told in caplog.text) and ("the data starts again" in caplog.text) == begins_again
+
+
 class LateOrders(MemoryTransport):
     """What ps 0 sends to ps 1 arrives late, when a worker's next push has come long before."""
 

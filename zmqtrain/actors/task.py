@@ -56,15 +56,19 @@ class JobActor(Actor):
         self.run_record: Callable[[], dict[str, Any]] | None = None  # for the page of the run
         self.traces: Traces | None = None  # of pushes, if it writes some
 
-    async def load_data(self) -> tuple[Dataset, Dataset | None]:
+    async def load_data(
+        self, given: tuple[Dataset, Dataset | None] | None = None
+    ) -> tuple[Dataset, Dataset | None]:
         """Return the job's (training set, evaluation set); add the data to the fingerprint.
+
+        ``given``: these sets, if they are loaded already.
 
         Raises:
             DataError, ConfigError: the data is not there, or does not fit the job.
         """
 
         def load() -> tuple[Dataset, Dataset | None, str]:
-            training, evaluation = self.job.load_data()
+            training, evaluation = given or self.job.load_data()
             return training, evaluation, describe(training)
 
         training, evaluation, self.fingerprint[DATA] = await asyncio.to_thread(load)

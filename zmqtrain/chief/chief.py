@@ -84,7 +84,10 @@ class Chief(JobActor):
 
     async def _run_job(self) -> int:
         job, cluster = self.job, self._cluster
-        training, evaluation = self._data or await self.load_data()
+        data = self._data
+        if data is None or job.logdir:  # checkpoints say of which data they are
+            data = await self.load_data(data)
+        training, evaluation = data
         evaluator = Evaluator(
             job,
             evaluation,

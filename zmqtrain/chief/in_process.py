@@ -23,7 +23,9 @@ from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.status import COUNTED
+from zmqtrain.data.description import describe
 from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
+from zmqtrain.fingerprint import DATA
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.observe.metrics import Metrics
@@ -91,6 +93,8 @@ class LocalRun:
             KeyboardInterrupt: the run was stopped before it began.
             ZmqTrainError: it cannot begin, or cannot go on.
         """
+        if self._job.logdir:  # its checkpoints say of which data they are
+            self._fingerprint[DATA] = await asyncio.to_thread(describe, self._training)
         await self.saver.check()
         await self._evaluator.check()
         exchange = await self._begin()

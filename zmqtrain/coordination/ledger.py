@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zmqtrain.coordination.events import PushArrived, Stepped
-from zmqtrain.fingerprint import EPOCHS
+from zmqtrain.fingerprint import DATA, EPOCHS
 from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.checkpoint import LedgerState
@@ -172,11 +172,10 @@ def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledge
     With other batches the data starts again; the counts stay.
     """
     state = manifest.ledger
-    for option in ("batch_size", "seed", EPOCHS):
-        then, now = manifest.fingerprint.get(option), fingerprint.get(option)
-        if then != now and (option != EPOCHS or None in (then, now)):
-            log.warning("%s was %s, is %s: the data starts again", option, then, now)
-            return Ledger(examples=state.examples)
+    if change := _change_of_batches(manifest.fingerprint, fingerprint):
+        epochs = ", with the first epoch" if EPOCHS in fingerprint else ""
+        log.warning("%s: the data starts again%s", change, epochs)
+        return Ledger(examples=state.examples)
     return Ledger(
         state.next_batch,
         list(state.open_batches),
@@ -188,3 +187,14 @@ def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledge
         # An older checkpoint has no weights: they were the numbers of examples.
         pass_weight=state.pass_weight or float(state.pass_examples),
     )
+
+
+def _change_of_batches(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return in which option the batches of two fingerprints differ, "" if they are the same."""
+    for name in ("batch_size", "seed", EPOCHS):
+        old, new = then.get(name), now.get(name)
+        if old != new and (name != EPOCHS or None in (old, new)):
+            return f"{name} was {old}, is {new}"
+    had, has = (each.get(DATA, "").partition(" of ")[0] for each in (then, now))
+    # A checkpoint of a run in one process may be without, if it is of an older version.
+    return f"the data had {had}, has {has}" if had and has and had != has else ""

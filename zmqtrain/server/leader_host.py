@@ -99,7 +99,8 @@ class LeaderHost(Decider):
         state = self._state
         ledger = Ledger()
         if state.restored_from is not None:
-            ledger = restored_ledger(read_manifest(state.restored_from), self._actor.fingerprint)
+            manifest = read_manifest(state.restored_from)
+            ledger = restored_ledger(manifest, self._peer_handlers.fingerprint)
         self._admin.forget_saves()
         rate = state.shard.learning_rate
         return self.leader.begin(state.generation, state.version, ledger, rate)
