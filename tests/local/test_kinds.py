@@ -193,4 +193,6 @@ def test_nothing_is_left_running_after_a_run(kind: dict[str, Any]) -> None:
     before = set(threading.enumerate())
     job, size = run_of(kind, steps=20)
     zmqtrain.run(job, **size)
-    assert set(threading.enumerate()) == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)  # one that waits on a board looks again within a second
+    assert set(threading.enumerate()) <= before
