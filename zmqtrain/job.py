@@ -24,6 +24,7 @@ from zmqtrain.fingerprint import ADDRESS
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
+from zmqtrain.optim.groups import check_patterns
 from zmqtrain.optim.outer import Outer
 from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
@@ -495,6 +496,6 @@ class Job(BaseModel):
             state = self.initial_state(empty=True)
             tables = [table.name for table in self.table_variables()]
             self._begins_with.check_names([*parameters, *state, *self.frozen()], tables)
-            checks.check_groups(self.groups, self.model, [*parameters, *tables])
+            check_patterns("groups", self.groups, [*parameters, *tables], self.model)
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables

@@ -22,7 +22,7 @@ from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
 from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
-from zmqtrain.optim.groups import fits, is_pattern
+from zmqtrain.optim.groups import is_pattern
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
 from zmqtrain.store.segment_layout import COUNT_LIMIT
@@ -287,19 +287,6 @@ def check_unmeasured(data: Any, *, every: int, has_metrics: bool) -> None:
             "would be measured; give one, such as zmqtrain.data.Arrays(train, evaluation), or "
             "leave the option out"
         )
-
-
-def check_groups(groups: Mapping[str, Any], model: Any, names: Sequence[str]) -> None:
-    """
-    Raises:
-        ConfigError: a pattern of ``groups`` fits none of these, which are trained.
-    """
-    for pattern in groups:
-        if not any(fits(name, pattern) for name in names):
-            raise ConfigError(
-                f"groups has {pattern!r}, which fits no variable that is trained; "
-                f"{model!r} has {', '.join(names)}"
-            )
 
 
 _EXAMPLES = {

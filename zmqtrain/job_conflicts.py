@@ -150,6 +150,17 @@ def without_own_optimizer(policy: Any, optimizer: Any) -> str:
     )
 
 
+def unused_by(policy: Any, job: Any) -> str:
+    """Return a warning of optimizers that a job's policy does not use; "" if there are none."""
+    unused = [name for name in ("inner", "outer") if getattr(job, name) is not None]
+    if not unused or isinstance(policy, LocalSteps):
+        return ""
+    return (
+        f"the policy {policy.spec} makes no local steps, so {' and '.join(unused)} will not be "
+        "used until it changes; for local steps from the begin give the policy local-steps:H"
+    )
+
+
 def conflict_of(name: str, value: Any, job: Options) -> str:
     """Return why the options before this one forbid its value; "" if they do not."""
     for option, is_there, text in _CONFLICTS:

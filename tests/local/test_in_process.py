@@ -229,6 +229,26 @@ def test_job_resumed_on_other_data_says_so_and_begins_anew_with_its_batches_if_t
     assert (told in caplog.text) and ("the data starts again" in caplog.text) == begins_again
 
 
+@pytest.mark.parametrize(
+    ("policy", "options", "unused"),
+    [
+        ("hogwild", {}, ""),
+        ("hogwild", {"inner": SGD(0.1)}, "hogwild makes no local steps, so inner will"),
+        ("sync-replicas", {"inner": SGD(0.1), "outer": SGD(1.0)}, "so inner and outer will"),
+        ("local-steps:2,after=3", {"inner": SGD(0.1), "outer": SGD(1.0)}, ""),
+    ],
+)
+@pytest.mark.parametrize("cluster", [{}, {"ps": 1}])
+def test_optimizer_of_local_steps_that_the_policy_does_not_use_is_a_warning(
+    policy: str, options: dict[str, Any], unused: str, cluster: dict[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    job = line(LinearRegression(1), policy=policy, **options)
+    zmqtrain.run(job.model_copy(update={"steps": 4}), **cluster)
+    assert unused in caplog.text
+    assert ("makes no local steps" in caplog.text) == bool(unused)
+
+
 class LateOrders(MemoryTransport):
     """What ps 0 sends to ps 1 arrives late, when a worker's next push has come long before."""
 

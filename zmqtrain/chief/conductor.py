@@ -20,9 +20,11 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.run_record import RunRecord
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.job_conflicts import unused_by
 from zmqtrain.metrics import Measures
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
+from zmqtrain.policies import make_policy
 from zmqtrain.protocol.status import Status
 
 SAVE_AGAIN_S = 0.5  # after the last checkpoint failed
@@ -57,6 +59,8 @@ class Conductor:
         if job.has_epochs:
             self._epochs = Epochs(job, job.steps_of_epoch(training), evaluator, conducted)
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
+        if text := unused_by(make_policy(job.policy), job):
+            log.warning("%s", text)
 
     async def show(self, status: Status) -> None:
         """Show the status to those who look on, and note it."""

@@ -12,7 +12,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import Given, Table, TableVariable, Uniform, key_of
 from zmqtrain.optim import RowwiseAdagrad, Update
-from zmqtrain.optim.groups import fits
+from zmqtrain.optim.groups import check_patterns, fits
 from zmqtrain.user_code import user_code
 
 MAX_DIM = 1 << 16
@@ -32,7 +32,7 @@ def tables_of(
     may say.
 
     Raises:
-        ConfigError: a pattern fits no table, a table is not described in full, or the model raises.
+        ConfigError: a pattern counts for no table, a table lacks something, or the model raises.
     """
     with user_code("tables()", model):
         as_model(model).make_tables([*said])
@@ -47,12 +47,7 @@ def tables_of(
             f"{model!r} has {len(found)} tables; expected {MAX_TABLES} at most: let features share "
             "a table, with ids of their own"
         )
-    for pattern in said:
-        if not any(fits(name, pattern) for name in found):
-            raise ConfigError(
-                f"tables has {pattern!r}, which fits no table; {model!r} has "
-                f"{', '.join(found) or 'none'}"
-            )
+    check_patterns("tables", said, found, model)
     pairs = []
     for number, (name, of_model) in enumerate(found.items()):
         fitting = (table for pattern, table in said.items() if fits(name, pattern))
