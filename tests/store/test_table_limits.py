@@ -61,6 +61,20 @@ def test_forgotten_row_is_admitted_anew() -> None:
     assert 0 in trained(shard)
 
 
+@pytest.mark.parametrize(
+    "limit", [{"max_rows": 8}, {"forget_after": 1}, {"max_rows": 8, "admit_after": 1}], ids=str
+)
+def test_memory_of_forgotten_rows_is_used_again_in_a_table_of_few_ids(
+    limit: dict[str, Any],
+) -> None:
+    shard, random = begin(rows=25, **limit), np.random.default_rng(0)
+    for _ in range(60):
+        train(shard, *random.choice(25, 12, replace=False).tolist())
+    train(shard, *range(25))
+    train(shard, *range(25))
+    assert len(trained(shard)) == (8 if "max_rows" in limit else 25)
+
+
 def test_gradient_before_admission_changes_nothing() -> None:
     shard = begin(admit_after=1)
     assert shard.tables is not None

@@ -89,8 +89,9 @@ class HeldTable:
     def find(self, ids: Ids) -> Places:
         """Return where the rows are, -1 for new ones, which there is room for from now on."""
         places, missing = self.store.find(ids)
-        for store in self._stores:
-            store.make_room(missing)
+        self.store.make_room(missing)
+        if self.candidates is not None:
+            self.candidates.make_room(self.candidates.find(ids[places < 0])[1])
         return places
 
     def insert(self, ids: Ids, version: int) -> Places:

@@ -248,9 +248,10 @@ class RowStore:
             return
         layout, held = self.layout, self.words[COUNT]
         try:
-            if held + new > layout.most:
+            records = held + max(new - self.words[FREE], 0)
+            if records > layout.most:
                 raise SegmentError(f"there is room for {layout.most}")
-            self._reserve(held + new)
+            self._reserve(records)
             self._grow(new)
         except SegmentError as error:
             raise SegmentError(
