@@ -167,6 +167,7 @@ class Schedule:
             "the chief is slow" if self.slow_chief else "",
             "clips" if self.clips else "",
             "tables" if self.tables else "",
+            f"evaluated every {self.evaluates} steps" if self.evaluates else "",
             "hosts lose their memory" if self.forgets else "",
             "" if self.compression == "none" else f"compression {self.compression}",
             "consistent reads" if self.consistent_reads else "",
@@ -215,7 +216,9 @@ def _drawn(
     if tables:
         kind = {"hosted": hosted, "board": board, "hosts": hosts, "epochs": epochs, "clips": clips}
         schedule = _with_gradients(draw(seed, policy, **kind))
-        return replace(schedule, tables=True, consistent_reads=False, small=False)
+        evaluates = Random(f"{seed} evaluations").choice((0, 0, 2, 5))
+        schedule = replace(schedule, consistent_reads=False, small=False, evaluates=evaluates)
+        return replace(schedule, tables=True)
     if clips:
         return replace(draw(seed, policy, hosted=hosted, board=board, hosts=hosts), clips=True)
     if epochs:

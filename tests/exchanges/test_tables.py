@@ -271,8 +271,6 @@ class Short:
         ({"overlap": True}, "overlap is on"),
         ({"consistent_reads": True}, "consistent_reads is on"),
         ({"policy": "local-steps:4"}, "the policy is local-steps:4"),
-        ({"devices": ("cpu:0", "cpu:1")}, "devices are cpu:0, cpu:1: use one"),
-        ({"evaluate_every": 2}, "evaluate_every is 2"),
         ({"moving_average": 0.9, "evaluate_average": True}, "rows have no moving average"),
         ({"tables": {"users": Table()}}, "'users', which fits no table; .* has user, item"),
         ({"tables": {"user": Table(dim=DIM + 1)}}, f"have {DIM + 1} elements; expected {DIM}, as"),

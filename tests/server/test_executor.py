@@ -291,22 +291,35 @@ async def test_version_that_is_asked_for_is_copied_before_the_next_update(
     segment = expected.shard.segment
     kept = executor.kept(2)
     assert kept is not None  # of what it owns
-    assert np.array_equal(kept, segment.slots[AVERAGE] if average else segment.parameters)
+    values = segment.slots[AVERAGE] if average else segment.parameters
+    assert np.array_equal(kept.parameters, values)
     assert (state.version, executor.kept(3)) == (3, None)
 
 
-async def test_copy_is_kept_until_another_version_is_asked_for(
+async def test_copy_is_kept_until_nobody_reads_it_or_another_one_is_made(
     state: ShardState, executor: Executor
 ) -> None:
     add_worker(state)
     add_push(state, 1)
-    executor.keep(Keep(1))
-    executor.carry_out([(1, Apply(0))])
-    await within(come_to_rest(executor))
-    executor.keep(Keep(1))  # the question has come twice
-    assert executor.kept(1) is not None
-    executor.keep(Keep(5))
-    assert (executor.kept(1), executor.kept(5)) == (None, None)
+
+    async def kept(*asked: Keep) -> list[int]:
+        """Make an update after these requests; return what is kept after it."""
+        for one in asked:
+            executor.keep(one)
+        executor.carry_out([(state.orders + 1, Apply(0))])
+        await within(come_to_rest(executor))
+        return [version for version in range(8) if executor.kept(version) is not None]
+
+    assert await kept(Keep(1)) == [1]
+    assert await kept(Keep(1), Keep(3)) == [1]  # the first question has come twice
+    assert await kept() == [3]
+    assert await kept(Keep(4, done=2)) == [4]  # another shard had passed 3
+    assert await kept(Keep(0, done=3)) == [4]
+    assert await kept(Keep(7), Keep(0, done=4)) == []
+    assert await kept() == []
+    executor.keep(Keep(9))
+    executor.forget_kept()
+    assert await kept(Keep(0)) == []
 
 
 async def test_policy_that_begins_anew_with_a_pass_is_logged_once(

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -18,7 +19,7 @@ from tests.store import with_tables
 from tests.store.with_tables import LAYOUT, Job, close, remove, rows, table
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update
-from zmqtrain.protocol.orders import Reduce
+from zmqtrain.protocol.orders import Apply, Reduce
 from zmqtrain.store import board as boards
 from zmqtrain.store import board_share, checkpoint, row_store, table_layout
 from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat
@@ -119,6 +120,28 @@ def test_steps_on_the_board_give_the_bits_of_a_ps(members: int, job: Job) -> Non
     assert board.is_over
     board.close()
     assert job.contents(shard) == on_a_ps(members, 5, job)
+
+
+def test_kept_rows_are_those_before_the_roster_though_others_train_and_forget(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    shard = JOB.begin(tmp_path / "shard")
+    for step in range(3):
+        with_tables.push(shard, 0, gradient(step, 0), 4, step)
+        shard.carry_out(Apply(0))
+    kept = shard.keep(average=False).rows
+    assert kept is not None
+    assert shard.tables is not None
+    every = np.arange(60)
+    expected = [shard.tables.rows(each.number, every) for each in TABLES]
+    opened(shard, 2)
+    seats = [seat(JOB, shard, member) for member in range(2)]
+    for _ in range(4):
+        make_steps(shard, seats, 1)
+        for each in TABLES:
+            np.testing.assert_array_equal(kept.read(each.number, every), expected[each.number])
+    remove(shard)
 
 
 def test_tables_have_other_owners_in_the_next_roster_and_go_on() -> None:

@@ -41,6 +41,7 @@ from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
+from zmqtrain.store.table_checkpoint import FrozenTable
 
 ROWS, DIM = 40, 3
 
@@ -227,6 +228,9 @@ LIVES = Job(
 )
 """Rows of some blocks in one table; admission, and both ways to forget, in the other."""
 
+BEING_WRITTEN: list[FrozenTable] = []
+"""What a checkpoint of the last shard keeps."""
+
 
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +246,7 @@ def before_the_end(path: Path) -> Shard:
     push(shard, 1, [rows(each, 5) for each in LIVES.tables], 3, seed=4)
     shard.carry_out(Accumulate(1), 6)
     assert shard.tables is not None
-    shard.tables.freeze()  # a checkpoint is being written
+    BEING_WRITTEN[:] = shard.tables.freeze()
     return shard
 
 

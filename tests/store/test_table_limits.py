@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.store.with_tables import Job, push, rows, table
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.models.tables import Table, shards_of
 from zmqtrain.optim import SGD, Adagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Rate, Reduce
@@ -219,3 +221,55 @@ def test_table_that_has_room_is_not_full() -> None:
     shard = begin(max_rows=16)
     train(shard, 1, 2, 3)
     assert not shard.table_status()["t"].is_full
+
+
+@settings(max_examples=60)
+@given(
+    limits=st.sampled_from([{}, {"max_rows": 16}, {"forget_after": 2, "admit_after": 1}]),
+    updates=st.lists(st.lists(st.integers(0, 40), unique=True, max_size=12), max_size=10),
+    read_after=st.lists(st.booleans(), min_size=10, max_size=10),
+    before=st.integers(0, 6),
+)
+def test_kept_rows_are_those_of_their_version_whatever_is_trained_and_forgotten_later(
+    limits: dict[str, int], updates: list[list[int]], read_after: list[bool], before: int
+) -> None:
+    shard, every = begin(**limits), np.arange(-1, 45)
+    assert shard.tables is not None
+    for number in range(before):
+        train(shard, *range(number, 5 * number, 2))
+    kept, expected = shard.keep(average=False), shard.tables.rows(0, every)
+    assert kept.rows is not None
+    for ids, is_read in zip(updates, read_after, strict=False):
+        train(shard, *ids)
+        if is_read:
+            np.testing.assert_array_equal(kept.rows.read(0, every), expected)
+            np.testing.assert_array_equal(kept.rows.read(0, every[::3]), expected[::3])
+    np.testing.assert_array_equal(kept.rows.read(0, every), expected)
+    assert kept.version == before
+
+
+def test_two_versions_are_kept_beside_each_other_and_let_go_one_by_one() -> None:
+    shard, ids = begin(), np.arange(4)
+    assert shard.tables is not None
+    found, versions = [], []
+    for _ in range(2):
+        train(shard, 1, 3)
+        versions.append(shard.keep(average=False).rows)
+        found.append(shard.tables.rows(0, ids))
+    train(shard, 1, 2)
+    for number in (0, 1):
+        rows_then = versions[number]
+        assert rows_then is not None
+        np.testing.assert_array_equal(rows_then.read(0, ids), found[number])
+        versions[number] = None
+        train(shard, 1, 2)
+
+
+def test_rows_of_a_generation_that_is_over_are_not_read() -> None:
+    shard = begin()
+    train(shard, 1)
+    kept = shard.keep(average=False).rows
+    assert kept is not None
+    shard.initialize(np.zeros(shard.layout.size, np.float32))
+    with pytest.raises(CheckpointError, match="begins anew"):
+        kept.read(0, np.array([1]))

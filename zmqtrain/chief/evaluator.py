@@ -103,8 +103,8 @@ class Evaluator:
     async def evaluate(self, step: int, parameters: Parameters | None = None) -> Measures:
         """Return what is measured on the evaluation set at this step; {} without one.
 
-        ``parameters``: of this step, or their moving averages; None: the current ones, which
-        nobody changes.
+        ``parameters``: of this step, or their moving averages, and readers of tables unless these
+        are current; None: the current ones, which nobody changes.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.
@@ -129,7 +129,7 @@ class Evaluator:
     async def _measure(
         self, dataset: Dataset, step: int, parameters: Parameters, workers: EvaluationWorkers | None
     ) -> Measures:
-        parameters = {**parameters, **self._tables()}
+        parameters = {**self._tables(), **parameters}
         examples = parts_of(len(dataset), rows_of(self._job.batch_size))
         parts = Parts(len(examples))
         part = parts.next()

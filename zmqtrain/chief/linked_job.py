@@ -178,9 +178,12 @@ class LinkedJob:
             if task.role == Role.WORKER and task.state not in ("left", "silent", "joining")
         ]
 
-    async def keep(self, version: int) -> list[int]:
-        """Have every ps keep this version for an evaluation; return those that they are at."""
-        keep = Keep(version, self._chief.job.evaluate_average)
+    async def keep(self, version: int, done: int) -> list[int]:
+        """Have every ps keep this version for an evaluation; return those that they are at.
+
+        ``done``: those up to this one are not read any more.
+        """
+        keep = Keep(version, self._chief.job.evaluate_average, done)
         requests = (link.request(keep, reason="it keeps a version") for link in self.links)
         return [reply.expect(Parameters).version for reply in await asyncio.gather(*requests)]
 
@@ -194,9 +197,16 @@ class LinkedJob:
         )
         return values
 
-    def tables(self) -> dict[str, TableReader]:
-        """Return readers of the current rows of the job's tables."""
-        return readers_of(self._chief.job.table_variables(), self._rows)
+    def tables(self, at: int = 0) -> dict[str, TableReader]:
+        """Return readers of the current rows of the job's tables.
+
+        ``at``: of those of this version, which every ps has kept.
+        """
+        tables, source = self._chief.job.table_variables(), self._rows
+        if tables and at:
+            nowhere = [None] * len(self.links)
+            source = ShardRows(tables, self.links, nowhere, self._chief.plan.copies, at)
+        return readers_of(tables, source)
 
     async def keep_tables(self) -> dict[str, TableReader]:
         tables, source = self._chief.job.table_variables(), self._rows

@@ -68,12 +68,14 @@ class ShardRows:
         links: Sequence[Link],
         readers: Sequence[Reader | None],
         copies: int = 1,
+        at: int = 0,
     ) -> None:
         """``readers``: by shard, None: its rows travel. ``copies``: how many shards hold each row.
+        ``at``: a version that all shards have kept, whose rows travel; 0: the current one.
 
         Made on the event loop of the links.
         """
-        self._tables, self._links, self._readers = tables, links, readers
+        self._tables, self._links, self._readers, self._at = tables, links, readers, at
         self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
@@ -183,7 +185,7 @@ class ShardRows:
     ) -> None:
         ids = [piece.ids[run] for piece, run in some]
         counts = tuple(map(len, ids))
-        lookup = Lookup(tuple(piece.table for piece, _ in some), counts, after)
+        lookup = Lookup(tuple(piece.table for piece, _ in some), counts, after, self._at)
         reason = "it has not sent the rows of a batch yet"
         async with self._turns[shard]:
             link = self._links[shard]

@@ -205,7 +205,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
     site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
-    _check(job, alone=False)
+    _check(job)
     _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
@@ -235,8 +235,8 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return config.of(task), plan
 
 
-def _check(job: Job, *, alone: bool) -> None:
-    tables.check(job, alone=alone)
+def _check(job: Job) -> None:
+    tables.check(job)
     if text := without_own_optimizer(policies.make_policy(job.policy), job.optimizer):
         raise ConfigError(text)
 
@@ -262,7 +262,7 @@ WITHOUT_PS = (
 def plan_alone(job: Job) -> Plan:
     """Return how one worker trains a job by itself, in this process."""
     job = as_trained(job, on_workers=strategy.is_mirrored(job, alone=True))
-    _check(job, alone=True)
+    _check(job)
     return Plan(job, (f"{IPC}alone",), 1, 1, has_chief=True, exchange=DIRECT, copies=1)
 
 

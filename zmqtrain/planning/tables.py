@@ -13,10 +13,8 @@ from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.layout import Variable
 
 
-def check(job: Job, *, alone: bool) -> None:
+def check(job: Job) -> None:
     """Check that a job's options suit its tables, and that no other variable has a rule of rows.
-
-    ``alone``: one worker trains in its process, without other tasks.
 
     Raises:
         ConfigError: some option is impossible with tables, or a rule of rows without them.
@@ -48,10 +46,6 @@ def check(job: Job, *, alone: bool) -> None:
         ),
         "a callback has restore_best: rows of the best epoch are not kept; use the checkpoints of "
         "a logdir": any(getattr(one, "restore_best", False) for one in job.callbacks),
-        f"evaluate_every is {job.evaluate_every}: only dense parameters are kept for an evaluation "
-        "beside the training; use epochs with steps_per_epoch, between which nobody trains": (
-            bool(job.evaluate_every) and not alone
-        ),
     }
     if obstacles := [text for text, is_there in found.items() if is_there]:
         names = ", ".join(table.name for table in tables)

@@ -52,12 +52,20 @@ class RowAccess:
             self._executor.after_orders(answer)
 
     def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
-        tables, flats = self._state.shard.tables, [np.empty(0, np.float32)]
-        if tables is not None:
-            pairs = zip(message.tables, ids, strict=True)
-            flats += [tables.rows(table, some).ravel() for table, some in pairs]
+        tables = self._state.shard.tables
+        source = None if tables is None else tables.memory.read
+        if message.at:
+            kept = self._executor.kept(message.at)
+            source = None if kept is None or kept.rows is None else kept.rows.read
+            if source is None:
+                text = f"{self._state.task} has not kept version {message.at}"
+                request.refuse(RefusedError(text))
+                return
+        flats = [np.empty(0, np.float32)]
+        if source is not None:
+            flats += [source(*each).ravel() for each in zip(message.tables, ids, strict=True)]
         found = Tensor.of(np.concatenate(flats))
-        request.reply(RowValues(self._state.version), (found,))
+        request.reply(RowValues(message.at or self._state.version), (found,))
 
     def take_in(self, chunk: RowChunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
         """Take in some rows of a push.

@@ -179,11 +179,12 @@ def note_alive(segment: Segment) -> None:
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
     """Return the most bytes of copies of its own part.
 
-    One is for readers, one is kept for evaluations, and three are of differences as they are
-    encoded: see differences.py.
+    One is for readers, one is kept for evaluations, or two with tables, and three are of
+    differences as they are encoded: see differences.py.
     """
     owned = len(range(layout.size)[layout.owned])
-    copies = 1 + (job.evaluate_every > 0) + 3 * job.encodes_answers
+    kept = 2 if job.table_variables() else 1
+    copies = 1 + kept * (job.evaluate_every > 0) + 3 * job.encodes_answers
     return owned * ITEM_NBYTES * copies
 
 

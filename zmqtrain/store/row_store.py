@@ -21,11 +21,12 @@ A process may be killed anywhere: :meth:`RowStore.repair` makes good what it lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ class RowStore:
         self._stride = stride
         self._records = arena.address + layout.records_at
         self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
-        self._snapshot: RowSnapshot | None = None  # the last one
+        self._snapshots: WeakSet[RowSnapshot] = WeakSet()  # those that somebody may read
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -159,26 +160,26 @@ class RowStore:
         return np.flatnonzero(self._heads[: self.words[COUNT], 1] >= 0)
 
     def freeze(self, own: Callable[[Ids], NDArray[np.bool_]] | None = None) -> RowSnapshot:
-        """Return the rows as they are now, for another thread to read; it ends an earlier one.
+        """Return the rows as they are now, for another thread to read as long as it keeps this.
 
         ``own``: says which of these ids; None: all.
         """
-        self.thaw()
         heads, rows = self._heads[: self.words[COUNT]], len(self)
         if own is not None:
             rows = int(np.count_nonzero(own(self.ids(self.live()))))
-        self._snapshot = RowSnapshot(heads, rows, self.layout.widths, own)
-        return self._snapshot
+        snapshot = RowSnapshot(heads, rows, self.layout.widths, own)
+        self._snapshots.add(snapshot)
+        return snapshot
 
     def keep_frozen(self) -> None:
-        """Let a snapshot that is being read go on beside changes of other processes."""
-        if self._snapshot is not None:
-            self._snapshot.keep_all()
+        """Let snapshots that are being read go on beside changes of other processes."""
+        for snapshot in self._snapshots:
+            snapshot.keep_all()
 
     def thaw(self) -> None:
-        """End the snapshot that is being read, if there is one."""
-        if self._snapshot is not None:
-            self._snapshot.close()
+        """End the snapshots that are being read."""
+        for snapshot in self._snapshots:
+            snapshot.close()
 
     def take_over(
         self, ids: Ids, stamps: NDArray[np.int64], parts: Sequence[NDArray[np.float32]]
@@ -375,9 +376,15 @@ class RowStore:
             own[PREPARED] = nbytes
 
     def changing(self, places: Places) -> AbstractContextManager[None]:
-        """Keep what these records are for a snapshot; enter it to change them."""
-        snapshot = self._snapshot
-        return nullcontext() if snapshot is None else snapshot.before_a_change(places)
+        """Keep what these records are for the snapshots; enter it to change them."""
+        return self._kept_first(places) if self._snapshots else nullcontext()
+
+    @contextmanager
+    def _kept_first(self, places: Places) -> Iterator[None]:
+        with ExitStack() as changing:
+            for snapshot in list(self._snapshots):
+                changing.enter_context(snapshot.before_a_change(places))
+            yield
 
     @property
     def _state(self) -> _State:

@@ -34,6 +34,7 @@ from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
+from zmqtrain.store.kept import Kept, KeptRows
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.moves import moves_of
@@ -119,6 +120,11 @@ class Shard:
     def copy(self, part: slice, *, average: bool) -> Flat:
         """Return a copy of some parameters, or of their moving averages."""
         return (self.segment.slots[AVERAGE] if average else self.parameters)[part].copy()
+
+    def keep(self, *, average: bool) -> Kept:
+        """Return what it owns as it is now; the shard is idle."""
+        rows = None if self.tables is None else KeptRows(self.tables.memory)
+        return Kept(self.version, self.copy(self.layout.owned, average=average), rows)
 
     def table_status(self) -> dict[str, TableStatus]:
         """Return what the shard holds of each table."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
@@ -127,10 +128,13 @@ class TableMemory:
         """Return the current rows with these ids, shape (n, dim): initial where not trained."""
         rows, places = self.stores[table].read(ids)
         if places is not None:
-            missing = np.flatnonzero(places < 0)
-            of = self.layout.tables[table].variable
-            rows[missing] = initial_rows(of.initial, of.key, ids[missing], of.dim)
+            self.begin_rows(table, ids, rows, np.flatnonzero(places < 0))
         return rows
+
+    def begin_rows(self, table: int, ids: Ids, rows: Rows, where: NDArray[np.int64]) -> None:
+        """Write the rows of these ids as they are before any training, in some places."""
+        of = self.layout.tables[table].variable
+        rows[where] = initial_rows(of.initial, of.key, ids[where], of.dim)
 
     def close(self) -> None:
         """Leave the files for the next life of this ps; no snapshot is read on."""

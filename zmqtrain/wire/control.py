@@ -26,12 +26,13 @@ class Initialize:
 class Keep:
     """Have the shard copy its parameters (or their moving average) at a future version.
 
-    The answer, at once, is the current version; one that is not below is too late. The copy is kept
-    until the next one.
+    The answer, at once, is the current version; one that is not below is too late. ``version`` 0:
+    none is to be copied. Copies of versions up to ``done`` are given up, as nobody reads them.
     """
 
     version: int
     average: bool = False
+    done: int = 0
 
 
 @dataclass(slots=True)

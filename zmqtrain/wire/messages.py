@@ -16,7 +16,7 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 31
+PROTOCOL_VERSION = 32
 """Rises with every change to these files; peers of another version are refused."""
 
 
@@ -246,12 +246,14 @@ class Lookup:
     """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
 
     ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
-    once. The tensor: their ids, as wire/rows.py has them.
+    once. ``at``: a version that the shard has kept; 0: the current one. The tensor: their ids, as
+    wire/rows.py has them.
     """
 
     tables: tuple[int, ...]
     counts: tuple[int, ...]
     after: int = 0
+    at: int = 0
 
 
 @dataclass(slots=True)
