@@ -25,9 +25,6 @@ def check(job: Job) -> None:
         return
     job.table_updates()
     found = {
-        f"devices are {', '.join(job.devices)}: use one device, and more workers": (
-            len(job.devices) > 1
-        ),
         "ps_device is gpu: rows are updated in the memory of the host; use cpu": (
             job.ps_device == "gpu"
         ),

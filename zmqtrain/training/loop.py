@@ -224,6 +224,8 @@ class TrainingLoop:
 
     def _look_ahead(self, number: int, batch: Batch) -> None:
         """Have the model look at a batch, in the thread that has read it."""
+        if self._job.devices:
+            return  # each has a model of its own, and a part of the batch
         needed = self._model.look_ahead(batch)
         if needed and self._rows is not None and self._rows.may_wait:
             self._prefetcher.read_ahead_always()  # else it is not known yet what to ask for
