@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.chunk_sizes import chunks_of
 from tests.exchanges.conftest import KINDS, OpenExchange
 from tests.plans import planned
 from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Recommender, make_job
@@ -15,6 +16,7 @@ from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.base import written
 from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
 from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
@@ -207,6 +209,40 @@ async def test_rows_of_many_messages_come_whole(
         np.testing.assert_array_equal(found[0][name], found[1][name])
 
 
+class Wide(Recommender):
+    """Has parameters beside its rows, whose gradients are complete before those of the rows are."""
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return super().parameters(seed) | {f"wide{n}": np.ones(60, np.float32) for n in range(2)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        for n in range(2):
+            out[f"wide{n}"][...] = parameters[f"wide{n}"] * np.float32(0.1 + n)
+            written(out, f"wide{n}")
+        return super().loss_and_gradients(parameters, batch, out)
+
+
+class WideDense(Wide, Dense):
+    """The same without tables."""
+
+
+@pytest.mark.parametrize("messages", ["few", "many"])
+async def test_rows_follow_a_gradient_that_is_sent_while_it_is_computed(
+    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch, messages: str
+) -> None:
+    if messages == "many":
+        monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+    found = []
+    with chunks_of(20):
+        for model in (Wide(), WideDense()):
+            job = make_job(model, policy="sync-replicas", prefetch=0, overlap=True)
+            async with open_exchange(job) as exchange:
+                found.append(await train(job, exchange))
+    for name in (*SIZES, "bias", "wide0", "wide1"):
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+        assert not np.array_equal(found[0][name], WideDense().parameters(0)[name])
+
+
 async def test_model_of_tables_alone_is_trained(open_exchange: OpenExchange) -> None:
     job = make_job(Only(), prefetch=0)
     async with open_exchange(job) as exchange:
@@ -268,7 +304,6 @@ class Short:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"overlap": True}, "overlap is on"),
         ({"consistent_reads": True}, "consistent_reads is on"),
         ({"policy": "local-steps:4"}, "the policy is local-steps:4"),
         ({"moving_average": 0.9, "evaluate_average": True}, "rows have no moving average"),

@@ -115,7 +115,9 @@ class ParameterServerExchange:
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
                 lane.compressor.hold([slice(start, stop) for _, start, stop in runs])
-            request = self._overlap.complete(shard, push) if self._overlap is not None else None
+            request = None
+            if self._overlap is not None:
+                request = self._overlap.complete(shard, push, of_tables)
             if request is None:
                 chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())
                 parts = self._with_rows(lane, chunks, of_tables)

@@ -31,9 +31,6 @@ def check(job: Job) -> None:
         f"the policy is {job.policy}: workers send rows at every step; use another policy": (
             isinstance(policies.make_policy(job.policy), LocalSteps)
         ),
-        "overlap is on: rows are sent when the whole gradient is there; use --no-overlap": (
-            job.overlap
-        ),
         "consistent_reads is on: rows are read when the model asks for them, later than the other "
         "parameters; use sync-replicas, where nothing changes meanwhile, and leave it out": (
             job.consistent_reads
