@@ -25,9 +25,6 @@ def check(job: Job) -> None:
         return
     job.table_updates()
     found = {
-        "ps_device is gpu: rows are updated in the memory of the host; use cpu": (
-            job.ps_device == "gpu"
-        ),
         f"the policy is {job.policy}: workers send rows at every step; use another policy": (
             isinstance(policies.make_policy(job.policy), LocalSteps)
         ),

@@ -1,7 +1,8 @@
-"""Tables of one process with several devices: the bits are those of as many workers."""
+"""Tables beside devices: of several in a process, and of a ps that updates the rest on one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,19 @@ def test_rows_are_added_up_on_the_host_where_nccl_adds_up_the_rest() -> None:
         by_nccl = zmqtrain.run(gpus)
     for found, expected in zip(rows(by_nccl), rows(zmqtrain.run(job(2))), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("place", [{}, {"ps": 2, "workers": 2}], ids=["alone", "two ps"])
+@pytest.mark.parametrize("name", ["adagrad, clipped", "limited"])
+def test_rows_stay_on_the_host_where_the_rest_is_updated_on_a_gpu(
+    place: dict[str, int], name: str, tmp_path: Path
+) -> None:
+    """The GPU is a stand-in."""
+    rule = RULES[name]
+    with installed(1):
+        on_gpu = job(ps_device="gpu", logdir=str(tmp_path), **rule)
+        zmqtrain.run(on_gpu.with_overrides(steps=7), **place)
+        found = zmqtrain.run(on_gpu, **place)
+    expected = zmqtrain.run(job(**rule), **place)
+    for one, other in zip(rows(found), rows(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
