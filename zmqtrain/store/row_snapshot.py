@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import CheckpointError
-from zmqtrain.store.arena import private_arena
 from zmqtrain.store.row_code import HEADER
 
 _BLOCK = 1 << 12  # records that are copied at once: a change waits for it, about a millisecond
@@ -40,8 +39,8 @@ class RowSnapshot:
         self._heads, self._widths, self._own = heads, widths, own
         self._lock, self._kept = Lock(), 0
         self._is_over = False
-        count, stride = heads.shape
-        self._log = private_arena(8 * max(heads.size, 1)).ints(0, heads.size).reshape(count, stride)
+        count = len(heads)
+        self._log = np.empty_like(heads)  # takes memory as it is filled
         self._kept_as = np.zeros(count, np.int32 if count < 1 << 31 else np.int64)  # 0: not kept
         self.rows = rows
 
