@@ -7,6 +7,7 @@ simulation compares every calm run under sync-replicas with a loop without any c
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -60,17 +61,19 @@ def test_answer_with_lost_chunks_is_sent_again(
 
 
 @cache
-def rows_sent(kind: type[Message], *lost: int) -> int:
+def rows_sent(kind: type[Message], overlap: bool, *lost: int) -> int:
     """Return how many messages of a kind are sent; those of the numbers ``lost`` do not arrive."""
     rule = drop(kind, *lost) if lost else delay(kind, by_s=0.0)
-    report = held(calm(lane="tcp", tables=True, ps=2, workers=2, rules=(rule,)))
+    options: dict[str, Any] = {"in_chunks": overlap, "tables": True}  # these overlap in chunks
+    report = held(calm(lane="tcp", ps=2, workers=2, rules=(rule,), **options))
     return report.matched[0]
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize(
     ("kind", "lost"), [(RowChunk, (2, 3)), (Lookup, (1,)), (Lookup, (5, 9)), (RowValues, (1,))]
 )
 def test_rows_that_are_lost_on_their_way_are_sent_again(
-    kind: type[Message], lost: tuple[int, ...]
+    kind: type[Message], lost: tuple[int, ...], overlap: bool
 ) -> None:
-    assert rows_sent(kind, *lost) >= rows_sent(kind) + len(lost)
+    assert rows_sent(kind, overlap, *lost) >= rows_sent(kind, overlap) + len(lost)
