@@ -22,7 +22,6 @@ from zmqtrain.optim.kernels.llvm import (
     FLOATS,
     INT,
     INTS,
-    VOID,
     Builder,
     begun,
     compiled,
@@ -104,14 +103,6 @@ def _address(build: Builder, records: ir.Value, stride: ir.Value, at: ir.Value) 
     return build.gep(records, [build.mul(at, stride)])
 
 
-def _prefetch(build: Builder, address: ir.Value) -> None:
-    kind = ir.IntType(32)
-    types = [BYTES, kind, kind, kind]
-    found = build.module.globals.get("llvm.prefetch.p0")
-    call = found or ir.Function(build.module, ir.FunctionType(VOID, types), "llvm.prefetch.p0")
-    build.call(call, [build.bitcast(address, BYTES), *(ir.Constant(kind, n) for n in (0, 3, 1))])
-
-
 @contextmanager
 def _searched(build: Builder, words: Any, mask: Any, begin: Any) -> Any:
     """Repeat what is built in this context for (place, entry) until it leaves the loop.
@@ -172,7 +163,7 @@ def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
         with build.counted(begin, end) as i:
             hash_ = mixed(build, build.load_at(ids, i))
             build.store_at(out, i, hash_)
-            _prefetch(build, build.gep(words, [build.and_(hash_, mask)]))
+            build.prefetch(build.gep(words, [build.and_(hash_, mask)]))
         with build.counted(begin, end) as i:  # most entries are near where the search begins
             hash_, likely = build.load_at(out, i), zero
             for step in range(_NEAR - 1, -1, -1):
@@ -182,7 +173,7 @@ def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
                 likely = build.select(build.icmp_signed("==", marks, zero), entry, likely)
             record = _address(build, records, stride, _record(build, likely))
             for at in ends:
-                _prefetch(build, build.gep(record, [const(at)]))
+                build.prefetch(build.gep(record, [const(at)]))
         with build.counted(begin, end) as i:
             id_, place = build.load_at(ids, i), build.gep(out, [i])
             entry = build.call(probe, [words, mask, id_, records, stride])
@@ -245,7 +236,7 @@ def _copy(module: ir.Module, stride: int, widths: tuple[int, ...], *, to_records
         ahead = build.lesser(build.add(i, const(_AHEAD)), last)
         following = _address(build, records, const(stride), build.load_at(places, ahead))
         for at in _lines_of(stride):
-            _prefetch(build, build.gep(following, [const(at)]))
+            build.prefetch(build.gep(following, [const(at)]))
         place = build.load_at(places, i)
         with build.if_then(build.icmp_signed(">=", place, const(0)), likely=True):
             record = _address(build, records, const(stride), place)

@@ -91,6 +91,14 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         self.store_at(words, const(word), value)
         self.fence("release")
 
+    def prefetch(self, address: ir.Value) -> None:
+        """Have the processor fetch what it will read there."""
+        kind = ir.IntType(32)
+        types = [BYTES, kind, kind, kind]
+        found = self.module.globals.get("llvm.prefetch.p0")
+        call = found or ir.Function(self.module, ir.FunctionType(VOID, types), "llvm.prefetch.p0")
+        self.call(call, [self.bitcast(address, BYTES), *(ir.Constant(kind, n) for n in (0, 3, 1))])
+
     @contextmanager
     def counted(
         self, start: ir.Value, stop: ir.Value, step: int | ir.Value = 1
