@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.store.with_tables import Job, push, rows, table
 from zmqtrain.errors import ConfigError
@@ -70,6 +73,39 @@ def test_gradient_before_admission_changes_nothing() -> None:
     train(shard, 7)
     step = np.float32(0.1) * rows(variable, 1, [7]).rows
     np.testing.assert_array_equal(shard.tables.rows(0, ids), variable.initial_rows(ids) - step)
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "rows are forgotten": {"forget_after": 2},
+    "rows are admitted, and forgotten": {"admit_after": 1, "forget_after": 3, "max_rows": 16},
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@settings(max_examples=12)
+@given(
+    pushes=st.lists(
+        st.lists(st.lists(st.integers(0, 30), max_size=8, unique=True), min_size=1, max_size=3),
+        min_size=2,
+        max_size=14,
+    )
+)
+def test_reading_rows_before_they_are_trained_changes_nothing(limits: Any, pushes: Any) -> None:
+    variable = table("t", **limits)
+    job = Job([variable], [Update(Adagrad(0.1))])
+    read, unread = job.begin(), job.begin()
+    assert read.tables is not None
+    steps = [[rows(variable, n, ids) for n, ids in enumerate(each)] for each in pushes]
+    for parts, following in pairwise([*steps, []]):
+        for shard in (read, unread):
+            for worker, part in enumerate(parts):
+                push(shard, worker, [part])
+        if following:  # others may be trained, and forgotten, before these are
+            read.tables.rows(0, following[-1].ids)
+        for shard in (read, unread):
+            shard.carry_out(Reduce(tuple(range(len(parts)))))
+        assert job.contents(read) == job.contents(unread)
 
 
 def test_row_that_no_update_trains_is_forgotten() -> None:

@@ -25,11 +25,25 @@ Ids: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.float32]
 """Rows of a table, of shape (n, dim)."""
 
+Places: TypeAlias = NDArray[np.int64]
+"""Numbers of the records of rows, of shape (n,)."""
+
 MOST_COUNTED = 1 << 16
 """Gradients of a row that are counted before it is admitted, at most."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _PARTS = 12  # uniform numbers in the sum that stands for a normal one
+
+
+class Found(NamedTuple):
+    """Where a task has found rows in the memory of a shard: their ``places``, -1 for none.
+
+    It is right as long as the shard has forgotten no row of the table: ``sweeps`` says how often it
+    had before.
+    """
+
+    sweeps: int
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,7 @@ class RowsOf:
     table: int  # its number
     ids: Ids
     rows: Rows
+    found: Found | None = None  # in the memory of a shard; None: it is not known where
 
 
 class Initial(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.models.tables import MOST_COUNTED, Ids, RowPlace, Rows, shards_of
+from zmqtrain.models.tables import MOST_COUNTED, Ids, Places, RowPlace, Rows, RowsOf, shards_of
 from zmqtrain.optim import Adam, AdamW, Flat, Mean, RowwiseAdagrad, Update
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels import Call
@@ -23,10 +23,17 @@ from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.hot_ids import HotIds
-from zmqtrain.store.row_store import Places, RowStore
+from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.row_training import Training
 from zmqtrain.store.table_checkpoint import Held
-from zmqtrain.store.table_layout import FORGOTTEN, UPDATED, TableLayout, position
+from zmqtrain.store.table_layout import (
+    COUNT,
+    FORGOTTEN,
+    SWEEPS,
+    UPDATED,
+    TableLayout,
+    position,
+)
 from zmqtrain.store.table_memory import TableMemory
 
 _COUNTS = MOST_COUNTED - 1  # in a candidate's second word; above is the update that counted last
@@ -86,9 +93,18 @@ class HeldTable:
                 with suppress(SegmentError):  # it is not needed yet
                     store.make_room(min(new, store.layout.most - len(store)))
 
-    def find(self, ids: Ids) -> Places:
+    def known(self, part: RowsOf) -> Places:
+        """Return where rows are, as far as who has sent them knows it; -1 for the others."""
+        found, words = part.found, self.store.words
+        if found is not None and found.sweeps == words[SWEEPS] and len(part.ids):
+            if found.places.max() < words[COUNT]:
+                return found.places
+        return np.full(len(part.ids), -1)
+
+    def find(self, ids: Ids, known: Places) -> Places:
         """Return where the rows are, -1 for new ones, which there is room for from now on."""
-        places, missing = self.store.find(ids)
+        places, unknown = known.copy(), np.flatnonzero(known < 0)
+        places[unknown], missing = self.store.find(ids[unknown])
         for store in self._stores:
             store.make_room(missing)
         return places
@@ -212,13 +228,13 @@ class Share:
     table: HeldTable
     ids: Ids
     rows: Rows
+    places: Places  # -1: not known yet, or of a new row
     numbers: list[Numbers] = field(default_factory=list)
-    places: Places = field(default_factory=lambda: np.empty(0, np.int64))  # -1: of a new row
     mean: Mean = field(default_factory=lambda: Mean([]))
 
     def find(self) -> None:
         """Find the rows, and make room for new ones."""
-        self.places = self.table.find(self.ids)
+        self.places = self.table.find(self.ids, self.places)
 
     def admit(self, version: int) -> None:
         """Insert new rows, and leave out those that are not admitted yet."""

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.models.tables import Found, Ids, Places, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
@@ -57,9 +57,6 @@ from zmqtrain.store.table_layout import (
     StoreLayout,
 )
 from zmqtrain.units import counted
-
-Places = NDArray[np.int64]
-"""Numbers of records, of shape (n,)."""
 
 _FIRST_BITS = 13  # its 64 KiB are whole pages everywhere
 _MOVED_AT_LEAST = 1 << 16  # words of the old index, with every change: less than a millisecond
@@ -126,10 +123,10 @@ class RowStore:
             if not missing or self.words[STATE] == word:
                 return places, missing
 
-    def read(self, ids: Ids) -> tuple[Rows, Places | None]:
-        """Return the rows with these ids, and their places, None if all have one.
+    def read(self, ids: Ids) -> tuple[Rows, Found, int]:
+        """Return the rows with these ids, where they are, and how many have no place.
 
-        Without a place, which is negative then, a row is arbitrary.
+        Without a place, which is -1 then, a row is arbitrary.
         """
         ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
         rows = np.empty((len(ids), self.layout.widths[0]), np.float32)
@@ -139,7 +136,7 @@ class RowStore:
             missing = self._reading(*given, *where, self._records, *found)
             is_same = self.words[SWEEPS] == sweeps
             if is_same and (not missing or self.words[STATE] == word):
-                return rows, places if missing else None
+                return rows, Found(sweeps, places), missing
 
     @cached_property
     def _reading(self) -> Any:

@@ -23,7 +23,7 @@ from zmqtrain.optim import Slot, Update
 from zmqtrain.store.arena import PAGE
 from zmqtrain.store.row_code import HEADER
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Rises with every change to these regions, and to the row buffers."""
 
 MAGIC = b"zmqtable"

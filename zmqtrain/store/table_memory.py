@@ -17,7 +17,7 @@ import numpy as np
 
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
-from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.models.tables import Found, Ids, Rows
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.store.arena import Arena, create_arena, private_arena, private_file, space_of
 from zmqtrain.store.row_buffer import RowBuffer
@@ -50,6 +50,7 @@ class TableMemory:
         self.words = memoryview(arena.memory)[layout.words_at : words_end].cast("q")
         self.stores = [RowStore(arena, store) for store in layout.stores]
         self.candidates = {n: RowStore(arena, one) for n, one in layout.candidates.items()}
+        self._found: dict[int, tuple[Ids, Found]] = {}  # by table, of the last read
         self._buffers: dict[int, RowBuffer] = {}
 
     @classmethod
@@ -111,13 +112,14 @@ class TableMemory:
         """
         found = self._buffers.get(number)
         if found is None:
+            given = self.layout.tables, self._found
             if self.arena.path is None:
-                found = RowBuffer(private_file(0), None, self.layout.tables)
+                found = RowBuffer(private_file(0), None, *given)
             else:
                 path = self.arena.path.with_name(f"buffer-{number}")
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
                 try:
-                    found = RowBuffer(open_file(path, flags, 0o600), path, self.layout.tables)
+                    found = RowBuffer(open_file(path, flags, 0o600), path, *given)
                 except OSError as error:
                     raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
             self._buffers[number] = found
@@ -125,11 +127,12 @@ class TableMemory:
 
     def read(self, table: int, ids: Ids) -> Rows:
         """Return the current rows with these ids, shape (n, dim): initial where not trained."""
-        rows, places = self.stores[table].read(ids)
-        if places is not None:
-            missing = np.flatnonzero(places < 0)
+        rows, found, missing = self.stores[table].read(ids)
+        self._found[table] = ids, found
+        if missing:
+            new = np.flatnonzero(found.places < 0)
             of = self.layout.tables[table].variable
-            rows[missing] = initial_rows(of.initial, of.key, ids[missing], of.dim)
+            rows[new] = initial_rows(of.initial, of.key, ids[new], of.dim)
         return rows
 
     def close(self) -> None:

@@ -213,7 +213,7 @@ class Tables:
             places = store.live()
             ids = store.ids(places)
             order = np.argsort(ids)
-            yield RowsOf(number, ids[order], store.read(ids[order])[0])
+            yield RowsOf(number, ids[order], self.rows(number, ids[order]))
 
     def status(self) -> dict[str, TableStatus]:
         """Return what is to be told of each table, by its name."""
@@ -266,7 +266,9 @@ class Tables:
         for parts, weight in given:
             for part in parts:
                 if part.table in self._numbers:
-                    terms.setdefault(part.table, []).append(Term(part.ids, part.rows, weight))
+                    places = self._tables[part.table].known(part)
+                    term = Term(part.ids, part.rows, weight, places)
+                    terms.setdefault(part.table, []).append(term)
         shares = [
             Share(number, self._tables[number], *merged(terms[number], len(given)))
             for number in sorted(terms)
