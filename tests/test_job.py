@@ -393,6 +393,20 @@ def test_empty_logdir_is_none() -> None:
     assert job(logdir="runs").with_overrides(logdir="").logdir is None
 
 
-def test_address_as_a_logdir_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"logdir is 's3://bucket/run'.*docs/ecosystem\.md"):
-        job(logdir="s3://bucket/run")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"logdir": "s3://bucket/run"}, "logdir is 's3://bucket/run'.*this address as upload"),
+        ({"logdir": "run", "upload": "bucket/run"}, "upload is 'bucket/run'; .*s3://bucket/net"),
+        ({"upload": "s3://bucket/run"}, "upload is 's3://bucket/run'; .*give a logdir"),
+        (
+            {"logdir": "run", "upload": "s3://bucket/run", "inner_state": "keep"},
+            "inner_state is 'keep'; .*not uploaded",
+        ),
+    ],
+)
+def test_addresses_of_checkpoints_that_cannot_be_right_are_refused(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        job(**options)

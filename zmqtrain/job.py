@@ -140,6 +140,11 @@ class Job(BaseModel):
         description="global steps between checkpoints, beside save_secs; a cluster saves at the "
         "first step at or after each multiple that its chief sees; 0: seconds alone count",
     )
+    upload: str | None = Field(
+        None,
+        description="address to which each checkpoint is copied, such as s3://bucket/net; a job "
+        "begins with the newest checkpoint of logdir and address",
+    )
     keep_checkpoints: checks.Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
     clip_norm: float | None = Field(

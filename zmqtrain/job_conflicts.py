@@ -71,13 +71,29 @@ _CONFLICTS = (
     _Conflict(
         "logdir",
         lambda value, job: "://" in (value or ""),
-        "it is an address; expected a directory, whose files tasks lock and rename; write to one, "
-        "and copy its checkpoints, such as by aws s3 sync: see docs/ecosystem.md",
+        "it is an address; expected a directory, whose files tasks lock and rename; give one, and "
+        "this address as upload, to which its checkpoints are copied",
+    ),
+    _Conflict(
+        "upload",
+        lambda value, job: value is not None and "://" not in value,
+        "expected an address such as s3://bucket/net; for a directory use logdir",
+    ),
+    _Conflict(
+        "upload",
+        lambda value, job: value is not None and job.get("logdir", "") is None,
+        "checkpoints are written to a directory before they are uploaded; give a logdir, too",
     ),
     _Conflict(
         "inner_state",
         lambda value, job: value == "keep" and job.get("logdir", "") is None,
         "the state is kept beside the checkpoints; expected a logdir; give one",
+    ),
+    _Conflict(
+        "inner_state",
+        lambda value, job: value == "keep" and job.get("upload"),
+        "the state is kept beside the checkpoints, and is not uploaded; use inner_state fresh, or "
+        "omit upload",
     ),
     *(
         _Conflict(

@@ -185,6 +185,7 @@ class Chief(JobActor):
                 until = time.monotonic() + patience_s
             async with asyncio.timeout(patience_s):
                 status = await self._cluster.status(status.event, min(WATCH_S, patience_s / 2))
+        await self._cluster.saver.finish()
 
     async def _leave(self) -> int:
         """Let the next chief take over; training goes on meanwhile."""

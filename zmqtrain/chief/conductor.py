@@ -126,16 +126,18 @@ class Conductor:
         """Save, and try again for some time: the job ends without this checkpoint.
 
         Raises:
-            CheckpointError: no attempt succeeds.
+            CheckpointError: no attempt succeeds, or the checkpoint cannot be uploaded.
         """
         until = time.monotonic() + patience_s
         while True:
             try:
-                return await self.save(step)
+                await self.save(step)
+                break
             except CheckpointError:
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(SAVE_AGAIN_S)
+        await self._saver.finish()
 
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.

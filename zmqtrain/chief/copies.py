@@ -45,7 +45,8 @@ async def save_left(
         answers = await collect(HandOver(directory.name, tuple(layouts), last))
         return replace(saved, files=tuple(map(_file, answers)))
 
-    saver = Saver(plan.job, [*layouts.values()], actor.fingerprint, actor.metrics, write)
+    job = plan.job.model_copy(update={"upload": None})  # its chief's checkpoints are uploaded
+    saver = Saver(job, [*layouts.values()], actor.fingerprint, actor.metrics, write)
     await saver.save(saved.step, last.generation)
     return saved.step
 

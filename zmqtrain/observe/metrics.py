@@ -141,6 +141,7 @@ class CheckpointStages:
     write: Counter
     manifest: Counter
     restore: Counter
+    upload: Counter
 
 
 class Level:
