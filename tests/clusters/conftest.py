@@ -46,7 +46,7 @@ class Kubectl:
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+def kubectl(tempdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     directory = tmp_path / "programs"
     directory.mkdir()
     program = Path(__file__).with_name("kubectl.py").read_text()

@@ -19,8 +19,9 @@ from tests.clock import StopClock
 from tests.clusters.conftest import Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from tests.clusters.test_scenes import AWAY, NOTHING, WILLING, pod
+from zmqtrain.cli import jobs as jobs_command
 from zmqtrain.cli import keys as keys_command
-from zmqtrain.cli import remote, submit
+from zmqtrain.cli import remote
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import programs
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
@@ -328,6 +329,6 @@ def test_jobs_does_not_wait_for_an_engine_that_is_silent() -> None:
             answered.wait()
         return "running"
 
-    states = submit.states_of(jobs, state, limit_s=1.0)
+    states = jobs_command.states_of(jobs, state, limit_s=1.0)
     answered.set()
     assert states == {"one": "running", "other": "unknown: no answer within 1 s"}
