@@ -398,7 +398,6 @@ def test_empty_logdir_is_none() -> None:
     [
         ({"logdir": "s3://bucket/run"}, "logdir is 's3://bucket/run'.*this address as upload"),
         ({"logdir": "run", "upload": "bucket/run"}, "upload is 'bucket/run'; .*s3://bucket/net"),
-        ({"upload": "s3://bucket/run"}, "upload is 's3://bucket/run'; .*give a logdir"),
         (
             {"logdir": "run", "upload": "s3://bucket/run", "inner_state": "keep"},
             "inner_state is 'keep'; .*not uploaded",

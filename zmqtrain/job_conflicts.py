@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any, NamedTuple, TypeAlias
 
 from zmqtrain import policies
+from zmqtrain.config.options import names_of
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.rules import Momentum
 from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
@@ -78,16 +79,6 @@ _CONFLICTS = (
         "upload",
         lambda value, job: value is not None and "://" not in value,
         "expected an address such as s3://bucket/net; for a directory use logdir",
-    ),
-    _Conflict(
-        "upload",
-        lambda value, job: value is not None and job.get("logdir", "") is None,
-        "checkpoints are written to a directory before they are uploaded; give a logdir, too",
-    ),
-    _Conflict(
-        "inner_state",
-        lambda value, job: value == "keep" and job.get("logdir", "") is None,
-        "the state is kept beside the checkpoints; expected a logdir; give one",
     ),
     _Conflict(
         "inner_state",
@@ -164,6 +155,23 @@ def without_own_optimizer(policy: Any, optimizer: Any) -> str:
         "local steps; expected an optimizer for the other steps, too: give Job(optimizer=...), or "
         "use the policy local-steps:H"
     )
+
+
+def without_logdir(job: Any) -> str:
+    """Return why a job needs a logdir that it does not have; "" if it has one, or needs none."""
+    if job.logdir is not None:
+        return ""
+    if job.inner_state == "keep":
+        return (
+            "inner_state is 'keep', and the job has no logdir, in which the state is kept beside "
+            f"the checkpoints; give {names_of('logdir')}, or use inner_state fresh"
+        )
+    if job.upload is not None:
+        return (
+            f"upload is {job.upload!r}, and the job has no logdir, from which checkpoints are "
+            f"uploaded; give {names_of('logdir')}, too"
+        )
+    return ""
 
 
 def conflict_of(name: str, value: Any, job: Options) -> str:

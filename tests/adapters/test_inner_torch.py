@@ -218,7 +218,7 @@ def many_losses(parameters: Any) -> Any:
         ({"inner": optim.NAdam, "policy": "sync-replicas"}, "sync-replicas, and .*only an inner"),
         ({"inner": optim.NAdam, "policy": "local-steps:5,after=3"}, "only an inner optimizer"),
         ({"inner": optim.NAdam, "l2": 0.1}, "l2 belongs to optimizer"),
-        ({"inner": optim.NAdam, "inner_state": "keep"}, "expected a logdir"),
+        ({"inner": optim.NAdam, "inner_state": "keep"}, "has no logdir"),
         (
             {"optimizer": optim.Adadelta},
             r"Adadelta of torch has no twin.*Job\(inner=lambda parameters: ",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,27 @@ def test_fit_that_was_interrupted_goes_on_there(last: int, tmp_path: Path) -> No
     history = fit(trainer, epochs=2)
     assert history.rows() == expected.rows()
     assert_same(trainer.weights, whole.weights)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["after an epoch", "within the first"])
+@pytest.mark.parametrize("size", [{}, {"workers": 2, "ps": 1}], ids=["alone", "cluster"])
+def test_fit_whose_epochs_have_another_length_is_not_resumed(
+    tmp_path: Path, ends: bool, size: dict[str, Any]
+) -> None:
+    def interrupt(batch: int, logs: Any) -> None:
+        if not ends:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path, **size)
+    with suppress(KeyboardInterrupt):
+        fit(trainer, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)])
+    saved = zmqtrain.load(tmp_path)
+    refused = ConfigError, RunFailedError
+    with pytest.raises(refused, match=r"an epoch .* has 4 batches, and now 2; .*initial="):
+        fit(trainer, (TRAIN[0][:10], TRAIN[1][:10]), epochs=3)
+    assert_same(zmqtrain.load(tmp_path), saved)
+    onwards = Trainer(MODEL, SGD(0.05), initial=saved, logdir=tmp_path / "new")
+    assert len(fit(onwards, (TRAIN[0][:10], TRAIN[1][:10]), epochs=3).epoch) == 3
 
 
 @pytest.mark.parametrize("ending", ["interrupted", "ended"])

@@ -88,6 +88,7 @@ class Epochs:
             known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
             self._callbacks.check(known, is_all=False)
             await self._read_records()
+            self._check_length(at)
         if self._generation != self._conducted.generation:
             await self._go_back(done, at)
         if self._epoch is None and not batch and done - 1 > self._last_epoch:
@@ -229,6 +230,7 @@ class Epochs:
             {
                 "epoch": epoch,
                 "logs": {name: plain(value) for name, value in logs.items()},
+                "batches": self.batches,
                 "learning_rate": self._rate,
                 "optimizer": optimizer_text(self._job),
                 "callbacks": self._callbacks.state(),
@@ -315,6 +317,21 @@ class Epochs:
             self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
+
+    def _check_length(self, at: At) -> None:
+        """Refuse to go on with epochs of another length, which could not be counted.
+
+        Raises:
+            ConfigError: they had another number of batches.
+        """
+        last = self._records[-1].get("batches") if self._records else at.limit
+        if self._job.epochs and at.uncounted and last not in (None, self.batches):
+            raise ConfigError(
+                f"an epoch of the job in {self._job.logdir} has {last} batches, and now "
+                f"{self.batches}; expected as many, with the same data and steps_per_epoch; to "
+                "train its weights with other data, give Job(initial=...) or Trainer(initial=...) "
+                "with what zmqtrain.load or zmqtrain export returns, and another logdir"
+            )
 
     @property
     def _last_epoch(self) -> int:

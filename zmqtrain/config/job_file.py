@@ -248,13 +248,21 @@ def _importing(what: str, path: Path | None = None) -> Iterator[None]:
         place = place_of(error)
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except (Exception, SystemExit) as error:
-        extra = EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
-        remedy = f"; install it with pip install 'zmqtrain[{extra}]'" if extra else ""
-        if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
-            remedy = _as_module(path)
+        remedy = _remedy(error, path)
         raise ConfigError(f"{what} cannot be imported: {described(error)}{remedy}") from error
     finally:
         _LOADING.reset(token)
+
+
+def _remedy(error: BaseException, path: Path | None) -> str:
+    """Return what to do about an error of an import; "" if that is not known."""
+    if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
+        return _as_module(path)
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing == "tensorflow" and any(name.startswith("keras.") for name in sys.modules):
+        return "; Keras runs on torch or jax here: set KERAS_BACKEND to one before it is imported"
+    extra = EXTRAS.get(missing or "")
+    return f"; install it with pip install 'zmqtrain[{extra}]'" if extra else ""
 
 
 def _as_module(path: Path) -> str:

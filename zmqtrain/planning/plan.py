@@ -14,7 +14,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
-from zmqtrain.job_conflicts import without_own_optimizer
+from zmqtrain.job_conflicts import without_logdir, without_own_optimizer
 from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import RowPlace
 from zmqtrain.planning import strategy, tables
@@ -237,7 +237,8 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
 
 def _check(job: Job, *, alone: bool) -> None:
     tables.check(job, alone=alone)
-    if text := without_own_optimizer(policies.make_policy(job.policy), job.optimizer):
+    policy = policies.make_policy(job.policy)
+    if text := without_own_optimizer(policy, job.optimizer) or without_logdir(job):
         raise ConfigError(text)
 
 
