@@ -374,8 +374,8 @@ def load_pytree(
 ) -> Tree:
     """Return ``tree`` with trained values: those of a logdir, or given arrays by name.
 
-    ``tree``: parameters or state as ``init`` returns them, or their shapes by jax.eval_shape.
-    ``average``: the moving averages of a logdir.
+    ``tree``: what ``init`` returns, be it parameters or a tuple of parameters and state, or its
+    shapes by jax.eval_shape. ``average``: the moving averages of a logdir.
 
     Raises:
         ConfigError: a leaf is missing, or has another shape.
@@ -383,6 +383,8 @@ def load_pytree(
     """
     values = weights_of(weights, average=average)
     tree = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), tree)
+    if type(tree) is tuple and values.keys().isdisjoint(leaves_of(tree)):
+        return tuple(load_pytree(part, values) for part in tree)
     plain = {n: jax.eval_shape(partial(encoded, like=v), v) for n, v in leaves_of(tree).items()}
     if text := difference({n: v for n, v in values.items() if n in plain}, plain):
         raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")

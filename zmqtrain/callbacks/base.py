@@ -332,9 +332,13 @@ class CallbackList:
                 if isinstance(name, str) and name not in known:
                     if not is_all and not name.startswith("val_"):
                         continue
+                    without = name.startswith("val_") and not any(
+                        each.startswith("val_") for each in known
+                    )
+                    remedy = "; give data to evaluate on" if without else did_you_mean(name, known)
                     raise ConfigError(
                         f"{type(callback).__name__} names {name!r}, which is not measured; there "
-                        f"are {', '.join(known)}{did_you_mean(name, known)}"
+                        f"are {', '.join(known)}{remedy}"
                     )
 
     def _sets_rate(self) -> bool:

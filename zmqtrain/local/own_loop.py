@@ -272,10 +272,16 @@ class Session:
     def _check_measures(self, names: set[str]) -> None:
         if self._measured is None:
             self._measured = names if self._job.has_epochs else set()
+        if names and not self._job.has_epochs:
+            raise ConfigError(
+                f"step() got the measures {sorted(names)}, which nothing takes in a job without "
+                "callbacks and epochs; give Job(callbacks=[JSONLogger('run.jsonl')]) or another "
+                "callback, or write them by session.log"
+            )
         if names != self._measured:
             raise ConfigError(
-                f"step() got the measures {sorted(names)}; expected {sorted(self._measured)}: each "
-                "step has those of the first one, and a job without callbacks and epochs has none"
+                f"step() got the measures {sorted(names)}; expected {sorted(self._measured)}, as "
+                "in the first step: give the same names in each"
             )
 
     def _check_stepped(self) -> None:
