@@ -57,7 +57,8 @@ class Job(BaseModel):
         "set itself, arrays or a Dataset"
     )
     optimizer: Any = Field(
-        description="update rule, or one of torch or Keras: docs/optimizers.md; None: the model's"
+        description="update rule, or one of torch or Keras: docs/optimizers.md; left out: that "
+        "of a compiled Keras model, or none if inner trains in all steps"
     )
     policy: checks.PolicySpec = Field(
         "hogwild",
@@ -237,7 +238,7 @@ class Job(BaseModel):
         None,
         validate_default=True,
         description="with which values variables begin, instead of the model's own: arrays by name "
-        "(trained, state and frozen), or a file of them, .safetensors or .npz",
+        "(trained, state and frozen), or a file of them: .safetensors, .npz or .weights.h5",
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
     class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike

@@ -13,6 +13,7 @@ from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import Given, Table, TableVariable, Uniform, key_of
 from zmqtrain.optim import RowwiseAdagrad, Update
 from zmqtrain.optim.groups import fits
+from zmqtrain.units import shortened
 from zmqtrain.user_code import user_code
 
 MAX_DIM = 1 << 16
@@ -49,10 +50,10 @@ def tables_of(
         )
     for pattern in said:
         if not any(fits(name, pattern) for name in found):
-            raise ConfigError(
-                f"tables has {pattern!r}, which fits no table; {model!r} has "
-                f"{', '.join(found) or 'none'}"
+            known = (
+                shortened([*found]) or f"none, but {shortened([*as_model(model).parameters(seed)])}"
             )
+            raise ConfigError(f"tables has {pattern!r}, which fits no table; {model!r} has {known}")
     pairs = []
     for number, (name, of_model) in enumerate(found.items()):
         fitting = (table for pattern, table in said.items() if fits(name, pattern))
