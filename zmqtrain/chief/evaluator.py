@@ -86,14 +86,14 @@ class Evaluator:
         return list(evaluate(job.model, values, some, metrics=job.metrics))
 
     async def check(self) -> None:
-        """Measure two examples if the job has metrics, so that one that does not fit is known soon.
+        """Measure two examples, so that what cannot be evaluated is known before training.
 
         Epochs do so by themselves, for they have to know the names.
 
         Raises:
             ConfigError, DataError: as for :meth:`evaluate`.
         """
-        if self._job.metrics and not self._job.has_epochs:
+        if not self._job.has_epochs:
             await asyncio.to_thread(self.names)
 
     def forget(self) -> None:
