@@ -1,4 +1,4 @@
-"""How long a step of synchronous workers takes: gradients added up, updated, and back with all."""
+"""Time of a synchronous step: gradients added up, applied, and parameters back on all workers."""
 
 from __future__ import annotations
 

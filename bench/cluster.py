@@ -33,7 +33,7 @@ is still there then, and stays as it is until the call returns."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run trains and with whom.
+    """The job and the cluster of one run.
 
     ``job``: the :func:`~bench.jobs.description` of a job, or else ``reference``: a file that has
     it. ``overrides`` are fields of the job.

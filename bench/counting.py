@@ -1,4 +1,4 @@
-"""What the tasks of a run count themselves, read from their metrics."""
+"""Counts of a run's tasks, read from their metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Grafana dashboard asks: a real Prometheus scrapes a run, and its answers are drawn."""
+"""The queries of the Grafana dashboard, answered by a real Prometheus that scrapes a run."""
 
 from __future__ import annotations
 

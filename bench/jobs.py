@@ -1,4 +1,4 @@
-"""What the jobs of the benchmarks have in common, and how other processes make the same ones.
+"""Jobs of the benchmarks, with descriptions from which other processes make the same ones.
 
 Also a job that only moves bytes, whose gradient costs nothing.
 """

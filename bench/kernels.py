@@ -1,4 +1,4 @@
-"""How fast an update passes over memory: our kernels, the NumPy rules, and torch's optimizers.
+"""Speed of updates in memory: our kernels, the NumPy rules, and torch's optimizers.
 
 Backend "crash-safe" is a ps's whole update by the same kernel, with all that lets the next process
 finish it.

@@ -31,7 +31,7 @@ WARM_UP = 0.2  # of the batches, that the speed leaves out
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process trains.
+    """The training of one process.
 
     ``h``: batches of a round, 0 without local steps; ``after``: of the sync-replicas before.
     ``every``: batches between evaluations, 0: none.

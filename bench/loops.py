@@ -1,4 +1,4 @@
-"""What users of a framework write themselves, the other sides of `bench models`.
+"""Training loops as users of a framework write them, the other sides of `bench models`.
 
 python -m bench.loops SIDE JOB BATCHES THREADS prints one JSON line.
 """
@@ -52,7 +52,7 @@ def torch_loop(
 
 
 def jax_loop(job: Job, batches: int, timer: Timer) -> Any:
-    """With optax."""
+    """Train a JAX model with optax."""
     import jax
     import optax
 

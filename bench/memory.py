@@ -1,4 +1,4 @@
-"""What a ps, or workers without one, hold in memory after many pushes, beside what they need."""
+"""Memory of a ps, or of workers without one, after many pushes, beside what they need."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ the peak is of looks a few times a second."""
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a ps is to hold, for whom, and how gradients come to it.
+    """The shard that a ps holds, its workers, and the way of their gradients.
 
     ``exchange``: ps, of which there is one; board or direct of workers that have none.
     """
@@ -74,12 +74,12 @@ class Shard:
 
     @property
     def parts(self) -> int:
-        """How many ps there are; and variables, so that each of these is whole."""
+        """Number of ps; there are as many variables, so that each of them is whole."""
         return self.workers if self.exchange == "direct" else 1
 
     @property
     def by_tcp_nbytes(self) -> int:
-        """What workers that are counted have of parameters and gradient by tcp."""
+        """Bytes of parameters and gradients that workers receive by tcp, if they are counted."""
         workers = self.workers if self.exchange == "direct" else 0
         return workers * 2 * items_of(self.megabytes) * ITEM_NBYTES
 
@@ -92,7 +92,7 @@ class Shard:
 
     @property
     def ceiling_nbytes(self) -> int:
-        """What all ps say at their start that shards and messages take at most."""
+        """The most bytes that shards and messages take, as all ps log it at their start."""
         job = blob_job(self.megabytes, 1, self.rule, parts=self.parts)
         layouts = plan_for(job, Cluster(("",) * self.parts, self.workers)).layouts
         segments = [segment_layout(layout, job.update()) for layout in layouts]
@@ -102,7 +102,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is resident of one process, in bytes; ``peak`` is the most there ever was."""
+    """Resident memory of one process in bytes; ``peak``: the most since its start."""
 
     rss: int
     anon: int

@@ -58,7 +58,7 @@ class Work:
 
     @property
     def library(self) -> str:
-        """What the model is written in: the framework, Keras's backend left out."""
+        """The framework of the model, without Keras's backend."""
         return self.framework.partition("-")[0]
 
     @property

@@ -1,4 +1,4 @@
-"""What the processes on the hosts of a benchmark have in common: see bench.rank."""
+"""Functions for the processes on the hosts of a benchmark: see bench.rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of several benchmarks have in common."""
+"""Options that several benchmarks share."""
 
 from __future__ import annotations
 

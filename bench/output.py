@@ -1,4 +1,4 @@
-"""How benchmarks print: JSON lines for scripts; tables with machine and commit for people."""
+"""Output of benchmarks: JSON lines for scripts; tables with machine and commit for people."""
 
 from __future__ import annotations
 

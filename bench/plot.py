@@ -58,8 +58,8 @@ plot_option = click.option(
 def draw_profile(path: Path, rows: Sequence[Row], parts: Mapping[str, str], machine: str) -> None:
     """Write a file with a bar for each row, made of the ``{part}_ms`` of its parts.
 
-    ``parts`` are names and meanings, as many as there are colours at most; ``machine`` is written
-    below. The ending of the file's name says its format.
+    ``parts``: names and meanings, at most one for each colour; ``machine`` is written below. The
+    ending of the file's name decides its format.
     """
     from matplotlib.figure import Figure
 
@@ -83,7 +83,7 @@ def draw_profile(path: Path, rows: Sequence[Row], parts: Mapping[str, str], mach
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the job said at one moment."""
+    """The status of the job at one moment."""
 
     at_s: float
     step: int

@@ -1,4 +1,4 @@
-"""Where the time of a worker's step goes, by what worker and ps measure themselves."""
+"""Time of each phase of a worker's step, as worker and ps measure it themselves."""
 
 from __future__ import annotations
 

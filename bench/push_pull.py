@@ -1,4 +1,4 @@
-"""How long one push+pull takes: a gradient applied, and the new parameters readable again."""
+"""Time of one push+pull: a gradient applied, and the new parameters readable again."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def on_hosts(hosts: Hosts, kind: str, workers: int, **flags: Any) -> list[dict[s
 
 
 class Clock:
-    """When steps began, and what this host has sent from the first that counts to the last."""
+    """Times at which steps began, and bytes that this host has sent since the first that counts."""
 
     def __init__(self) -> None:
         self.began_at: list[float] = []

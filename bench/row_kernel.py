@@ -1,4 +1,4 @@
-"""What a ps does with the rows of a table, alone on one core: `bench tables --part kernel`."""
+"""The work of a ps on rows of a table, alone on one core: `bench tables --part kernel`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 class Seconds(NamedTuple):
-    """How long something took, and what of that the thread had a processor."""
+    """Seconds that a piece of work took, and seconds of processor time in it."""
 
     wall: float
     cpu: float
@@ -67,12 +67,12 @@ class Ps:
         return _timed(lambda: self.shard.carry_out(Apply(0)))
 
     def grow(self, ids: Ids, step: int) -> list[Seconds]:
-        """Train these rows in pushes of so many; return what each update took."""
+        """Train these rows in pushes of ``step`` rows; return the time of each update."""
         return [self.push(np.sort(ids[at : at + step])) for at in range(0, len(ids), step)]
 
 
 def kernel_rows(trained: int, dim: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each thing that is measured, with a table of so many trained rows."""
+    """Yield a row for each measurement, with a table of ``trained`` trained rows."""
     row = {"bench": "tables", "part": "kernel", "rows": trained, "dim": dim}
     yield row | {"what": "first batch"} | _first_batch(dim)
     yield row | {"what": "growth"} | _growth(trained, dim)
@@ -92,7 +92,7 @@ def _first_batch(dim: int) -> dict[str, Any]:
 
 
 def _growth(trained: int, dim: int) -> dict[str, Any]:
-    """Train so many rows of a new table, a few thousand new ones with each push."""
+    """Train ``trained`` rows of a new table, a few thousand new ones with each push."""
     ids = _random().permutation(trained)
     before, ps = _memory_mb(), Ps(ADAGRAD, dim)
     seconds = ps.grow(ids, BATCH_ROWS // 4)

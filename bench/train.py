@@ -76,13 +76,13 @@ class Training:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What is replaced in the job that was made."""
+        """The fields of the job that these options replace."""
         data = {} if self.data is None else {"data": str(self.data.absolute())}
         return {"steps": self.steps, "batch_size": self.batch_size, **data}
 
     @property
     def row(self) -> dict[str, Any]:
-        """What of it a row of results tells."""
+        """The columns of these options in a row of results."""
         return {name: value for name, value in asdict(self).items() if name != "data"}
 
 

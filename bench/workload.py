@@ -1,4 +1,4 @@
-"""What is timed, and the rows that tell how long it took.
+"""The work that is timed, and the rows of its results.
 
 The scripts of the peers use this as well: their environments lack zmqtrain and what it needs.
 """

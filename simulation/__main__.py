@@ -10,8 +10,9 @@ from multiprocessing import get_context
 
 import click
 
+from simulation.drawing import draw
 from simulation.run import run_seed, simulate, smallest
-from simulation.schedule import Schedule, draw
+from simulation.schedule import Schedule
 from zmqtrain.policies import make_policy
 
 SHOWN = 10  # failed seeds that are shown

@@ -59,7 +59,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a life ended by itself."""
+    """The end of a life that was not killed."""
 
     name: str
     code: int

@@ -12,7 +12,7 @@ Place = tuple[int, ...]
 
 
 class CommonPoints:
-    """What the parameters of each version are, as the first worker had them that pushed."""
+    """The parameters of each version, as the first worker that pushed had them."""
 
     def __init__(self, object_to: Callable[[str], None]) -> None:
         self._object = object_to

@@ -1,4 +1,4 @@
-"""What a schedule does to the tasks of a run."""
+"""The faults that a schedule inflicts on the tasks of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LARGE_NBYTES = 400  # almost a chunk
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What happens to messages. Times are in seconds; chances are from 0 to 1."""
+    """The fate of messages. Times are in seconds; chances are from 0 to 1."""
 
     delay_s: float = 0.001  # at least
     jitter_s: float = 0.001  # mean of what is added
@@ -35,7 +35,7 @@ class Fault:
     ``kind``:
       lose        the process is gone for good
       kill        the process is gone, and starts again after ``lasts_s``: at once, or in the
-                  middle of what it does next, once so many ``lines`` of its code have run;
+                  middle of its next work, after ``lines`` lines of its code have run;
                   ``mild``: its connections look alive for a while; ``returns_as``: the name under
                   which it starts again, if another
       terminate   the process is told to end (SIGTERM)

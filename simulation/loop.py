@@ -231,6 +231,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._due.append((_process_of(context), handle))
         return handle
 
+    call_soon_threadsafe = call_soon  # a thread runs only while the loop waits for it
+
     def call_at(
         self,
         when: float,

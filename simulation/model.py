@@ -18,7 +18,7 @@ from zmqtrain.callbacks import Callback
 from zmqtrain.callbacks.base import Logs
 from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Gradients, Parameters, absent
+from zmqtrain.models.base import Batch, Gradients, Parameters, absent, written
 from zmqtrain.models.tables import Ids, Table, Uniform
 from zmqtrain.optim import SGD
 
@@ -77,6 +77,8 @@ class CountingModel:
             else:
                 np.multiply(parameters[name], np.float32(0.3), out=gradient)
                 gradient += _NOISE[example]
+            if name != "rows":
+                written(out, name)
         if example % 2:  # not zero, so that an update of a trail without a gradient would show
             absent(out, *(f"trail{i}" for i in range(self.shards)))
         return float("nan") if example in self.bad else 1.0

@@ -20,13 +20,13 @@ def anything(message: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What happens to some messages.
+    """The fate of some messages.
 
-    ``kind``: class of the message; ``object``: any. ``numbers``: which of those that match, counted
-    from 1; all, if none is given. ``sender`` and ``receiver``: a task ("ps 1"), a role ("ps"), or
-    "" for all. ``where``: says of a message whether it matches. ``from_s`` and ``until_s``: virtual
-    times between which the rule holds. ``delay_s``: virtual seconds that a message arrives later,
-    as do those that follow it on its connection. ``fault``: what goes wrong just before it arrives.
+    ``kind``: class of the message; ``object``: any. ``numbers``: numbers of the matching messages,
+    counted from 1; (): all. ``sender`` and ``receiver``: a task ("ps 1"), a role ("ps"), or "" for
+    all. ``where``: a predicate of the message. ``from_s`` and ``until_s``: virtual times between
+    which the rule holds. ``delay_s``: virtual seconds by which a message, and those that follow it
+    on its connection, arrive later. ``fault``: the fault just before the message arrives.
     """
 
     fate: Literal["drop", "refuse", "delay", "duplicate", "fault"]

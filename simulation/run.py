@@ -11,13 +11,14 @@ from random import Random
 
 from simulation.cluster import SimulatedCluster
 from simulation.common_points import CommonPoints
+from simulation.drawing import draw
 from simulation.fakes import faked, garbage_kept, log_passed
 from simulation.invariants import Broken, broken_bound, check_end
 from simulation.loop import VirtualLoop, unseen
 from simulation.model import SameAgain, counting_job
 from simulation.monitor import MessageMonitor
 from simulation.network import Connection, Frames, Network
-from simulation.schedule import JOB_SEED, Schedule, draw
+from simulation.schedule import JOB_SEED, Schedule
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
@@ -36,9 +37,10 @@ OnLine = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a schedule; ``broken`` says what did not hold, "" if everything did.
+    """The result of a schedule; ``broken``: the promise that did not hold, "" if all did.
 
-    ``matched``: how many messages each of its rules matched. ``killed``: who was killed, in order.
+    ``matched``: number of messages that each of its rules matched. ``killed``: names of the tasks
+    that were killed, in order.
     """
 
     schedule: Schedule
@@ -98,7 +100,7 @@ def _simulate(
 
 
 def run_seed(seed: int, policy: str = "", **kind: bool) -> Report:
-    """Run the schedule of a seed; see :func:`simulation.schedule.draw`."""
+    """Run the schedule of a seed; see :func:`simulation.drawing.draw`."""
     return simulate(draw(seed, policy, **kind))
 
 
@@ -202,6 +204,7 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         copies=schedule.copies,
         clip_norm=1e30 if schedule.clips else None,
         tables=schedule.tables,
+        overlap=schedule.tables and schedule.in_chunks and not schedule.clips,
         compression=schedule.compression,
         **end,
     )

@@ -1,4 +1,4 @@
-"""What tests of several folders use: real processes, and logging as it was before."""
+"""Fixtures for tests of several folders: real processes, and logging as it was before."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import pytest
 from hypothesis import settings
 
 from tests.clock import Clock, StopClock
+from tests.constants import constants
 from tests.golden import RENEW, Snapshot
 from tests.harness import stage
 from zmqtrain.compute.threads import usable_cores
 
-__all__ = ["stage"]
+__all__ = ["constants", "stage"]
 
 settings.register_profile("machines differ", deadline=None)
 settings.load_profile("machines differ")

@@ -42,7 +42,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class CUDARuntimeError(RuntimeError):
-    """As CuPy raises it."""
+    """Error of CuPy's runtime module."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -65,7 +65,7 @@ class _Registration:
 
 
 class HostMemory:
-    """What is registered of this process's memory."""
+    """Ranges of this process's memory that are registered with CUDA."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -73,7 +73,7 @@ class HostMemory:
         self.found: dict[int, _Registration] = {}
 
     def register(self, address: int, nbytes: int, flags: int) -> None:
-        """As cudaHostRegister."""
+        """Stand in for cudaHostRegister."""
         model = self._model
         model.raise_late_errors()
         if nbytes <= 0 or not address:
@@ -92,7 +92,7 @@ class HostMemory:
         self.found[start] = _Registration(start, nbytes, *_second_mapping(start, nbytes))
 
     def unregister(self, address: int) -> None:
-        """As cudaHostUnregister."""
+        """Stand in for cudaHostUnregister."""
         if self._is_closed:  # the array has outlived the stand-in
             return
         registration = self.found.pop(address // _PAGE * _PAGE, None)
@@ -239,7 +239,7 @@ class Stream:
         self.record().synchronize()
 
     def query(self) -> int:
-        """As cudaStreamQuery: all is complete when somebody has asked often enough."""
+        """Stand in for cudaStreamQuery: two of three queries find the stream unfinished."""
         self._polls += 1
         if self.model.late_error:
             return self.model.late_error
@@ -369,7 +369,7 @@ class Model:
         return number
 
     def alloc_pinned(self, nbytes: int) -> Any:
-        """As CuPy's pool: what nobody has a reference to is given away again at once."""
+        """Return pinned memory; as in CuPy's pool, unreferenced memory is reused at once."""
         self.raise_late_errors()
         free = self._pinned.setdefault(nbytes, [])
         if free:

@@ -278,7 +278,7 @@ class Module:
 
 
 class NcclError(RuntimeError):
-    """As NCCL raises it."""
+    """Error of CuPy's NCCL module."""
 
 
 class Communicator:
@@ -354,7 +354,7 @@ def _end(host: Host) -> None:
 
 
 class Host:
-    """What the arrays and functions of one stand-in share."""
+    """State shared by the arrays and functions of one stand-in."""
 
     def __init__(self, devices: int) -> None:
         self.model = Model(devices)

@@ -1,4 +1,4 @@
-"""What is in the files of TensorBoard."""
+"""Contents of TensorBoard's event files."""
 
 from __future__ import annotations
 

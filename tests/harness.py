@@ -190,11 +190,7 @@ class Stage:
         self.gate.touch()
 
     def start(
-        self,
-        name: str,
-        *command: str | Path,
-        env: Mapping[str, str] | None = None,
-        stdin: str = "",
+        self, name: str, *command: str | Path, env: Mapping[str, str] | None = None, stdin: str = ""
     ) -> Process:
         """Start a command in the stage's directory; ``stdin``: what it reads there."""
         base = self.directory / f"{len(self.processes)}-{name}"
@@ -381,7 +377,7 @@ def _listener(port: int) -> socket.socket:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    """Where a test starts its processes; whatever is left of them at the end is an error."""
+    """Stage on which a test starts processes; those left at its end are an error."""
     stage = Stage(tmp_path)
     yield stage
     left = stage.close()

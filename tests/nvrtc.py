@@ -74,7 +74,7 @@ class Nvrtc:
 
 
 class NvrtcError(Exception):
-    """What NVRTC says."""
+    """Error of an NVRTC call."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What tests of the project's shape look for in its source, of which each file is read once."""
+"""The project's source for tests of its shape; each file is read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How two jobs differ, in words."""
+"""Differences between two jobs, in words."""
 
 from __future__ import annotations
 

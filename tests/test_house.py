@@ -22,8 +22,9 @@ def test_modules_import_one_another_in_no_circle(package: str) -> None:
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-def test_modules_use_nothing_private_of_others() -> None:
-    paths = {str(path.relative_to(ROOT)): path for path in files_of("zmqtrain")}
+@pytest.mark.parametrize("folder", ["zmqtrain", "bench", "tests"])
+def test_modules_use_nothing_private_of_others(folder: str) -> None:
+    paths = {str(path.relative_to(ROOT)): path for path in files_of(folder)}
     found = {name: read(path).foreign for name, path in paths.items()}
     of_frameworks = "zmqtrain/adapters/"  # which have no public names for what adapters need
     assert not {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -359,10 +360,24 @@ def test_tables_are_updated_by_their_own_rule_or_that_of_the_first_group_that_fi
     assert item == Update(SGD(2.0), 0.0, clip_value=1.0)
 
 
-def test_group_may_be_of_a_table_alone_and_a_pattern_of_none_is_an_error() -> None:
-    assert recommender_job(groups={"user": {"l2": 0.5}}).variables()
-    with pytest.raises(ConfigError, match="bias, user, item"):
-        recommender_job(groups={"users": {"l2": 0.5}}).variables()
+@pytest.mark.parametrize(
+    ("patterns", "text"),
+    [
+        (["user"], None),
+        (["user", "*"], None),
+        (["users"], "has 'users', which fits no .* has .*user, item"),
+        (["*", "user"], "'user', and patterns before it fit user; .* give this one before them"),
+        (["u*", "i*", ("user", "item")], "patterns before it fit user, item"),
+    ],
+)
+@pytest.mark.parametrize("option", ["groups", "tables"])
+def test_pattern_that_counts_for_no_name_is_an_error(
+    option: str, patterns: list[str], text: str | None
+) -> None:
+    each = {"l2": 0.5} if option == "groups" else Table()
+    given: Any = {option: dict.fromkeys(patterns, each)}
+    with pytest.raises(ConfigError, match=text) if text else nullcontext():
+        assert recommender_job(**given).variables()
 
 
 def test_table_and_variable_of_one_name_are_an_error() -> None:
@@ -393,6 +408,19 @@ def test_empty_logdir_is_none() -> None:
     assert job(logdir="runs").with_overrides(logdir="").logdir is None
 
 
-def test_address_as_a_logdir_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"logdir is 's3://bucket/run'.*docs/ecosystem\.md"):
-        job(logdir="s3://bucket/run")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"logdir": "s3://bucket/run"}, "logdir is 's3://bucket/run'.*this address as upload"),
+        ({"logdir": "run", "upload": "bucket/run"}, "upload is 'bucket/run'; .*s3://bucket/net"),
+        (
+            {"logdir": "run", "upload": "s3://bucket/run", "inner_state": "keep"},
+            "inner_state is 'keep'; .*not uploaded",
+        ),
+    ],
+)
+def test_addresses_of_checkpoints_that_cannot_be_right_are_refused(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        job(**options)

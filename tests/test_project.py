@@ -26,9 +26,20 @@ planning actors coordination server exchanges chief hosting roles local clusters
 PURE = [
     "wire",
     "policies",
-    "coordination/coordinator.py",
-    "coordination/events.py",
-    "coordination/ledger.py",
+    "planning",
+    *(
+        f"coordination/{name}.py"
+        for name in (
+            "coordinator",
+            "events",
+            "ledger",
+            "arrivals",
+            "roster",
+            "waiting",
+            "measuring",
+            "endings",
+        )
+    ),
     "optim",
     "store",
 ]

@@ -1,4 +1,4 @@
-"""What peers say cannot forge a line, hide a part of it, or drive a terminal."""
+"""Peers' texts cannot forge a line, hide a part of it, or drive a terminal."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simulation.drawing import draw
 from simulation.run import Report, simulate
-from simulation.schedule import LOCAL, Schedule, draw
+from simulation.schedule import LOCAL, Schedule
 from zmqtrain.config.timing import Timing
 
 _TIMING = Timing(

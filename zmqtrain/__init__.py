@@ -1,6 +1,6 @@
 """zmqtrain: a training engine, with parameter servers or without.
 
-``Trainer`` fits a model to data by epochs. ``Job`` says what is trained, ``run`` trains it inside
+``Trainer`` fits a model to data by epochs. ``Job`` describes a training, ``run`` trains it inside
 this process, ``attach`` gives its batches to a loop of your own, ``load`` reads its weights from a
 logdir; `zmqtrain run`, the roles and honcho train it in processes of their own.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["History", "Job", "Summary", "Trainer", "__version__", "attach", "load", "run"]
 
-_HOMES = {
+HOMES = {
     "attach": "zmqtrain.local.own_loop",
     "load": "zmqtrain.store.weights",
     "History": "zmqtrain.callbacks.history",
@@ -31,6 +31,7 @@ _HOMES = {
     "Trainer": "zmqtrain.local.trainer",
     "run": "zmqtrain.local.in_process",
 }
+"""The modules of the public names."""
 
 
 def __getattr__(name: str) -> Any:
@@ -39,11 +40,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # slow
 
         return version("zmqtrain")
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     from zmqtrain.compute.generators import generators_kept
 
     with generators_kept():  # rich draws a number when it is imported
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(HOMES[name]), name)

@@ -1,6 +1,6 @@
 """The errors of zmqtrain.
 
-The type names the event. The text says what was wrong (with the value), what was expected and what
+The type names the event. The text has what was wrong (with the value), what was expected and what
 to do. Each error has the exit code of a process that ends by it. The codes fit TFJob's ``ExitCode``
 restart policy: 1-127 are permanent, 128-255 are worth a restart.
 """
@@ -20,7 +20,7 @@ RETRYABLE = 128
 
 
 class ExitCode(IntEnum):
-    """How a process of zmqtrain ends."""
+    """Exit codes of all processes of zmqtrain."""
 
     OK = 0
     CRASH = 1  # a bug: unexpected exception, traceback in the log
@@ -70,7 +70,7 @@ class SegmentError(ZmqTrainError):
 
 
 class LimitError(ZmqTrainError):
-    """This process may have no more memory, threads, processes or open files."""
+    """The process has reached a limit of memory, threads, processes or open files."""
 
     exit_code = ExitCode.USAGE
 
@@ -88,7 +88,7 @@ class RefusedError(ZmqTrainError):
 
 
 class FencedError(RefusedError):
-    """This incarnation is not, or no longer, a member of the job: join again."""
+    """The incarnation is not, or no longer, a member of the job: it must join again."""
 
 
 class PeerLostError(ZmqTrainError):
@@ -102,7 +102,7 @@ class GroupOverError(PeerLostError):
 
 
 class NotRunningError(PeerLostError):
-    """An engine answers, and says that a task of a job does not run."""
+    """An engine answers that a task of a job does not run."""
 
 
 class OccupiedError(ZmqTrainError):
@@ -129,7 +129,7 @@ class NotAdmittedError(RefusedError):
 
 
 class OrphanedError(ZmqTrainError):
-    """This task has to end although the chief did not end the run."""
+    """The task must end although the chief did not end the run."""
 
     exit_code = ExitCode.ORPHANED
 

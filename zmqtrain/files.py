@@ -1,6 +1,6 @@
-"""Files: only regular ones of a bounded size are read, and what is written is on the disk.
+"""Files: only regular ones of a bounded size are read, and written files are on the disk.
 
-A directory may be open to others: a FIFO would block the reader for ever, a device never end.
+A directory may be open to others: a FIFO would block the reader forever, a device never end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = {
 
 
 class IrregularFileError(OSError):
-    """A file is of another kind, or larger, than what may be read."""
+    """A file is no regular one, or too large."""
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -80,7 +80,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a path beside this one; what is written there comes here, or nothing does."""
+    """Yield a path beside this one, whose file replaces this one if the block succeeds."""
     temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
     try:
         yield temporary

@@ -24,8 +24,8 @@ from zmqtrain.fingerprint import ADDRESS
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.tables import Table, TableVariable
 from zmqtrain.optim import Update
+from zmqtrain.optim.groups import check_patterns
 from zmqtrain.optim.outer import Outer
-from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
 from zmqtrain.store.layout import Variable, variables_of
 from zmqtrain.store.model_tables import tables_of, update_of_rows
 from zmqtrain.store.segment_layout import MAX_WORKERS
@@ -41,7 +41,7 @@ _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 
 
 class Job(BaseModel):
-    """What is trained, on what, how, and for how long.
+    """A training job: model, data, optimizer, policy, number of steps, and all other options.
 
     A flag or a ``ZMQTRAIN_*`` variable overrides the field of its name, except for ``model``,
     ``data`` and ``optimizer``.
@@ -57,7 +57,8 @@ class Job(BaseModel):
         "set itself, arrays or a Dataset"
     )
     optimizer: Any = Field(
-        description="update rule, or one of torch or Keras: docs/optimizers.md; None: the model's"
+        description="update rule, or one of torch or Keras: docs/optimizers.md; left out: that "
+        "of a compiled Keras model, or none if inner trains in all steps"
     )
     policy: checks.PolicySpec = Field(
         "hogwild",
@@ -139,6 +140,11 @@ class Job(BaseModel):
         ge=0,
         description="global steps between checkpoints, beside save_secs; a cluster saves at the "
         "first step at or after each multiple that its chief sees; 0: seconds alone count",
+    )
+    upload: str | None = Field(
+        None,
+        description="address to which each checkpoint is copied, such as s3://bucket/net; a job "
+        "begins with the newest checkpoint of logdir and address",
     )
     keep_checkpoints: checks.Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
@@ -232,7 +238,7 @@ class Job(BaseModel):
         None,
         validate_default=True,
         description="with which values variables begin, instead of the model's own: arrays by name "
-        "(trained, state and frozen), or a file of them, .safetensors or .npz",
+        "(trained, state and frozen), or a file of them: .safetensors, .npz or .weights.h5",
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
     class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike
@@ -339,7 +345,7 @@ class Job(BaseModel):
         return type(self.model).__name__ if ADDRESS.search(text) else text
 
     def update(self) -> Update:
-        """Return what a ps does with one accepted gradient."""
+        """Return the update that a ps makes by one accepted gradient."""
         return Update(
             self.optimizer,
             self.l2,
@@ -358,13 +364,13 @@ class Job(BaseModel):
 
     @property
     def encodes_answers(self) -> bool:
-        """Whether a ps compresses what a round of local steps has changed; not on a GPU."""
+        """Whether a ps compresses the changes of a round of local steps; not on a GPU."""
         policy = policies.make_policy(self.policy)
-        is_local = isinstance(policy, LocalSteps) and not isinstance(policy, AsyncLocalSteps)
+        is_local = policy.most_local_steps > 0 and not policy.at_arrival
         return is_local and self.compression != "none" and self.ps_device == "cpu"
 
     def table_updates(self) -> tuple[Update, ...]:
-        """Return what a ps does with one accepted gradient of each table's rows.
+        """Return the update that a ps makes by one accepted gradient of each table's rows.
 
         It is that of the first of ``groups`` that fits, without a moving average, or the table's.
 
@@ -388,7 +394,7 @@ class Job(BaseModel):
         return table_layouts(self.table_variables(), self.table_updates())
 
     def tables_with_options(self) -> list[tuple[TableVariable, Table]]:
-        """Return the tables of the model, each with what the job's ``tables`` say of it.
+        """Return the tables of the model, each with its options in the job's ``tables``.
 
         Raises:
             ConfigError: see :func:`tables_of`.
@@ -495,6 +501,6 @@ class Job(BaseModel):
             state = self.initial_state(empty=True)
             tables = [table.name for table in self.table_variables()]
             self._begins_with.check_names([*parameters, *state, *self.frozen()], tables)
-            checks.check_groups(self.groups, self.model, [*parameters, *tables])
+            check_patterns("groups", self.groups, [*parameters, *tables], self.model)
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables

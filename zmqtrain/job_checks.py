@@ -22,7 +22,7 @@ from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
 from zmqtrain.models.tables import Table
 from zmqtrain.optim import Rule, Update
-from zmqtrain.optim.groups import fits, is_pattern
+from zmqtrain.optim.groups import is_pattern
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.outer import check_outer
 from zmqtrain.store.segment_layout import COUNT_LIMIT
@@ -74,7 +74,7 @@ def _check_exchange(name: Any) -> Any:
 
 
 def _names_of_devices(value: Any) -> Any:
-    """Return the names of devices in a text such as "gpu:0,gpu:1"; else what was given."""
+    """Return the names of devices in a text such as "gpu:0,gpu:1"; other values as they are."""
     return tuple(value.split(",") if value else ()) if isinstance(value, str) else value
 
 
@@ -218,7 +218,7 @@ _KEPT: dict[str, Callable[[Any, Options], Any]] = {
     "metrics": _metrics,
     "callbacks": _callbacks,
 }
-"""Functions of a value and the other options that return what a job keeps."""
+"""Functions of a value and the other options that return the value that a job keeps."""
 
 
 def checked_option(name: str, value: Any, job: Options) -> Any:
@@ -287,19 +287,6 @@ def check_unmeasured(data: Any, *, every: int, has_metrics: bool) -> None:
             "would be measured; give one, such as zmqtrain.data.Arrays(train, evaluation), or "
             "leave the option out"
         )
-
-
-def check_groups(groups: Mapping[str, Any], model: Any, names: Sequence[str]) -> None:
-    """
-    Raises:
-        ConfigError: a pattern of ``groups`` fits none of these, which are trained.
-    """
-    for pattern in groups:
-        if not any(fits(name, pattern) for name in names):
-            raise ConfigError(
-                f"groups has {pattern!r}, which fits no variable that is trained; "
-                f"{model!r} has {', '.join(names)}"
-            )
 
 
 _EXAMPLES = {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zmqtrain import policies
 from zmqtrain.optim.inner import InnerOnly
 from zmqtrain.optim.rules import Momentum
-from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
+from zmqtrain.policies.base import Policy
 
 Options: TypeAlias = Mapping[str, Any]
 """The options that were declared before, by name; those that are wrong are left out."""
@@ -20,8 +20,17 @@ def _are_gpus(devices: tuple[str, ...]) -> bool:
     return len(devices) > 1 and all(name.startswith("gpu:") for name in devices)
 
 
+def _policy_of(job: Options) -> Policy:
+    return policies.make_policy(job.get("policy", "hogwild"))
+
+
+def _is_async(job: Options) -> bool:
+    policy = _policy_of(job)
+    return policy.most_local_steps > 0 and policy.at_arrival
+
+
 class _Conflict(NamedTuple):
-    """An option that others forbid: when, by its value and the others, and what is said."""
+    """An option that others forbid: a condition on its value and the others, and a text."""
 
     option: str
     is_there: Callable[[Any, Options], Any]
@@ -35,7 +44,7 @@ def _with(other: str, value: Any, job: Options) -> Any:
 
 def _with_clip_norm(value: Any, job: Options) -> Any:
     is_both = _with("clip_norm", value, job)
-    return is_both and policies.make_policy(job.get("policy", "hogwild")).step_per_push
+    return is_both and _policy_of(job).step_per_push
 
 
 _CLIPS = "clip_norm", "clip_norm_each", "clip_value"
@@ -44,6 +53,32 @@ _NEED_WHOLE: dict[str, Callable[[Any, Options], Any]] = {
     "clip_norm_each": partial(_with, "clip_norm_each"),
     "devices": partial(_with, "devices"),
 }
+_OF_POLICY = (
+    _Conflict(
+        "moving_average",
+        lambda value, job: value is not None and _policy_of(job).most_local_steps,
+        "the policy is {policy}, and an average is of each step's parameters, and the ps has none "
+        "between two rounds; leave moving_average out",
+    ),
+    _Conflict(
+        "overlap",
+        lambda value, job: value and _policy_of(job).most_local_steps,
+        "the policy is {policy}, and a worker sends nothing before its round is over; use "
+        "--no-overlap",
+    ),
+    _Conflict(
+        "outer",
+        lambda value, job: isinstance(value, Momentum) and not value.nesterov and _is_async(job),
+        "the policy is {policy}, and a momentum that is delayed until each worker's result has "
+        "come is Nesterov's; expected SGD, Momentum(..., nesterov=True) or None",
+    ),
+    _Conflict(
+        "inner_state",
+        lambda value, job: value == "keep" and _is_async(job),
+        "the policy is {policy}, and workers begin their rounds at different steps, so a "
+        "checkpoint is of the begin of only one; use inner_state fresh, or leave out async",
+    ),
+)
 _CONFLICTS = (
     _Conflict(
         "devices",
@@ -71,13 +106,19 @@ _CONFLICTS = (
     _Conflict(
         "logdir",
         lambda value, job: "://" in (value or ""),
-        "it is an address; expected a directory, whose files tasks lock and rename; write to one, "
-        "and copy its checkpoints, such as by aws s3 sync: see docs/ecosystem.md",
+        "it is an address; expected a directory, whose files tasks lock and rename; give one, and "
+        "this address as upload, to which its checkpoints are copied",
+    ),
+    _Conflict(
+        "upload",
+        lambda value, job: value is not None and "://" not in value,
+        "expected an address such as s3://bucket/net; for a directory use logdir",
     ),
     _Conflict(
         "inner_state",
-        lambda value, job: value == "keep" and job.get("logdir", "") is None,
-        "the state is kept beside the checkpoints; expected a logdir; give one",
+        lambda value, job: value == "keep" and job.get("upload"),
+        "the state is kept beside the checkpoints, and is not uploaded; use inner_state fresh, or "
+        "omit upload",
     ),
     *(
         _Conflict(
@@ -111,37 +152,13 @@ _CONFLICTS = (
         )
         for need, is_there in _NEED_WHOLE.items()
     ),
+    *_OF_POLICY,
 )
 
 
-NOT_LOCAL = {
-    "moving_average": "an average is of each step's parameters, and the ps has none between two "
-    "rounds; leave moving_average out",
-    "overlap": "a worker sends nothing before its round is over; use --no-overlap",
-    "outer": "a momentum that is delayed until each worker's result has come is Nesterov's; "
-    "expected SGD, Momentum(..., nesterov=True) or None",
-    "inner_state": "workers begin their rounds at different steps, so a checkpoint is of the begin "
-    "of only one; use inner_state fresh, or leave out async",
-}
-
-
-def conflict_with_local(policy: Any, option: str, value: Any) -> str:
-    """Return why local steps forbid the value of an option; "" if they do not."""
-    is_async = isinstance(policy, AsyncLocalSteps)
-    match option:
-        case "outer":
-            forbids = is_async and isinstance(value, Momentum) and not value.nesterov
-        case "inner_state":
-            forbids = is_async and value == "keep"
-        case _:
-            forbids = isinstance(policy, LocalSteps) and value is not None and value is not False
-    return f"the policy is {policy.spec}, and {NOT_LOCAL[option]}" if forbids else ""
-
-
-def without_own_optimizer(policy: Any, optimizer: Any) -> str:
+def without_own_optimizer(policy: Policy, optimizer: Any) -> str:
     """Return why a policy needs another optimizer than an inner one; "" if it does not."""
-    is_local = isinstance(policy, LocalSteps) and not policy.after
-    if is_local or not isinstance(optimizer, InnerOnly):
+    if (policy.most_local_steps and policy.local_steps(0)) or not isinstance(optimizer, InnerOnly):
         return ""
     return (
         f"the policy is {policy.spec}, and the job has only an inner optimizer, which trains in "
@@ -150,11 +167,28 @@ def without_own_optimizer(policy: Any, optimizer: Any) -> str:
     )
 
 
+def unused_by(policy: Policy, job: Any) -> str:
+    """Return a warning of optimizers that a job's policy does not use; "" if there are none."""
+    unused = [name for name in ("inner", "outer") if getattr(job, name) is not None]
+    if not unused or policy.most_local_steps:
+        return ""
+    return (
+        f"the policy {policy.spec} makes no local steps, so {' and '.join(unused)} will not be "
+        "used until it changes; for local steps from the begin give the policy local-steps:H"
+    )
+
+
 def conflict_of(name: str, value: Any, job: Options) -> str:
     """Return why the options before this one forbid its value; "" if they do not."""
     for option, is_there, text in _CONFLICTS:
         if option == name and is_there(value, job):
-            return text.format(devices=",".join(job.get("devices", ())))
-    if name in NOT_LOCAL and "policy" in job:
-        return conflict_with_local(policies.make_policy(job["policy"]), name, value)
+            return text.format(devices=",".join(job.get("devices", ())), policy=job.get("policy"))
+    return ""
+
+
+def conflict_with(policy: Policy, job: Options) -> str:
+    """Return which option of a job forbids a policy, and why; "" if none does."""
+    for option, is_there, text in _OF_POLICY:
+        if is_there(job[option], {"policy": policy.spec}):
+            return text.format(policy=policy.spec)
     return ""

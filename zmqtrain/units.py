@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 NOTHING = "-"
-"""What a table shows where there is no value."""
+"""The text of a table where there is no value."""
 
 
 def duration(seconds: float) -> str:

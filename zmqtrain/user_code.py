@@ -1,4 +1,4 @@
-"""Calls of code that the user wrote: what it raises is reported as the user's mistake.
+"""Calls of code that the user wrote: its errors are reported as the user's mistakes.
 
 A model, a data set or a job file may raise anything. Only calls of these stand inside
 :class:`user_code`, so a bug in zmqtrain keeps its traceback.
@@ -70,7 +70,7 @@ class user_code:
 
 
 def described(error: BaseException) -> str:
-    """Say in one line what was raised, and on which line of the user's code."""
+    """Return one line with the error, and the line of the user's code that raised it."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     place = place_of(error)

@@ -1,4 +1,4 @@
-"""What the parts of `bench gpu` have in common: cases, and medians on a device."""
+"""Cases and medians on a device, for all parts of `bench gpu`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What measures one or several rows. ``keys`` tell its row from others if it has none."""
+    """A command that measures one or several rows; ``keys`` identify the row if it fails."""
 
     keys: Mapping[str, Any]
     arguments: tuple[str, ...]
@@ -67,7 +67,7 @@ class Command:
 def commands(
     part: str, device: str, sizes: tuple[float, ...], steps: int, seconds: float, folder: Path
 ) -> Iterator[Command]:
-    """Yield those of a part that has so many seconds; ``folder`` is for the log of the tests."""
+    """Yield the commands of a part that may take ``seconds``; ``folder``: for the tests' log."""
     if part == "suite":
         log = str(folder / "suite.log")
         yield Command({}, ("bench.gpu", part, str(seconds - LEAST_S), log))
@@ -153,7 +153,7 @@ def machine(device: str) -> Row:
 
 
 def measure(parts: tuple[str, ...], minutes: float, **options: Any) -> Iterator[Row]:
-    """Yield the rows of the machine and of the parts, within so many minutes."""
+    """Yield the rows of the machine and of the parts, within ``minutes``."""
     end = time.monotonic() + 60 * minutes
     yield machine(options["device"])
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""How fast arrays come to a GPU and back."""
+"""Speed of copies of arrays to a GPU and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast an update is on a device, beside torch's optimizer if it has the rule."""
+"""Speed of updates on a device, beside torch's optimizer if it has the rule."""
 
 from __future__ import annotations
 

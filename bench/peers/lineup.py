@@ -1,4 +1,4 @@
-"""Who takes part in a comparison, and by which command each runs."""
+"""The frameworks of a comparison, and the commands that run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the peers' scripts share. Their environments have NumPy, but not zmqtrain."""
+"""Functions of all peers' scripts. Their environments have NumPy, but not zmqtrain."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WARM_UP = 0.3  # of the batches, that are not timed
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is trained, and how long.
+    """The model that is trained, and the number of batches.
 
     The model looks up a row of each table for an example; the rows, side by side with the numbers,
     go through a hidden layer of ReLU (0 units: none) and a linear one to the logit of a click.
@@ -80,8 +80,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a worker's batches began, in seconds of a clock that the processes of a host share, and
-    when the last one ended; and when it began to build its model."""
+    """Times in seconds of a clock that the processes of a host share.
+
+    ``built_at``: the worker began to build its model. ``began_at``: each batch began, and the last
+    one ended.
+    """
 
     built_at: float
     began_at: Sequence[float]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.remote import OPTIONS, RemoteJob, find_job
 from zmqtrain.cli.top import SHOWN_NEWS, statuses
 from zmqtrain.cli.top_view import top_view
@@ -39,7 +39,7 @@ def draw(job: list[str], path: Path) -> None:
 
 def watch(job: RemoteJob, path: Path) -> None:
     console = Console(record=True, width=84, height=24, file=StringIO(), force_terminal=True)
-    watched, news, killed = Watched(), deque[str](maxlen=SHOWN_NEWS), False
+    watched, news, killed = StatusHistory(), deque[str](maxlen=SHOWN_NEWS), False
     began = time.monotonic()
     for status in statuses(job):
         now = time.monotonic()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.constants import Constants
 from zmqtrain.actors import link
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.link import Link
@@ -26,13 +27,13 @@ HEARTBEAT_S = 0.01
 
 
 @pytest.fixture
-def resends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def resends_at_once(constants: Constants) -> None:
     """Have a link send what is not answered again at each heartbeat."""
-    monkeypatch.setattr(link, "RESEND_S", 0.0)
+    constants(link, RESEND_S=0.0)
 
 
 class Mail:
-    """What one end of a connection received, and who sent it."""
+    """Messages that one end of a connection received, and their senders."""
 
     def __init__(self) -> None:
         self.received: list[Envelope] = []
@@ -58,7 +59,7 @@ class Mail:
         return self.of(kind)[:count]
 
     async def next(self, kind: type, count: int = 1) -> list[Envelope]:
-        """As many messages of this kind as arrive from now on."""
+        """Wait for the next ``count`` messages of this kind."""
         seen = len(self.of(kind))
         return (await self.first(kind, seen + count))[seen:]
 
@@ -155,7 +156,7 @@ class Worker(Actor):
 
 @pytest.fixture(autouse=True)
 async def no_stray_errors() -> AsyncIterator[None]:
-    """What a callback raises ends in a log entry at best; here it fails the test."""
+    """Fail the test if a callback raises; asyncio would only log it."""
     stray: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
     yield

@@ -13,7 +13,7 @@ import pytest
 
 from tests.actors.conftest import Client, Worker
 from tests.limits import within
-from zmqtrain.actors.actor import Actor, Request, first_of
+from zmqtrain.actors.actor import Actor, Request, leaves_of, main_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
@@ -256,8 +256,38 @@ async def test_failed_background_task_ends_the_actor_with_its_error(
 async def test_group_of_errors_yields_the_one_raised_on_purpose() -> None:
     purpose, bug = PeerLostError("ps 0 is gone"), Bug("follow-up")
     nested = BaseExceptionGroup("", [BaseExceptionGroup("", [bug]), ExceptionGroup("", [purpose])])
-    assert first_of(nested) is purpose
-    assert first_of(BaseExceptionGroup("", [bug, Bug("second")])) is bug
+    assert main_of(leaves_of(nested)) is purpose
+    assert main_of([bug, Bug("second")]) is bug
+
+
+async def test_crash_counts_in_the_turn_in_which_the_actor_ends(ps: Ps) -> None:
+    ps.stop(0)
+    ps.crash(ps.bug)
+    with pytest.raises(Bug, match="off by one"):
+        await within(ps.life)
+
+
+async def test_bug_beside_an_error_raised_on_purpose_is_logged(
+    ps: Ps, caplog: pytest.LogCaptureFixture
+) -> None:
+    ps.spawn(fail(PeerLostError("ps 1 is gone")))
+    ps.crash(ps.bug)
+    ps.crash(Bug("second"))
+    with pytest.raises(PeerLostError):
+        await within(ps.life)
+    logged = [each.getMessage() for each in caplog.records]
+    text = "ps 0 met another error while it ended: "
+    assert logged == [text + "second", text + "off by one"]
+
+
+async def test_actor_that_has_crashed_handles_no_further_message(ps: Ps, client: Clients) -> None:
+    """Its state may be half changed, and what it would answer wrong."""
+    peer = client(ADDRESS)
+    peer.send(Read(), request_id=6)
+    peer.send(GetStatus(), request_id=7)
+    with pytest.raises(Bug):
+        await within(ps.life)
+    assert peer.received == []
 
 
 async def test_background_task_needs_a_running_actor(

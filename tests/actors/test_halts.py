@@ -1,4 +1,4 @@
-"""Why a process of this host does not answer."""
+"""Reasons why a process of this host does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task says, and does not say, while it joins."""
+"""Messages and log lines of a task that joins."""
 
 from __future__ import annotations
 

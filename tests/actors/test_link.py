@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -53,6 +54,20 @@ async def test_replies_find_their_requests_in_any_order(worker: Worker, ps: Fake
     for request in reversed(await ps.first(GetStatus, 5)):
         ps.reply(request, Done(str(request.message.seen)))
     assert [(await within(task)).message.text for task in asked] == list("01234")
+
+
+async def test_reply_that_cannot_be_taken_in_fails_its_request(worker: Worker, ps: FakePs) -> None:
+    """It would not be better if it came again."""
+
+    def add(at: int, tensors: Any, out: Any) -> None:
+        raise ValueError("operands could not be broadcast together")
+
+    asked = worker.ask(PUSH, sequence=1, out=np.zeros(4, np.float32), add=add)
+    (request,) = await ps.first(Push)
+    reply = replace(RELEASE, is_difference=True)
+    ps.reply(request, reply, (Tensor.of(GRADIENT),))
+    with pytest.raises(ValueError, match="broadcast"):
+        await within(asked)
 
 
 async def test_refusal_raises_the_peers_error(worker: Worker, ps: FakePs) -> None:

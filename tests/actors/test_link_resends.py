@@ -1,4 +1,4 @@
-"""What is lost between a link and its ps is sent again, and nothing else is."""
+"""A link sends lost messages again, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages a role may send, and in whose name the holder of a key sends them."""
+"""Messages that a role may send, and the tasks in whose name a key's holder may send them."""
 
 from __future__ import annotations
 

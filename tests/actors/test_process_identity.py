@@ -1,4 +1,4 @@
-"""What the kernel knows of other processes."""
+"""The kernel's records of other processes."""
 
 from __future__ import annotations
 

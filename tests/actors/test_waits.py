@@ -41,9 +41,10 @@ def test_long_wait_is_logged_once_with_the_reason_of_the_peer(
     waits.begin("ps 0", "it has not reported the status")
     waits.begin("ps 1", "it has not welcomed us")
     waits.hosts = {"ps 1": "worker 3"}
+    waits.halts = {"ps 0": lambda: "process 7 is held by a debugger", "ps 1": str}
     for _ in range(2):
         clock.now += 1.5
-        waits.log_long({"ps 0": "process 7 is held by a debugger", "ps 1": ""}.__getitem__)
+        waits.log_long()
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         (
             "WARNING",

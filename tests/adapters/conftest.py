@@ -1,4 +1,4 @@
-"""What tests of several adapters need."""
+"""Fixtures for tests of several adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every kind of model: NumPy's, and those of frameworks."""
+"""Contract of every kind of model: NumPy's, and those of frameworks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.optim import SGD, Adam  # noqa: E402
 from zmqtrain.store.placement import place  # noqa: E402
 from zmqtrain.training.exchange import Membership, Round, StepReport  # noqa: E402
-from zmqtrain.training.local_steps import LocalSteps  # noqa: E402
+from zmqtrain.training.local_steps import LocalRounds  # noqa: E402
 
 STEPS = 17
 
@@ -147,15 +147,15 @@ def test_state_of_another_optimizer_is_not_taken_over(
 LAYOUT = place(job(inner=OPTIMIZERS["nadam"]).variables(), 1)[0]
 
 
-def steps_by_hand(make: Callable[..., Any], **options: Any) -> tuple[LocalSteps, Any, Any]:
+def steps_by_hand(make: Callable[..., Any], **options: Any) -> tuple[LocalRounds, Any, Any]:
     """Return a worker's local steps, the common parameters and where its result lies."""
     given = job(inner=make)
     common, result = LAYOUT.flat_of(given.initial_values()), np.zeros(LAYOUT.size, np.float32)
     memory = Membership([LAYOUT], [common], [result], ())
-    return LocalSteps(given, memory, ThreadTeam(1), 1), common, result
+    return LocalRounds(given, memory, ThreadTeam(1), 1), common, result
 
 
-def moved_by(local: LocalSteps, common: Any, result: Any, following: Round) -> float:
+def moved_by(local: LocalRounds, common: Any, result: Any, following: Round) -> float:
     """Return how far a step by a gradient of 1 moves the first parameter."""
     local.go_on(following)
     local.load()
@@ -209,16 +209,13 @@ def many_losses(parameters: Any) -> Any:
     ("fields", "text"),
     [
         ({"inner": many_losses}, "inner is .*LBFGS computes the loss several times"),
-        (
-            {"inner": optim.NAdam(net().parameters())},
-            "expected a rule .*, or one of its",
-        ),
+        ({"inner": optim.NAdam(net().parameters())}, "expected a rule .*, or one of its"),
         ({"inner": lambda p: optim.NAdam(p[1:])}, r"leaves out 0\.weight"),
         ({"inner": Adam}, "inner is .*this is a class"),
         ({"inner": optim.NAdam, "policy": "sync-replicas"}, "sync-replicas, and .*only an inner"),
         ({"inner": optim.NAdam, "policy": "local-steps:5,after=3"}, "only an inner optimizer"),
         ({"inner": optim.NAdam, "l2": 0.1}, "l2 belongs to optimizer"),
-        ({"inner": optim.NAdam, "inner_state": "keep"}, "expected a logdir"),
+        ({"inner": optim.NAdam, "inner_state": "keep"}, "has no logdir"),
         (
             {"optimizer": optim.Adadelta},
             r"Adadelta of torch has no twin.*Job\(inner=lambda parameters: ",

@@ -315,7 +315,7 @@ def test_state_in_a_logdir_goes_into_a_pytree(tmp_path: Path) -> None:
         )
     )
     parameters, state = init_counting(jax.random.key(0))
-    state = load_pytree(state, tmp_path)
+    _, state = load_pytree((parameters, state), tmp_path)
     assert (int(state["batches"]), state["level"].dtype) == (4, jnp.bfloat16)
     assert not np.array_equal(
         jax.random.key_data(state["key"]), jax.random.key_data(jax.random.key(7))

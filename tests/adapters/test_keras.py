@@ -714,6 +714,8 @@ def test_callback_of_keras_that_follows_an_unknown_measure_is_refused(
     trainer = zmqtrain.Trainer(KerasModel(net))
     with pytest.raises(ConfigError, match="'val_acc', which is not measured"):
         trainer.fit(BATCH, validation_data=BATCH, callbacks=[callback], verbose=False)
+    with pytest.raises(ConfigError, match=r"not measured; .*; give data to evaluate on"):
+        trainer.fit(BATCH, callbacks=[callback], verbose=False)
 
 
 def test_callbacks_of_keras_work_in_fit(tmp_path: Path) -> None:

@@ -132,3 +132,14 @@ def test_ids_that_are_not_known_before_the_model_runs_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="set KERAS_BACKEND to torch"):
         model("*embeddings", build=build).tables(0)
+
+
+@pytest.mark.parametrize("id_", [1.5, 2.0**24])
+def test_floats_that_may_not_be_the_ids_that_were_meant_are_refused(id_: float) -> None:
+    step = TableStep(model("item*"))
+    wrong = BATCH[1].copy()
+    wrong[3, 1] = id_
+    with pytest.raises(
+        DataError, match=r"'item/embeddings' is given id .* of float32; expected an integer"
+    ):
+        step((BATCH[0], wrong, Y))

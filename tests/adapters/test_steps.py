@@ -1,4 +1,4 @@
-"""What a step of a model does, whichever framework computes it."""
+"""Steps of a model, in every framework."""
 
 from __future__ import annotations
 

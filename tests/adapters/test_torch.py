@@ -190,40 +190,6 @@ def test_initial_values_leave_the_module_of_the_steps() -> None:
     assert step.model.module is module
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "SGD"])
-def test_groups_of_a_job_are_those_of_torchs_optimizer(rule: str, tmp_path: Path) -> None:
-    data = Arrays(train=BATCH)
-    rules = {"AdamW": AdamW(0.01, weight_decay=0.3), "SGD": SGD(0.1)}
-    others = {"AdamW": {"weight_decay": 0.0, "learning_rate": 0.03}, "SGD": {"l2": 0.2}}
-    job = Job(
-        model=TorchModel(net, F.cross_entropy),
-        data=data,
-        optimizer=rules[rule],
-        groups={"*.bias": others[rule]},
-        batch_size=len(X),
-        steps=5,
-        logdir=str(tmp_path),
-    )
-    zmqtrain.run(job)
-    torch.manual_seed(0)
-    module = net()
-    named = list(module.named_parameters())
-    biases = [p for n, p in named if n.endswith("bias")]
-    weights = {"params": [p for n, p in named if not n.endswith("bias")]}
-    optimizer = {
-        "AdamW": lambda: torch.optim.AdamW(
-            [weights, {"params": biases, "weight_decay": 0.0, "lr": 0.03}], 0.01, weight_decay=0.3
-        ),
-        "SGD": lambda: torch.optim.SGD([weights, {"params": biases, "weight_decay": 0.2}], 0.1),
-    }[rule]()
-    for _ in range(5):
-        optimizer.zero_grad()
-        F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
-        optimizer.step()
-    expected = {name: value.numpy() for name, value in module.state_dict().items()}
-    same(zmqtrain.load(tmp_path), expected, 1e-5)
-
-
 def test_own_loop_without_backward_is_refused() -> None:
     values = (model := TorchModel(net, F.cross_entropy)).parameters(0)
     model.begin(values, BATCH, {name: np.empty_like(value) for name, value in values.items()})
@@ -251,20 +217,6 @@ def test_own_loop_trains_the_module_that_it_was_given() -> None:
     assert module is session.module
 
 
-def test_autocast_computes_in_bfloat16_and_keeps_float32() -> None:
-    seen = []
-
-    def loss(outputs: Any, targets: Any) -> Any:
-        seen.append(outputs.dtype)
-        return F.cross_entropy(outputs, targets)
-
-    exact, coarse = Step(), Step(loss=loss, autocast=torch.bfloat16)
-    assert coarse() == pytest.approx(exact(), rel=0.02)
-    same(coarse.gradients(), exact.gradients(), 0.05)
-    assert seen == [torch.bfloat16]
-    assert coarse.model.predict(coarse.values, BATCH).dtype == np.float32
-
-
 def test_compiled_module_gives_the_same_gradient() -> None:
     plain, compiled = Step(), Step(compile={"backend": "eager"})
     for _ in range(2):
@@ -274,7 +226,7 @@ def test_compiled_module_gives_the_same_gradient() -> None:
 
 @dataclass
 class Output:
-    """As Hugging Face's models return it."""
+    """Result of a model, like that of Hugging Face's models."""
 
     logits: Any
     loss: Any = None
@@ -451,15 +403,6 @@ def test_sparse_gradient_of_what_is_no_table_is_refused() -> None:
         Step(Own)((Y, Y))
 
 
-def test_trained_weights_go_into_a_module() -> None:
-    step = Step(Net)
-    weights = {name: value + 1 for name, value in step.values.items()} | step.frozen
-    module = Net()
-    load_state_dict(module, weights)
-    assert module.second.weight is module.first.weight
-    same({n: p.detach().numpy() for n, p in module.named_parameters()}, weights)
-
-
 def test_import_of_zmqtrain_imports_no_framework() -> None:
     code = (
         "import sys, zmqtrain, zmqtrain.adapters; zmqtrain.Job, zmqtrain.run, zmqtrain.load; "
@@ -565,22 +508,6 @@ def test_ignored_labels_of_one_batch_leave_no_accuracy_of_the_others() -> None:
         measures = trainer.evaluate((X, labels), batch_size=batch_size)
         assert set(measures) == {"loss", "known"}
         assert measures["known"] == pytest.approx(np.mean(right))
-
-
-def test_fit_measures_the_labels_that_labels_at_names() -> None:
-    examples, step = (X, Y, X), lambda module, batch: module(batch[0]).square().mean()
-
-    def fit(**options: Any) -> Any:
-        model = TorchModel(lambda: nn.Linear(5, 3), training_step=step, **options)
-        trainer = zmqtrain.Trainer(model, SGD(0.1), metrics=[Accuracy()])
-        trainer.fit(examples, validation_data=examples, batch_size=6, verbose=False)
-        return trainer
-
-    with pytest.raises(ConfigError, match="labels_at"):
-        fit()
-    trainer = fit(labels_at=1)
-    expected = np.mean(trainer.predict(X).argmax(1) == Y)
-    assert trainer.history.history["val_accuracy"] == [pytest.approx(expected)]
 
 
 def test_images_whose_width_is_the_number_of_classes_need_an_axis() -> None:

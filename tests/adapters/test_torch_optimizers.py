@@ -258,10 +258,7 @@ def with_others(optimizer: Any) -> Any:
 
 REFUSED = {
     "an object": (optim.AdamW(net().parameters()), "lambda parameters: torch.optim.AdamW"),
-    "muon": (
-        lambda p: optim.Muon([x for x in p if x.ndim == 2]),
-        r"leaves out 0\.bias",
-    ),
+    "muon": (lambda p: optim.Muon([x for x in p if x.ndim == 2]), r"leaves out 0\.bias"),
     "adadelta": (optim.Adadelta, r"Adadelta of .* no twin.*inside local steps, by Job\(inner="),
     "one of the user's": (
         partial(OwnOptimizer, lr=0.1),
@@ -302,8 +299,7 @@ def test_module_that_cannot_be_built_for_its_optimizer_is_named_with_the_line() 
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
-    [(partial(optim.SGD, lr=0.1), SGD(0.1)), (optim.AdamW, AdamW(0.001))],
+    ("make", "expected"), [(partial(optim.SGD, lr=0.1), SGD(0.1)), (optim.AdamW, AdamW(0.001))]
 )
 def test_optimizer_of_torch_is_the_rule_of_the_job(make: Any, expected: Any) -> None:
     assert job(make).optimizer == expected

@@ -466,21 +466,6 @@ def job(model_: Any, rule: str = "SGD", **options: Any) -> Job:
                optimizer=RULES[rule])  # fmt: skip
 
 
-def trained_by_torch(rule: str, steps: int = 9) -> Any:
-    """Train with torch's own sparse gradients, on the batches of a job."""
-    made = job(model(), rule)
-    plan = made.plan_of(made.load_data()[0])
-    torch.manual_seed(0)
-    net = Net(both, sparse=True)
-    optimizer = RULES[rule](net.parameters())
-    for number in range(steps):
-        indices = plan.indices(number)
-        optimizer.zero_grad()
-        F.mse_loss(net(torch.from_numpy(X[indices])), torch.from_numpy(Y[indices])).backward()
-        optimizer.step()
-    return net
-
-
 def whole(parameters: Any) -> dict[str, Any]:
     return {n: v.whole() if isinstance(v, TableReader) else v for n, v in parameters.items()}
 
@@ -493,13 +478,6 @@ def test_training_has_the_bits_of_dense_weights(
     tables = whole(zmqtrain.run(job(model(), rule, **options)).parameters)
     plain = zmqtrain.run(job(model(sparse=False), rule, **options)).parameters
     same(tables, plain, 1e-6 if "clip_norm_each" in options else 0.0)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("rule", RULES)
-def test_training_is_that_of_torch_with_sparse_gradients(rule: str) -> None:
-    found = whole(zmqtrain.run(job(model(), rule)).parameters)
-    same(found, {n: p.detach().numpy() for n, p in trained_by_torch(rule).named_parameters()}, 1e-5)
 
 
 def test_trainer_measures_and_predicts_with_trained_rows() -> None:

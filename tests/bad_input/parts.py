@@ -49,6 +49,7 @@ class Someone:
         self.generation = 0
         self._endpoint = transport.connect(address)
         self._endpoint.start(self._receive)
+        self.on_received: Callable[[Envelope], object] = lambda envelope: None
         self._replies: dict[int, asyncio.Future[Envelope]] = {}
         self._last_id = 0
 
@@ -89,6 +90,7 @@ class Someone:
 
     def _receive(self, peer: RoutingId, frames: list[Buffer]) -> None:
         envelope = decode(frames)
+        self.on_received(envelope)
         if (reply := self._replies.pop(envelope.request_id, None)) is not None:
             reply.set_result(envelope)
 

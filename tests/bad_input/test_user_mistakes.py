@@ -28,6 +28,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.logdir import checkpoints
+from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.user_code import is_installed
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
@@ -158,7 +159,7 @@ def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
 def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Spoilt("metrics", lambda sound, *_: {"loss": 1 / 0})
+    model = Spoilt("metrics", lambda sound, _, batch: sound if len(batch[0]) < 3 else 1 / 0)
     fields = {"model": model, "evaluate_every": 10, "logdir": str(tmp_path)}
     summary = bad_end(make_job(**fields))
     error = f"metrics() of Spoilt() failed: {__file__}, line "
@@ -170,13 +171,13 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
 
 
 @pytest.mark.parametrize("returned", [None, [("loss", 1.0)], {"loss": None}, {"loss": "low"}])
-def test_measures_that_are_no_numbers_are_refused_with_the_expected_form(returned: Any) -> None:
+def test_measures_that_are_no_numbers_are_refused_before_training(returned: Any) -> None:
     model = Spoilt("metrics", lambda sound, *_: returned)
-    summary = bad_end(make_job(model=model))
-    assert summary.exit_code == ExitCode.USAGE
-    assert summary.ended == (
-        f"step 200 of 200 is done, but metrics() of Spoilt() returned {returned!r}; expected a "
-        'dict of names and numbers, such as {"loss": 0.25}'
+    with pytest.raises(ConfigError) as refused:
+        zmqtrain.run(make_job(model=model))
+    assert str(refused.value) == (
+        f"metrics() of Spoilt() returned {returned!r}; expected a dict of names and numbers, such "
+        'as {"loss": 0.25}'
     )
 
 
@@ -281,7 +282,7 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def buggy(self: Any) -> Any:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("zmqtrain.training.model_runner.ModelRunner._check_gradients", buggy)
+    monkeypatch.setattr(ModelRunner, "load_parameters", buggy)
     with pytest.raises(AttributeError, match="a bug"):
         zmqtrain.run(make_job())
 

@@ -27,6 +27,7 @@ from zmqtrain.wire.messages import (
     Heartbeat,
     Join,
     Leave,
+    Mapped,
     MapSegment,
     Message,
     Orders,
@@ -224,6 +225,20 @@ async def test_ps_warns_if_it_does_not_see_the_lock_of_the_logdir(
     assert (f"{tmp_path}: this host does not see that the chief" in caplog.text) != is_claimed
     with claimed(str(tmp_path)):
         pass
+
+
+async def test_worker_that_only_asks_whether_it_is_known_is_not_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with table(make_job()) as t:
+        await t.begin()
+        worker, batches = await t.worker()
+        caplog.set_level("INFO")
+        assert (await worker.ask(MapSegment("shm", ""))).message == Mapped(-1)
+        assert caplog.messages == []
+        await t.check(worker, batches)
+        worker.be(worker.sender.incarnation - 1, worker.generation)
+        assert (await worker.refused(MapSegment("shm", "")))[0] == "FencedError"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.bad_input.parts import Someone, Table, table
+from tests.constants import Constants
 from tests.recommenders import DIM, USERS, Recommender, make_job
 from zmqtrain.models.tables import shards_of
 from zmqtrain.optim import SGD
@@ -45,6 +46,7 @@ def ids(*given: int) -> Tensor:
         (Lookup((0,), (1, 1)), [ids(3)], "2 counts for 1 tables"),
         (Lookup((0,), (1,)), [], "1 counts for 1 tables"),
         (Lookup((0,), (1,), after=9), [ids(3)], "rows after push 9, of 0 received"),
+        *((Lookup((0,), (1,), at=n), [ids(3)], f"not kept version {n}") for n in (-1, 4)),
         (Lookup((0,), (2,)), [ids(3)], "2 ids with differences"),
         (Lookup((0,), (-1,)), [ids(3)], "-1 ids"),
         (Lookup((0,), (2,)), [ids(9, 3)], "not sorted and unique"),
@@ -90,6 +92,21 @@ async def read(worker: Someone) -> Any:
     return reply.tensors[0].array()
 
 
+async def test_lookup_that_is_sent_again_is_answered_once() -> None:
+    """It waits for push 1. A second answer of up to 1 MiB would only delay what follows."""
+    async with training() as (t, worker):
+        message = Lookup((0,), (2,), after=1)
+        lookup = Envelope(message, worker.sender, 88, worker.generation, (ids(3, 9),))
+        received: list[Envelope] = []
+        worker.on_received = received.append
+        for _ in range(4):
+            worker.send(encode(lookup))
+        await check(t, worker)
+        found = [each for each in received if each.request_id == 88]
+        assert len(found) == 1
+        assert isinstance(found[0].message, RowValues) and found[0].message.version == 1
+
+
 async def test_push_without_all_of_its_rows_counts_as_lost_until_both_have_come() -> None:
     async with training() as (t, worker):
         before = await read(worker)
@@ -113,10 +130,8 @@ async def test_rows_that_come_twice_count_once() -> None:
         await check(t, worker)
 
 
-async def test_rows_of_more_memory_than_a_push_may_have_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rows_of_server, "MAX_NBYTES", ROWS.nbytes)
+async def test_rows_of_more_memory_than_a_push_may_have_are_refused(constants: Constants) -> None:
+    constants(rows_of_server, MAX_NBYTES=ROWS.nbytes)
     async with training() as (t, worker):
         await check(t, worker)
         send_rows(worker, replace(CHUNK, sequence=2))

@@ -9,6 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from bench import options as bench_options
 from bench.__main__ import COMMANDS, main
 from bench.dashboard import dashboard_command
 from bench.headline import headline_command
@@ -19,6 +20,7 @@ from bench.peers.lineup import PEERS, Peer
 from bench.processes import json_lines_of
 from bench.profile import COLUMNS as PROFILE
 from bench.workload import MODES
+from tests.constants import Constants
 
 TIMES = {"bench", "median_ms", "min_ms", "per_second"}
 SMALL = "--hidden 0 --steps 40 --workers 1"
@@ -63,8 +65,8 @@ def test_every_benchmark_is_run_here_or_takes_too_long() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", RUNS)
-def test_benchmark_prints_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.options.STEPS", {})  # the fewest of them
+def test_benchmark_prints_its_rows(name: str, constants: Constants) -> None:
+    constants(bench_options, STEPS={})  # the fewest of them
     if name in ("models", "tables"):
         pytest.importorskip("torch")
     options, keys = RUNS[name]

@@ -29,14 +29,20 @@ class Cluster:
         self.moves: list[list[int]] = []
         self.error: Exception | None = None  # what a read comes to
         self.read: list[int] = []
+        self.readers: dict[str, Any] = {}  # of tables
+        self.asked: list[tuple[int, int]] = []
 
-    async def keep(self, version: int) -> list[int]:
+    async def keep(self, version: int, done: int) -> list[int]:
+        self.asked.append((version, done))
         if self.moves:
             self.versions = self.moves.pop(0)
         for shard, at in enumerate(self.versions):
             if version > at:
                 self.kept[shard] = version
         return self.versions
+
+    def tables(self, at: int = 0) -> dict[str, Any]:
+        return self.readers
 
     async def read_parameters(self, average: bool = False, at: int = 0) -> Any:
         if self.error is not None:
@@ -170,15 +176,61 @@ async def test_last_step_is_left_to_the_end_of_the_job() -> None:
     assert (job.steps, job.cluster.kept) == ([50], [50, 50])
 
 
-async def test_evaluation_that_fails_is_the_last_one_before_the_end() -> None:
-    class Failing(LinearRegression):
-        def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
-            raise ValueError("no")
+class Failing(LinearRegression):
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        raise ValueError("no")
 
+
+async def test_evaluation_that_fails_is_the_last_one_before_the_end() -> None:
     job = Watched(model=Failing(2))
     for version in (0, 10, 20, 30):
         await job.come_to(version, version)
     assert (job.cluster.read, job.evaluator.evaluations) == ([10], ())
+
+
+async def test_rows_are_kept_until_their_evaluation_is_over() -> None:
+    job = Watched(every=50)
+    job.cluster.readers = {"user": None}
+    for version in (3, 51, 99):
+        await job.come_to(version, version)
+    assert job.cluster.asked == [(50, 3), (50, 3), (0, STEPS)]
+    assert job.steps == [50]
+
+
+async def test_evaluation_beside_the_next_version_lets_go_of_its_own_alone() -> None:
+    job = Watched()
+    job.cluster.readers = {"user": None}
+    for version in (0, 10):
+        await job.come_to(version, version)
+    assert job.cluster.asked == [(10, 0), (10, 0), (20, 9), (20, 10)]
+
+
+async def test_evaluation_that_fails_lets_everything_go() -> None:
+    job = Watched(model=Failing(2))
+    for version in (0, 10, 20):
+        await job.come_to(version, version)
+    assert job.cluster.asked[-1] == (0, STEPS)
+
+
+@pytest.mark.parametrize("error", [RefusedError, FencedError])
+async def test_rows_that_are_lost_while_they_are_evaluated_end_only_this_evaluation(
+    error: type[RefusedError],
+) -> None:
+    class Lost(LinearRegression):
+        def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+            raise error("gone")
+
+    job = Watched(model=Lost(2))
+    job.cluster.readers = {"user": None}
+    await job.come_to(0, 0)
+    if error is FencedError:
+        with pytest.raises(FencedError):
+            await job.come_to(10, 10)
+        await job.made.ask_again()
+    else:
+        await job.come_to(10, 10)
+    assert job.cluster.asked[-1] == (20, 10)
+    assert not job.made.is_done
 
 
 async def test_job_without_evaluations_keeps_nothing() -> None:

@@ -19,7 +19,7 @@ from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ExitCode, RefusedError
+from zmqtrain.errors import ExitCode, PeerLostError, RefusedError
 from zmqtrain.protocol.status import Status
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import OnFailure
@@ -51,8 +51,7 @@ def task_of(role: Role, **more: Any) -> TaskConfig:
 
 
 @pytest.mark.parametrize(
-    ("on_term", "code", "missing"),
-    [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)],
+    ("on_term", "code", "missing"), [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)]
 )
 async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
     tmp_path: Path, on_term: str, code: ExitCode, missing: int
@@ -175,3 +174,21 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
         await cluster.settle()
     assert (told, versions) == ([], [])
     assert ("the shards end at versions" in caplog.text) is is_given_up
+
+
+async def test_end_that_a_ps_is_not_told_of_is_logged_whatever_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    errors = [PeerLostError("ps 0 did not answer"), ValueError("a bug")]
+
+    class Failing(Leader):
+        async def request(self, message: Message, reason: str, timeout_s: float = 0) -> Envelope:
+            raise errors.pop(0)
+
+    cluster = LinkedJob(Chief(task_of(Role.CHIEF), planned(make_job()), MemoryTransport(), print))
+    cluster.links = [cast(Link, Failing([], [])) for _ in errors]
+    await cluster.shut_down(0, "step 10 of 10 is done", "")
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "ps 0 did not answer"),
+        ("ERROR", "a ps was not told of the end: a bug"),
+    ]

@@ -1,4 +1,4 @@
-"""Who measures which part of an evaluation; that the result does not depend on it."""
+"""Assignment of an evaluation's parts to workers, on which the result does not depend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.chief.evaluation_parts import AHEAD, EvaluationWorkers, Parts
+from zmqtrain.chief.evaluation_parts import AHEAD, EvaluationParts, EvaluationWorkers
 from zmqtrain.data import Digits
 from zmqtrain.errors import ProtocolError
 from zmqtrain.exchanges.evaluations import received_sums, tensors_of
@@ -34,7 +34,7 @@ def test_every_part_is_measured_and_the_sum_has_the_same_bits_whoever_did(
     count: int, turns: list[tuple[int, bool]]
 ) -> None:
     """In each turn worker w - 1 is lent a part or hands one in, or the chief, w = 0, does."""
-    parts = Parts(count)
+    parts = EvaluationParts(count)
     own = parts.next()
     held: list[int] = []
     for worker, hands_in in turns:
@@ -60,7 +60,7 @@ def test_every_part_is_measured_and_the_sum_has_the_same_bits_whoever_did(
 
 
 def test_what_was_lent_longest_ago_is_measured_by_the_chief_first_and_counts_once() -> None:
-    parts = Parts(4)
+    parts = EvaluationParts(4)
     assert parts.next() == 0
     assert (parts.lend(7, 2), parts.lend(8, 2)) == ((3, 2), (1,))
     assert [parts.holder(part) for part in range(4)] == [None, 8, 7, 7]
@@ -85,7 +85,7 @@ def tensors(*arrays: Any) -> tuple[Tensor, ...]:
 
 @dataclass
 class Asked:
-    """What workers are sent, and their answers, without a cluster."""
+    """Requests to workers and their answers, without a cluster."""
 
     workers: tuple[int, ...] = (0, 2)
     sent: list[Evaluate] = field(default_factory=list)
@@ -94,8 +94,8 @@ class Asked:
         job = Job(model=MLP(64, 2, 10), data=Digits(), optimizer=SGD(0.1), metrics=METRICS, steps=1)
         self.lender = EvaluationWorkers(job, self.sent.append, lambda: self.workers)
 
-    def begin(self, count: int) -> Parts:
-        parts = Parts(count)
+    def begin(self, count: int) -> EvaluationParts:
+        parts = EvaluationParts(count)
         parts.next()
         self.lender.begin(parts, 30, "20 examples")
         return parts

@@ -1,4 +1,4 @@
-"""How a run in a script or a notebook shows its progress."""
+"""Progress display of a run in a script or a notebook."""
 
 from __future__ import annotations
 

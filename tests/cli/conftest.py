@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from tests.leader import FakePs, leader
 from zmqtrain.cli import remote
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.config.task import ENVIRON
-from zmqtrain.errors import PeerLostError, ZmqTrainError
 from zmqtrain.protocol.status import State, Status, TaskStatus, Wait
-from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Message
+
+__all__ = ["leader"]
 
 JOINED = 1_763_690_400_000  # Friday, 21 November 2025, 02:00 UTC, in milliseconds
 
@@ -35,39 +33,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[RunningJob]:
     return running
 
 
-@dataclass
-class FakePs:
-    """Answers each kind of message with the next of its replies; the last one stays."""
-
-    replies: dict[type, list[Any]] = field(default_factory=dict)
-    asked: list[tuple[str, Message, float]] = field(default_factory=list)
-    on_error: Callable[[], None] = lambda: None  # called before one is raised
-    security: Security | None = None  # of the last question
-
-    def ask(
-        self, address: str, message: Message, *, timeout_s: float, security: Security | None = None
-    ) -> Message:
-        self.security = security
-        self.asked.append((address, message, timeout_s))
-        silence = PeerLostError(f"ps 0 at {address} did not answer within {timeout_s:g} s")
-        replies = self.replies.get(type(message), [silence])
-        reply = replies[0] if len(replies) == 1 else replies.pop(0)
-        if isinstance(reply, ZmqTrainError | KeyboardInterrupt):
-            self.on_error()
-            raise reply
-        return reply
-
-    def questions(self, kind: type) -> list[Any]:
-        return [message for _, message, _ in self.asked if isinstance(message, kind)]
-
-
 @pytest.fixture
-def ps(monkeypatch: pytest.MonkeyPatch, jobs: list[RunningJob]) -> FakePs:
+def ps(leader: FakePs, jobs: list[RunningJob]) -> FakePs:
     """Ps 0 of the one job on this host."""
-    fake = FakePs()
-    monkeypatch.setattr(remote, "ask", fake.ask)
     jobs.append(RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0"))
-    return fake
+    return leader
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -121,8 +122,9 @@ def command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setitem(COMMANDS, "fail", f"{module.__name__}:fail")
-    monkeypatch.setattr(module, "fail", fail, raising=False)
+    holder: Any = SimpleNamespace(fail=fail)
+    monkeypatch.setitem(sys.modules, "a_module_of_commands", holder)
+    monkeypatch.setitem(COMMANDS, "fail", "a_module_of_commands:fail")
 
 
 @pytest.mark.parametrize("kind", ERRORS)

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from zmqtrain.chief.job_view import JobView
 from zmqtrain.chief.progress import line
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
@@ -45,7 +45,7 @@ def hostile(value: Any) -> Any:
 
 
 def seen_at_top(status: Status) -> RenderableType:
-    watched = Watched()
+    watched = StatusHistory()
     watched.take(replace(status, tasks=(), group=0), 0.0)
     news = watched.take(replace(status, group=1), 1.0)
     return top_view(watched, HOSTILE, news, Console(width=400))

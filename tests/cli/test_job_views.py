@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.cli.conftest import task
 from tests.golden import Snapshot
 from zmqtrain.chief.job_view import JobView, spent_s
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
 from zmqtrain.cli.top_view import OTHER_ROWS, PHASES, phase_bar, top_view
@@ -134,15 +134,15 @@ def later(status: Status) -> Status:
     return replace(moved, step=status.step + 200, examples=examples, tables=tables)
 
 
-def watched(*statuses: Status | None) -> Watched:
+def watched(*statuses: Status | None) -> StatusHistory:
     """Return what is known of a job after these answers, two seconds apart."""
-    result = Watched()
+    result = StatusHistory()
     for number, status in enumerate(statuses):
         result.take(status, 2.0 * number)
     return result
 
 
-def top(seen: Watched, width: int = 80, rows: int = 9) -> str:
+def top(seen: StatusHistory, width: int = 80, rows: int = 9) -> str:
     console = Console(file=StringIO(), width=width, height=rows + OTHER_ROWS)
     return text_of(top_view(seen, "digits.py", ["12:00:00  worker 1 left"], console), width)
 
@@ -224,10 +224,7 @@ def test_restarts_and_checkpoints_are_remembered_when_ps_0_forgets_them(training
     )
     seen = watched(before)
     assert seen.take(None, 2.0) == ["ps 0 does not answer"]
-    assert seen.take(reborn, 4.0) == [
-        "ps 0 was started again",
-        "ps 1 ended and was started again",
-    ]
+    assert seen.take(reborn, 4.0) == ["ps 0 was started again", "ps 1 ended and was started again"]
     assert seen.take(with_tasks(reborn, chief_0={"step": 800}), 6.0) == []
     counted = {task.task: task.restarts for task in seen.view.status.tasks}
     assert counted == {"ps 0": 1, "ps 1": 2, "chief 0": 0, "worker 0": 2, "worker 1": 0}

@@ -1,4 +1,4 @@
-"""Which job is meant, and how it is asked."""
+"""Choice of the running job that a command addresses, and requests to it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ JOB = "examples/digits.py"
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """What would start the tasks."""
+    """Stand-in for the function that starts the tasks."""
     start = Mock(side_effect=ConfigError("enough"))
     monkeypatch.setattr(run, "run_processes", start)
     monkeypatch.setattr(run, "limit_threads", Mock())
@@ -32,8 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--no-crash-safe"], ["--lane", "tcp"], ["--steps", "7"], ["--profile", "/dev/shm"]],
+    "flags", [["--no-crash-safe"], ["--lane", "tcp"], ["--steps", "7"], ["--profile", "/dev/shm"]]
 )
 def test_options_of_a_run_reach_its_tasks(flags: list[str], started: Mock) -> None:
     assert main(["run", JOB, *flags]) == ExitCode.USAGE
@@ -57,7 +56,7 @@ def test_news_of_a_run_appear_above_its_live_view(
     (handler,) = logging.getLogger().handlers
     assert isinstance(handler, logging.StreamHandler)
     before = handler.stream
-    with run._display(JOB) as show:
+    with run.display(JOB) as show:
         show(training)
         capsys.readouterr()
         logging.getLogger("zmqtrain.chief.saving").info("saved it")
@@ -141,5 +140,5 @@ def test_closed_or_full_standard_files_do_not_crash_a_run(redirection: str, code
 def test_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which Rich takes anything for a terminal
     monkeypatch.setenv("TERM", "dumb")
-    with run._display(JOB) as show:
+    with run.display(JOB) as show:
         assert isinstance(show, ProgressLog)

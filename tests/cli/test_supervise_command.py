@@ -1,4 +1,4 @@
-"""What `zmqtrain supervise` makes of its command line."""
+"""Command line of `zmqtrain supervise`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call = tuple[tuple[str, ...], Limits]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """What was to be supervised, by a supervisor that does nothing and ends with 7."""
+    """Calls of a supervisor that starts nothing and ends with 7."""
     found: list[Call] = []
 
     async def supervise(command: Sequence[str], limits: Limits) -> int:
@@ -26,7 +26,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         return 7
 
     monkeypatch.setattr(module, "supervise", supervise)
-    monkeypatch.setattr(module, "setup_logging", lambda *_: None)
     return found
 
 

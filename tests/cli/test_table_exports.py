@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import zmqtrain
+from tests.constants import Constants
 from tests.recommenders import DIM, ITEMS, USERS, Recommender, make_job
 from zmqtrain.cli.main import main
 from zmqtrain.errors import CheckpointError, ConfigError, ExitCode
@@ -28,9 +29,9 @@ EVERY = np.arange(USERS + ITEMS)
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_blocks(constants: Constants) -> None:
     for module in (saved_rows, saved_tables):
-        monkeypatch.setattr(module, "CHUNK", 4)
+        constants(module, CHUNK=4)
 
 
 @pytest.fixture(scope="module")

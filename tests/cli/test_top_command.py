@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clock import StopClock
+from tests.constants import Constants
 from zmqtrain.cli import top
 from zmqtrain.cli.main import main
 from zmqtrain.config.run_file import RunningJob
@@ -20,8 +21,8 @@ AWAY = PeerLostError("silence")
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top, "REFRESH_S", 0.0)
+def at_once(constants: Constants) -> None:
+    constants(top, REFRESH_S=0.0)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -16,9 +16,12 @@ import pytest
 
 from tests.clusters.examples import JOB, ROOT
 from tests.golden import Snapshot
+from tests.leader import leader
 from tests.transcript import performed
 from zmqtrain.cli import keys as keys_command
 from zmqtrain.clusters.submitted import submitted_jobs
+
+__all__ = ["leader"]
 
 Answer = tuple[list[str], int, str, str, bool]
 
@@ -46,7 +49,7 @@ class Kubectl:
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+def kubectl(tempdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     directory = tmp_path / "programs"
     directory.mkdir()
     program = Path(__file__).with_name("kubectl.py").read_text()

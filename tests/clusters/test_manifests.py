@@ -59,11 +59,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "a local image": {"image": "localhost/zmqtrain"},
     "a pull policy": {"image_pull_policy": "Never"},
     "without ps": {"ps": 0, "workers": 4},
-    "pods": {
-        "node_selector": "disk=ssd,zone=a",
-        "working_dir": "/PS",
-        "ps_gpu": 1,
-    },
+    "pods": {"node_selector": "disk=ssd,zone=a", "working_dir": "/PS", "ps_gpu": 1},
 }
 
 

@@ -1,4 +1,4 @@
-"""What a job needs of an engine."""
+"""Resources that a job needs of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What templates change in the pods of a job."""
+"""Changes that templates make to the pods of a job."""
 
 from __future__ import annotations
 
@@ -117,10 +117,7 @@ def test_template_of_a_role_changes_its_pods_alone(template: Any) -> None:
         ("spec: {containers: {name: zmqtrain}}", "expected a list"),
         ("spec: {containers: [{name: zmqtrain, command: [sh]}]}", "sets command"),
         ("spec: {containers: [{name: zmqtrain, env: [{name: ZMQTRAIN_PS}]}]}", "ZMQTRAIN_PS"),
-        (
-            "spec: {containers: [{name: zmqtrain, volumeMounts: [{mountPath: /logdir}]}]}",
-            "/logdir",
-        ),
+        ("spec: {containers: [{name: zmqtrain, volumeMounts: [{mountPath: /logdir}]}]}", "/logdir"),
     ],
 )
 def test_template_that_sets_what_the_job_depends_on_is_refused(

@@ -1,4 +1,4 @@
-"""What runs on Ray for a job, and `zmqtrain submit --on ray` where there is no Ray."""
+"""A job's tasks on Ray, and `zmqtrain submit --on ray` without Ray."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class OneCluster:
 
     def get_actor(self, name: str) -> SimpleNamespace:
         with ThreadPoolExecutor() as other:  # which must not connect to another cluster meanwhile
-            assert not other.submit(ray_engine._one_at_a_time.acquire, blocking=False).result()
+            assert not other.submit(ray_engine.one_at_a_time.acquire, blocking=False).result()
         return SimpleNamespace(states=SimpleNamespace(remote=lambda: self._at))
 
     def get(self, asked_at: str, timeout: float) -> dict[Task, str]:

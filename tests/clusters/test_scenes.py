@@ -15,6 +15,7 @@ import pytest
 
 from tests.clusters.conftest import Answer, Play, Step, given, refused, said
 from tests.clusters.examples import JOB, ROOT
+from tests.constants import Constants
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import kubectl
 from zmqtrain.clusters.sbatch import LOST
@@ -638,10 +639,10 @@ CASES: dict[str, tuple[Step, ...]] = {
 @pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("scene", CASES)
 def test_submitted_job_is_handled_as_its_transcript_shows(
-    scene: str, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: str, play: Play, tmp_path: Path, constants: Constants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kubectl, "FOLLOW_S", 0.0)
+    constants(kubectl, FOLLOW_S=0.0)
     play(*CASES[scene])
 
 

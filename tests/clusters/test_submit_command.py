@@ -9,7 +9,6 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 import yaml
@@ -19,17 +18,18 @@ from tests.clock import StopClock
 from tests.clusters.conftest import Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from tests.clusters.test_scenes import AWAY, NOTHING, WILLING, pod
+from tests.constants import Constants
+from tests.leader import FakePs
+from zmqtrain.cli import jobs as jobs_command
 from zmqtrain.cli import keys as keys_command
-from zmqtrain.cli import remote, submit
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import programs
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
-from zmqtrain.errors import ExitCode, PeerLostError
+from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.status import Status, TaskStatus
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import read_registry
 from zmqtrain.wire.control import GetStatus, RequestStop
-from zmqtrain.wire.messages import Message
 
 SUBMIT = (
     *("submit", str(ROOT / JOB), "--on", "kubernetes", "--image", "i", "--name", "digits"),
@@ -229,10 +229,10 @@ def test_job_that_cannot_be_loaded_here_needs_its_memory(
 
 
 def test_silent_port_forward_is_given_up(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kubectl: Kubectl, constants: Constants, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
-    monkeypatch.setattr(programs, "TIMEOUT_S", 1.0)  # kubectl's other calls take a part of it
+    constants(programs, TIMEOUT_S=1.0)  # kubectl's other calls take a part of it
     kubectl.answers(said("", "port-forward"), given({"items": [pod("ps", 0)]}, "pods"))
     assert main(["status", "digits"]) == ExitCode.PEER_LOST
     assert "port-forward" in capsys.readouterr().err
@@ -288,7 +288,7 @@ CHIEF = TaskStatus(
 )
 def test_job_that_has_not_begun_is_stopped_and_one_that_has_is_not_lost(
     kubectl: Kubectl,
-    monkeypatch: pytest.MonkeyPatch,
+    leader: FakePs,
     capsys: pytest.CaptureFixture[str],
     status: Status,
     asked: list[type],
@@ -296,21 +296,13 @@ def test_job_that_has_not_begun_is_stopped_and_one_that_has_is_not_lost(
 ) -> None:
     """Whichever task is pending: a job without parameters has nothing to save."""
     submitted(kubectl)
-    questions = []
-
-    def ask(address: str, message: Message, **how: Any) -> Message:
-        questions.append(type(message))
-        if isinstance(message, RequestStop):
-            raise PeerLostError("no answer")
-        return status
-
-    monkeypatch.setattr(remote, "ask", ask)
+    leader.replies = {GetStatus: [status]}
     line = "Forwarding from 127.0.0.1:1 -> 2222\n"
     item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": {}}
     pods = given({"items": [pod("ps", 0)]}, "pods")
     kubectl.answers(said(line, "port-forward"), pods, given({"items": [item]}, "get"), *WILLING)
     assert main(["stop", "digits"]) == code
-    assert questions == asked
+    assert [type(message) for _, message, _ in leader.asked] == asked
     assert bool(kubectl.calls("delete")) == (code == ExitCode.OK) == (not submitted_jobs())
     told = capsys.readouterr()
     if code:
@@ -328,6 +320,6 @@ def test_jobs_does_not_wait_for_an_engine_that_is_silent() -> None:
             answered.wait()
         return "running"
 
-    states = submit.states_of(jobs, state, limit_s=1.0)
+    states = jobs_command.states_of(jobs, state, limit_s=1.0)
     answered.set()
     assert states == {"one": "running", "other": "unknown: no answer within 1 s"}

@@ -12,23 +12,15 @@ import pytest
 from tests.chief.test_progress import STATUS
 from tests.clusters.conftest import Kubectl, Play, refused, said
 from tests.clusters.examples import JOB, ROOT, example_plan
-from tests.clusters.test_scenes import (
-    NO_PODS,
-    RUNS,
-    SUBMIT,
-    TAKEN,
-    TUNNEL,
-    WILLING,
-    held,
-    saved,
-)
+from tests.clusters.test_scenes import NO_PODS, RUNS, SUBMIT, TAKEN, TUNNEL, WILLING, held, saved
+from tests.constants import Constants
+from tests.leader import FakePs
 from tests.transcript import performed
-from zmqtrain.cli import ended, remote, resubmit
+from zmqtrain.cli import ended, resubmit
 from zmqtrain.clusters import submitted
 from zmqtrain.clusters.ray_actors import RayTask
 from zmqtrain.clusters.submitted import Submitted, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.errors import PeerLostError
 from zmqtrain.observe.outcome import FILE, Outcome
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.wire.control import GetStatus, RequestStop
@@ -39,24 +31,16 @@ OUTCOME = Outcome("job.py", "step 9 of 9 is done", 0, 1.79e9, 9, 0.5, {"accuracy
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Answer for ps 0 of a job that trains, until it is stopped; return what it was asked."""
-    messages: list[Any] = []
-
-    def ask(address: str, message: Any, **_: Any) -> Any:
-        messages.append(message)
-        if isinstance(message, GetStatus):
-            return STATUS
-        return Done("stopped by zmqtrain stop")
-
-    monkeypatch.setattr(remote, "ask", ask)
-    monkeypatch.setattr(ended, "OUTCOME_S", 0.0)
-    monkeypatch.setattr(resubmit, "POLL_S", 0.0)
-    return messages
+def ps(leader: FakePs, constants: Constants) -> FakePs:
+    """Ps 0 of a job that trains, until it is stopped."""
+    leader.replies = {GetStatus: [STATUS], RequestStop: [Done("stopped by zmqtrain stop")]}
+    constants(ended, OUTCOME_S=0.0)
+    constants(resubmit, POLL_S=0.0)
+    return leader
 
 
 def test_upgrade_stops_a_job_and_submits_it_with_another_image(
-    asked: list[Any], kubectl: Kubectl, play: Play
+    ps: FakePs, kubectl: Kubectl, play: Play
 ) -> None:
     """The cluster still has the former objects when it is asked first."""
     forgotten = refused(TAKEN, "--dry-run=server", once=True)
@@ -66,7 +50,7 @@ def test_upgrade_stops_a_job_and_submits_it_with_another_image(
         (TUNNEL, RUNS, held(), forgotten, *WILLING),
         "upgrade digits --image i:2",
     )
-    assert [message for message in asked if isinstance(message, RequestStop)]
+    assert ps.questions(RequestStop)
     assert not submitted_job("digits").stopped_at
     assert submitted_job("digits").words[-4:] == ("--image", "i:2", "--name", "digits")
 
@@ -99,15 +83,8 @@ def test_job_is_not_stopped_to_be_only_printed(option: str, kubectl: Kubectl, pl
     assert not submitted_job("digits").stopped_at
 
 
-def test_job_that_does_not_end_is_not_submitted_again(
-    asked: list[Any], play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(address: str, message: Any, **_: Any) -> Any:
-        if isinstance(message, GetStatus):
-            return STATUS
-        raise PeerLostError("no answer")
-
-    monkeypatch.setattr(remote, "ask", ask)
+def test_job_that_does_not_end_is_not_submitted_again(ps: FakePs, play: Play) -> None:
+    del ps.replies[RequestStop]
     play(
         (*WILLING,),
         f"{SUBMIT} {LOGDIR}",
@@ -118,10 +95,10 @@ def test_job_that_does_not_end_is_not_submitted_again(
 
 
 def test_mistake_is_found_before_the_job_is_stopped(
-    asked: list[Any], kubectl: Kubectl, capsys: pytest.CaptureFixture[str], play: Play
+    ps: FakePs, kubectl: Kubectl, capsys: pytest.CaptureFixture[str], play: Play
 ) -> None:
     play(WILLING, f"{SUBMIT} {LOGDIR}", "upgrade digits --hosts a:2", "resubmit digits --ps x")
-    assert not asked
+    assert not ps.asked
     assert not submitted_job("digits").stopped_at
 
 

@@ -50,7 +50,7 @@ def test_first_use_of_a_public_name_leaves_the_generators_as_they_were(
 ) -> None:
     (tmp_path / "drawing.py").write_text("import random\nname = random.random()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(zmqtrain._HOMES, "name", "drawing")
+    monkeypatch.setitem(zmqtrain.HOMES, "name", "drawing")
     before = random.getstate()
     assert 0 <= zmqtrain.name < 1
     assert random.getstate() == before

@@ -1,4 +1,4 @@
-"""What runs on a GPU gives what the CPU gives: rules, shards, models, whole runs.
+"""Equal results on GPU and CPU: rules, shards, models, whole runs.
 
 Rules are compared bit for bit: a GPU's additions, products, quotients and roots are rounded as IEEE
 754 says, like the CPU's, and its kernels do them one by one. Sums over many elements are not: each
@@ -258,12 +258,7 @@ def test_gradients_leave_the_gpu_while_the_model_computes_and_are_reported_compl
 def job(**fields: Any) -> Job:
     fields = {"moving_average": 0.9, "policy": "sync-replicas", "steps": 30} | fields
     fields.setdefault("model", MLP(features=64, hidden=8, classes=10))
-    return Job(
-        data=Digits(),
-        optimizer=Adam(0.01),
-        batch_size=20,
-        **fields,
-    )
+    return Job(data=Digits(), optimizer=Adam(0.01), batch_size=20, **fields)
 
 
 @pytest.mark.parametrize("ps", [1, 2])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from tests.cupy_stand_in import Communicator, installed
 from zmqtrain.compute import nccl as module_of_nccl
 from zmqtrain.compute.nccl import Nccl
@@ -67,10 +68,8 @@ def test_failure_of_a_sum_names_the_gpus_and_frees_the_communicators(when: str) 
     assert Communicator.open == before
 
 
-def test_sum_that_a_gpu_does_not_take_part_in_fails_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module_of_nccl, "DEADLINE_S", 0.05)
+def test_sum_that_a_gpu_does_not_take_part_in_fails_at_the_deadline(constants: Constants) -> None:
+    constants(module_of_nccl, DEADLINE_S=0.05)
     before = Communicator.open
     with installed(2) as cupy:
         nccl, arrays = Nccl([0, 1]), arrays_on(cupy, 2)

@@ -1,4 +1,4 @@
-"""Which work goes to a thread is measured."""
+"""Choice of the work that goes to a thread, by measured durations."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PAGE = mmap.PAGESIZE
 
 
 class CudaError(RuntimeError):
-    """As CUDA raises it."""
+    """Error of a CUDA call."""
 
 
 class Runtime:

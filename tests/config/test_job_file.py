@@ -1,4 +1,4 @@
-"""Where a job is loaded from, and what is said when it cannot be."""
+"""Places that a job is loaded from, and errors if it cannot be."""
 
 from __future__ import annotations
 
@@ -361,3 +361,13 @@ def test_policy_beside_the_job_is_found(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(home / "elsewhere")
     job = load_job(str(home / "named.py"))
     assert job.with_overrides(policy="own_policy:Mine").policy == "own_policy:Mine"
+
+
+def test_keras_without_tensorflow_is_told_to_use_another_backend(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "keras_job.py").write_text("import tensorflow\n")
+    monkeypatch.setitem(sys.modules, "keras.src", sys)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ConfigError, match="set KERAS_BACKEND to one before it is imported"):
+        load_job("keras_job.py")

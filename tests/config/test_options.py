@@ -31,7 +31,7 @@ OPTIONS = """
     join_timeout_s heartbeat_s lease_s peer_timeout_s grace_s lane segment_dir crash_safe profile
     trace
     policy strategy exchange copies devices batch_size epochs steps_per_epoch steps seed own_loop
-    data evaluate_every logdir save_secs save_steps keep_checkpoints l2
+    data evaluate_every logdir save_secs save_steps upload keep_checkpoints l2
     clip_norm clip_norm_each clip_value moving_average average_ramp evaluate_average max_nonfinite
     compression placement partition_nbytes consistent_reads prefetch device ps_device overlap
     inner_state

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
@@ -32,7 +34,7 @@ from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError
 
 @pytest.fixture
 def directory(tempdir: Path) -> Path:
-    """Where this user's run files are; it is not made yet."""
+    """Directory of this user's run files, which does not exist yet."""
     return tempdir / f"zmqtrain-{os.getuid()}"
 
 
@@ -190,12 +192,22 @@ def test_foreign_directory_for_small_files_is_reported_with_the_remedy(
 
 def test_full_disk_is_reported_with_the_remedy_and_leaves_nothing(directory: Path) -> None:
     directory.mkdir(mode=0o700)
-    path = directory / f"{os.getpid()}.json"
-    path.with_suffix(f".{os.getpid()}").symlink_to("/dev/full")
     expected = (
-        "No space left on device; expected room for a small file; free some space, or set TMPDIR"
+        "cannot be written: File too large; expected room for a small file; free some space, or "
+        "set TMPDIR"
     )
-    with pytest.raises(ConfigError) as raised, published("job.py", ("a:1",), "ps 0"):
+    with pytest.raises(ConfigError) as raised, _full_disk(), published("job.py", ("a:1",), "ps 0"):
         pytest.fail("the job began")
-    assert str(raised.value) == f"{path} cannot be written: {expected}"
+    assert str(raised.value) == f"{directory / str(os.getpid())}.json {expected}"
     assert not list(directory.iterdir())
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """Let this process write nothing into files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

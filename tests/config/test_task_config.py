@@ -1,8 +1,9 @@
-"""Where a task's configuration comes from, and what is refused."""
+"""Sources of a task's configuration, and refused configurations."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +50,15 @@ def load(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(honcho, "running_counts", lambda _: counts)
         return load_task(role, JOB | dict(flags or {}), environ or {})
+
+
+def test_segments_in_files_are_refused_where_the_system_lacks_their_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")  # as on macOS
+    assert load().segment_directory is None
+    with pytest.raises(ConfigError, match=r"--segment-dir .* is '/fast', .* Linux; omit it"):
+        _ = load(flags={"segment_dir": "/fast"}).segment_directory
 
 
 COUNTS = {"ps": 3, "worker": 4, "chief": 1}

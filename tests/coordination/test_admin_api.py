@@ -1,4 +1,4 @@
-"""What the leader answers later."""
+"""Requests of users to the leader, some of which it answers later."""
 
 from __future__ import annotations
 
@@ -160,6 +160,37 @@ async def test_close_is_answered_when_no_worker_computes() -> None:
     request = Asked(sender="chief 0", incarnation=1)
     admin.on_close(request, Close())
     assert request.replies == [Done()]
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [(SwitchPolicy("hogwild"), Done("hogwild")), (Close(), Done())],
+    ids=["switch", "close"],
+)
+async def test_repeated_request_has_one_barrier_and_one_answer(
+    message: SwitchPolicy | Close, answer: Done
+) -> None:
+    leader, admin = hosted(policy="bounded-staleness:3")
+    handle = admin.on_close if isinstance(message, Close) else admin.on_switch_policy
+    leader.joined(add_peer(leader.peers, "worker 0"))
+    leader.arrived(PullArrived(0))
+    requests = [Asked(sender="chief 0", incarnation=1) for _ in range(4)]
+    for request in requests[:3]:  # the worker computes
+        handle(request, message)  # type: ignore[arg-type]
+    leader.arrived(PushArrived(0, 1, 0, 10))
+    leader.arrived(PullArrived(0))
+    handle(requests[3], message)  # type: ignore[arg-type]
+    assert [request.replies for request in requests] == [[], [], [answer], [answer]]
+    assert leader.coordinator.next_policy is None
+
+
+async def test_repeated_request_for_the_status_is_answered_once() -> None:
+    leader, admin = hosted(status=host, begun=False)
+    requests = [Asked() for _ in range(3)]
+    for request in requests:
+        admin.on_get_status(request, GetStatus(wait_s=100.0))
+    leader.fail(ExitCode.PEER_LOST, "no worker has been alive for 20 s")
+    assert [len(request.replies) for request in requests] == [0, 0, 1]
 
 
 async def test_failure_before_the_job_begins_reaches_the_watchers() -> None:

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from heapq import heapify, heapreplace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.coordination.plays import coordinator, playing
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
+from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.optim.outer import CLOSES, OPENS
-from zmqtrain.policies.local_steps import AsyncLocalSteps
 from zmqtrain.protocol.orders import Answer, Apply
 
 
@@ -140,56 +136,3 @@ def test_cycle_of_momentum_has_a_result_for_each_worker() -> None:
     run = coordinator("local-steps:3,async", workers=3, joined=3, steps=10_000)
     cycles = [applied.cycle for applied in played(run, [1.0, 1.1, 1.2], 9)]
     assert cycles == [OPENS, 0, CLOSES] * 3
-
-
-events = st.tuples(
-    st.sampled_from(["push", "push", "push", "push", "bad", "join", "leave"]), st.integers(0, 2)
-)
-
-
-@given(
-    spec=st.sampled_from(["local-steps:3,async", "local-steps:2,async,bound=0,after=2"]),
-    evaluate_every=st.sampled_from([0, 4]),
-    play=st.lists(events, max_size=60),
-)
-def test_each_batch_counts_once_whoever_dies(
-    spec: str, evaluate_every: int, play: list[tuple[str, int]]
-) -> None:
-    run = coordinator(spec, workers=2, steps=21, evaluate_every=evaluate_every)
-    held: dict[int, list[int]] = {}  # worker -> batches that it was told
-    rounds: dict[int, int] = {}
-    skipped = 0
-    for life, (what, worker) in enumerate(play, 1):
-        run = unpack(pack(run))  # as a restarted leader has it
-        before = run.version
-        if what in ("join", "leave"):
-            held.pop(worker, None)
-            orders = run.handle(Joined(worker, life) if what == "join" else Left(worker))
-            orders += run.handle(PullArrived(worker)) if what == "join" else []
-        elif (batches := held.get(worker)) and worker in rounds:
-            count = 1 if what == "bad" else rounds.pop(worker)
-            sequence = run.members[worker].sequence + 1
-            first, held[worker] = batches[0], batches[count:]
-            finite = what != "bad"
-            skipped += not finite
-            orders = run.handle(
-                PushArrived(worker, sequence, first, 1, finite=finite, batches=count)
-            )
-        else:
-            continue
-        for order in orders:
-            if isinstance(order, Answer) and not order.stop:
-                held.setdefault(order.worker, []).extend(order.batches)
-                rounds[order.worker] = order.local_steps or 1
-                assert len(held[order.worker]) >= rounds[order.worker]
-        ledger, policy = run.ledger, run.policy
-        counted = ledger.next_batch - len(ledger.open_batches()) - skipped
-        assert isinstance(policy, AsyncLocalSteps)
-        if policy.after == 0:
-            assert counted == run.version
-        assert evaluate_every == 0 or before // 4 == (run.version - 1) // 4 or before == run.version
-        assert run.version <= 21
-        clocks = policy.clocks
-        if policy.at_arrival and clocks.clocks:
-            limit = min(clocks.clocks.values()) + policy.bound
-            assert all(clock <= limit + (w in clocks.waiting) for w, clock in clocks.clocks.items())

@@ -1,4 +1,4 @@
-"""What the coordinator orders, event by event."""
+"""Orders of the coordinator, event by event."""
 
 from __future__ import annotations
 

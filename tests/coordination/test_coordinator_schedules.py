@@ -72,7 +72,7 @@ class Watched:
 
 @dataclass
 class Gradient:
-    """What a push brought, as the leader's memory has it."""
+    """A push's gradient in the leader's memory."""
 
     batch: int
     version: int  # that it was computed on

@@ -1,4 +1,4 @@
-"""What the leader's delivery knows after a restart: what is to be done and sent, and no more."""
+"""A restarted leader's delivery: it knows the orders to carry out and to send, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What those hand on that are left of a generation: the last orders, and who writes what."""
+"""Hand-over by the survivors of a generation: their last orders, and the parts each one writes."""
 
 from __future__ import annotations
 

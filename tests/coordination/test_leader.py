@@ -11,6 +11,7 @@ import pytest
 
 from tests.asking import Asked
 from tests.clock import StopClock
+from tests.constants import Constants
 from tests.coordination.parts import add_peer, begun_leader, leader_with_a_roster, make_leader
 from zmqtrain.coordination import leader as leader_module
 from zmqtrain.coordination import waiting
@@ -22,6 +23,7 @@ from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.policies.sync_replicas import TokenSyncReplicas
 from zmqtrain.protocol.orders import Answer, Apply, Measure, Numbered, Reduce, Snapshot
+from zmqtrain.store import journal as journals
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
@@ -73,12 +75,12 @@ async def test_nothing_is_decided_after_the_end(peers: PeerTable) -> None:
 
 
 async def test_state_that_the_journal_cannot_hold_is_not_gone_on_with(
-    peers: PeerTable, monkeypatch: pytest.MonkeyPatch
+    peers: PeerTable, constants: Constants
 ) -> None:
     segment = Segment.private(SegmentLayout(4, []))
     segment.words[GENERATION] = 1
     leader = make_leader(peers=peers, segment=segment)
-    monkeypatch.setattr("zmqtrain.store.journal.JOURNAL_NBYTES", 64)
+    constants(journals, JOURNAL_NBYTES=64)
     assert not leader.begin(1, 0, Ledger())
     assert segment.words[GENERATION] == 0
 

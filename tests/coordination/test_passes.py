@@ -15,7 +15,7 @@ from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.protocol.orders import Answer, Order
 from zmqtrain.wire.control import Extend
 
-ENDLESS = 1 << 40
+ENDLESS, EXAMPLES = 1 << 40, 10
 
 
 PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -78,7 +78,8 @@ def test_orders_are_those_of_the_play(policy: str, fields: dict[str, Any], scrip
 POLICIES = [
     *("hogwild", "bounded-staleness:0", "bounded-staleness:2", "sync-replicas"),
     *("sync-replicas:aggregate=1", "sync-replicas:aggregate=3", "sync-replicas:aggregate=5"),
-    "sync-replicas:aggregate=2,tokens=1",
+    *("sync-replicas:aggregate=2,tokens=1", "local-steps:3", "local-steps:2,after=2"),
+    *("local-steps:3,async", "local-steps:2,async,bound=0,after=2"),
 ]
 
 
@@ -91,7 +92,8 @@ class Cluster:
             spec, workers=workers, steps=ENDLESS, lookahead=lookahead, ledger=ledger
         )
         self.has: dict[int, list[int]] = {}
-        self.computing: list[int] = []
+        self.computing: dict[int, int] = {}  # worker -> number of batches of its next push
+        self.skipped: set[int] = set()
         self.sequences = dict.fromkeys(range(workers), 0)
         self.lives = dict.fromkeys(range(workers), 0)
         for worker in range(workers):
@@ -105,23 +107,38 @@ class Cluster:
         self.carry_out(self.run.handle(PullArrived(worker)))
 
     def die(self, worker: int) -> None:
-        self.computing = [other for other in self.computing if other != worker]
+        self.computing.pop(worker)
         self.carry_out(self.run.handle(Left(worker)))
         self.join(worker)
 
     def push(self, worker: int) -> None:
-        self.computing.remove(worker)
+        self.report(worker, self.computing.pop(worker))
+
+    def push_nan(self, worker: int, count: int = 1) -> None:
+        """Report the first batch of a round alone; a worker goes on with the others."""
+        self.computing.pop(worker)
+        self.skipped.update(self.has[worker][:count])
+        self.report(worker, count, finite=False)
+
+    def push_nan_round(self, worker: int) -> None:
+        self.push_nan(worker, self.computing[worker])
+
+    def report(self, worker: int, count: int, *, finite: bool = True) -> None:
         self.sequences[worker] += 1
-        batch = self.has[worker].pop(0)
-        sums = {"batches": float(batch)}
-        event = PushArrived(worker, self.sequences[worker], batch, 10, loss=float(batch), sums=sums)
-        self.carry_out(self.run.handle(event))
+        batches, self.has[worker] = self.has[worker][:count], self.has[worker][count:]
+        loss, sums = sum(batches) / count, {"batches": float(sum(batches))}
+        told = self.sequences[worker], batches[0], EXAMPLES * count, finite, loss, sums
+        self.carry_out(self.run.handle(PushArrived(worker, *told, batches=count)))
 
     def carry_out(self, orders: list[Order]) -> None:
         for order in orders:
             if isinstance(order, Answer) and not order.stop:
                 self.has[order.worker] += order.batches
-                self.computing.append(order.worker)
+                self.computing[order.worker] = order.local_steps or 1
+                assert len(self.has[order.worker]) >= self.computing[order.worker]
+
+
+ACTS = [*(Cluster.push,) * 3, Cluster.push_nan, Cluster.push_nan_round, Cluster.die]
 
 
 @pytest.mark.parametrize("spec", POLICIES)
@@ -129,10 +146,10 @@ class Cluster:
     workers=st.integers(1, 4),
     lookahead=st.integers(0, 2),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    choices=st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30),
+    choices=st.lists(st.tuples(st.integers(0, 100), st.sampled_from(ACTS)), max_size=30),
 )
-def test_every_pass_counts_its_batches_once_despite_deaths(
-    spec: str, workers: int, lookahead: int, sizes: list[int], choices: list[tuple[int, bool]]
+def test_every_pass_counts_its_batches_once_whoever_dies(
+    spec: str, workers: int, lookahead: int, sizes: list[int], choices: list[tuple[int, Any]]
 ) -> None:
     cluster = Cluster(spec, workers, lookahead)
     limit = 0
@@ -141,14 +158,20 @@ def test_every_pass_counts_its_batches_once_despite_deaths(
         cluster.carry_out(cluster.run.handle(Extend(limit)))
         while not cluster.run.is_pass_over:
             assert cluster.computing, "nobody computes, and the pass is not over"
-            choice, dies = choices.pop() if choices else (0, False)
-            worker = cluster.computing[choice % len(cluster.computing)]
-            (cluster.die if dies and "tokens" not in spec else cluster.push)(worker)
-        ledger = cluster.run.ledger
+            choice, act = choices.pop() if choices else (0, Cluster.push)
+            worker = sorted(cluster.computing)[choice % len(cluster.computing)]
+            (Cluster.push if act is Cluster.die and "tokens" in spec else act)(cluster, worker)
+            ledger = cluster.run.ledger
+            leased = [*ledger.leases.values(), *ledger.pending.values()]
+            assert ledger.outstanding == sum(map(len, leased))
+        counted = set(range(limit - size, limit)) - cluster.skipped
         assert (ledger.next_batch, ledger.open_batches()) == (limit, ())
-        assert ledger.pass_examples == 10 * size
-        assert ledger.mean_loss == sum(range(limit - size, limit)) / size
-        assert ledger.pass_sums == {"batches": sum(range(limit - size, limit))}
-        assert ledger.examples == 10 * limit
+        assert ledger.pass_examples == EXAMPLES * len(counted)
+        assert ledger.pass_sums == ({"batches": sum(counted)} if counted else {})
+        if counted:
+            assert ledger.mean_loss == pytest.approx(sum(counted) / len(counted))
+        assert ledger.examples == EXAMPLES * (limit - len(cluster.skipped))
+        if spec == "local-steps:3,async":
+            assert cluster.run.version == limit - len(cluster.skipped)
         assert not cluster.computing
         cluster.run = unpack(pack(cluster.run))

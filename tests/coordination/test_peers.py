@@ -1,4 +1,4 @@
-"""Who may join, and as which life."""
+"""Tasks that may join, and the lives they join as."""
 
 from __future__ import annotations
 

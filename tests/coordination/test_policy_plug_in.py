@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.coordination.plays import coordinator, playing
-from zmqtrain.policies import Apply, Decision, Held, Release, load_policy
+from zmqtrain.policies import Apply, Decision, Held, Policy, Release, load_policy
+from zmqtrain.protocol.orders import Reduce
 from zmqtrain.wire.control import SwitchPolicy
 
 
-class OnTheNextPush:
+class OnTheNextPush(Policy):
     """Lets a worker in when another pushes, so that it never begins between two updates."""
 
     spec = f"{__name__}:OnTheNextPush"
-    coordinated = True
-    step_per_push = True
-    staleness_bound = None
 
     def start(self, version: int, workers: int) -> None:
         self.computing: set[int] = set()
@@ -34,9 +32,6 @@ class OnTheNextPush:
     def push(self, worker: int) -> list[Decision]:
         self.waiting.append(worker)
         return [Apply(worker), *self._let_in()]
-
-    def drain(self) -> list[Decision]:
-        return []
 
     def held(self) -> Iterable[Held]:
         return [Held(w, "waits for a push", tuple(self.computing)) for w in self.waiting]
@@ -76,4 +71,46 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
         push 1 1 2 -> apply 1, switch {OnTheNextPush.spec}, answer 0
         held       -> 1 waits for 0, 2 waits for 0
         push 0 2 1 -> apply 0, answer 0 stop, answer 1 stop, answer 2 stop
+    """)
+
+
+class Longer(Policy):
+    """Rounds of one worker, each of which is a step longer than the one before, up to three."""
+
+    step_per_push = False
+    most_local_steps = 3
+
+    def local_steps(self, step: int) -> int:
+        return 1 + step
+
+    def push(self, worker: int) -> list[Decision]:
+        return [Reduce((worker,)), Release(worker)]
+
+
+class Alone(Policy):
+    """Counts each result of two steps when it arrives."""
+
+    most_local_steps = 2
+    at_arrival = True
+
+    def push(self, worker: int) -> list[Decision]:
+        return [Apply(worker), Release(worker)]
+
+
+def test_policy_of_ones_own_may_have_rounds() -> None:
+    playing(coordinator(Longer(), joined=1, workers=1, steps=7))("""
+        pull 0          -> answer 0 with 0 alone
+        push 0 1 0      -> reduce 0 of 1 steps, answer 0 with 1 2 alone
+        push 0 2 1 of 2 -> reduce 0 of 2 steps, answer 0 with 3 4 5 alone
+        push 0 3 3 of 3 -> reduce 0 of 3 steps, answer 0 with 6 alone
+        push 0 4 6      -> reduce 0 of 1 steps, answer 0 stop
+        .version        -> 7
+    """)
+
+
+def test_policy_of_ones_own_may_count_results_at_arrival() -> None:
+    playing(coordinator(Alone(), joined=1, workers=1, steps=4))("""
+        pull 0          -> answer 0 with 0 1 alone
+        push 0 1 0 of 2 -> apply 0 of 2 among 1, answer 0 with 2 3 alone
+        push 0 2 2 of 2 -> apply 0 of 2 among 1, answer 0 stop
     """)

@@ -1,4 +1,4 @@
-"""What a roster makes is what the coordinator would have decided step by step."""
+"""A roster makes the steps that the coordinator would have decided one by one."""
 
 from __future__ import annotations
 

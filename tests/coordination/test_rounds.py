@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.coordination.plays import coordinator, playing
-from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
+from zmqtrain.coordination.events import PushArrived
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.protocol.orders import Answer, Reduce
+from zmqtrain.protocol.orders import Answer
 
 PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "round counts all batches of each worker with its push":
@@ -90,38 +88,3 @@ def test_round_is_no_longer_than_the_job_whatever_was_leased_before() -> None:
     """)
     *_, answer = run.handle(PushArrived(0, 1, 0))
     assert answer == Answer(0, 1, 1, (), local_steps=1)
-
-
-Play: TypeAlias = list[tuple[str, int]]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["push", "push", "push", "join", "leave"]),
-                          st.integers(0, 2)), max_size=60))  # fmt: skip
-def test_each_batch_counts_once_whoever_dies(play: Play) -> None:
-    run = coordinator("local-steps:3", workers=2, steps=12)
-    held: dict[int, list[int]] = {}
-    counted = 0
-    for life, (what, worker) in enumerate(play, 1):
-        member = run.members.get(worker)
-        if what != "push":
-            orders = run.handle(Joined(worker, life) if what == "join" else Left(worker))
-            orders += run.handle(PullArrived(worker)) if what == "join" else []
-            held.pop(worker, None)
-        elif member is not None and (batches := held.pop(worker, [])):
-            sequence = member.sequence + 1
-            push = PushArrived(worker, sequence, batches[0], 1, batches=len(batches))
-            orders = run.handle(push)
-        else:
-            continue
-        for order in orders:
-            if isinstance(order, Answer) and not order.stop and order.worker in run.members:
-                held[order.worker] = [*order.batches]
-        ledger = run.ledger
-        leased = [*ledger.leases.values(), *ledger.pending.values()]
-        assert ledger.outstanding == sum(map(len, leased))
-        open_batches = ledger.open_batches()
-        assert len(open_batches) == len(set(open_batches))
-        now = ledger.next_batch - len(open_batches)
-        assert now >= counted and (now > counted) == any(isinstance(o, Reduce) for o in orders)
-        counted = now
-    assert run.version <= 12

@@ -1,4 +1,4 @@
-"""What the status says of tasks that are silent, and of those that wait for them."""
+"""Status of silent tasks, and of those that wait for them."""
 
 from __future__ import annotations
 

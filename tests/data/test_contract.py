@@ -1,4 +1,4 @@
-"""What every data set must do, whatever it reads: the same examples through each of them."""
+"""Contract of every data set, tested with the same examples in each format."""
 
 from __future__ import annotations
 

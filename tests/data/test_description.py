@@ -1,4 +1,4 @@
-"""What a task says of its training set, so that other data on another host is noticed."""
+"""Description of a task's training set, by which other data on another host is noticed."""
 
 from __future__ import annotations
 

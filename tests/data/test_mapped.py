@@ -20,7 +20,7 @@ def noisy(x: Any, y: Any, rng: np.random.Generator) -> Any:
 
 
 def batch_of(dataset: Any, seed: int, number: int, size: int = 5) -> Any:
-    """What a worker gets that is leased this batch."""
+    """Return the batch of this number, as a worker's prefetcher makes it."""
     prefetcher = Prefetcher(dataset, BatchPlan(ROWS, size, seed))
     try:
         return prefetcher.take(number)

@@ -62,6 +62,37 @@ def test_killed_process_is_a_data_error_and_others_take_its_place() -> None:
     assert not set(dataset.take(np.array([0, 1]))[0]) & set(pids)
 
 
+class Heavy:
+    """An example for which the process that trains has no room at first."""
+
+    room = False
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __reduce__(self) -> Any:
+        return unpacked, (self._index,)
+
+
+class HeavyExamples(Named):
+    def take(self, indices: Any) -> Any:
+        return (np.array([Heavy(int(index)) for index in indices]),)
+
+
+def unpacked(index: int) -> int:
+    if not Heavy.room:
+        Heavy.room = True
+        raise MemoryError
+    return index
+
+
+def test_batch_after_one_that_could_not_be_received_has_its_own_examples() -> None:
+    dataset = Parallel(HeavyExamples(), 2)
+    with pytest.raises(MemoryError):
+        dataset.take(np.array([0, 1]))
+    np.testing.assert_array_equal(dataset.take(np.array([2, 4]))[0], [2, 4])
+
+
 def test_processes_end_with_a_parent_that_is_killed() -> None:
     script = (
         "import os, signal, numpy as np\n"

@@ -85,11 +85,7 @@ def test_data_that_is_read_in_turn_is_not_read_ahead(dataset: Recorder) -> None:
 
 @pytest.mark.parametrize(
     ("prepared", "taken", "readers"),
-    [
-        ([], 0, ["prefetch"]),
-        ([1], 1, ["prefetch", "prefetch"]),
-        ([], 1, ["prefetch", "taker"]),
-    ],
+    [([], 0, ["prefetch"]), ([1], 1, ["prefetch", "prefetch"]), ([], 1, ["prefetch", "taker"])],
     ids=["in progress", "queued behind it", "not prepared"],
 )
 def test_batch_is_waited_for_and_no_two_are_read_at_once(

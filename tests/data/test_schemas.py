@@ -268,7 +268,7 @@ def test_directory_of_parts_is_refused_with_the_pattern_that_names_them(tmp_path
 
 def test_frame_of_any_library_with_an_arrow_stream_is_a_table() -> None:
     class Frame:
-        """What polars and others have."""
+        """Frame with the Arrow stream of polars and others."""
 
         def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
             return arrow.table({"a": [1, 2], "y": [0.5, 1.5]}).__arrow_c_stream__(requested_schema)

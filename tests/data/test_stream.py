@@ -57,7 +57,7 @@ def read_part(part: int) -> Iterator[tuple[int, int]]:
 
 
 def batch_of(dataset: Any, number: int, parts: int = len(LENGTHS), size: int = 4) -> Any:
-    """What a worker of a job with seed 3 gets that is leased this batch."""
+    """Return the batch of this number, as a worker makes it in a job with seed 3."""
     prefetcher = Prefetcher(dataset, StreamPlan(parts, size, 3))
     try:
         return prefetcher.take(number)

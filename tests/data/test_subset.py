@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from tests.endings import bad_end
 from zmqtrain import Job
 from zmqtrain.data import ArrayDataset, Arrays, Cached, Mapped, Parallel
 from zmqtrain.data.description import describe
@@ -83,9 +82,10 @@ def test_data_set_that_returns_the_wrong_rows_is_named(
         use(Wrong(rows, place), tmp_path)
 
 
-def test_evaluation_set_with_wrong_rows_ends_the_job() -> None:
-    summary = bad_end(job(Arrays(SOUND, Wrong(fewer))))
-    assert "step 20 of 20 is done, but take() of Wrong() got" in summary.ended
+def test_evaluation_set_with_wrong_rows_is_refused_before_training() -> None:
+    with pytest.raises(DataError) as refused:
+        zmqtrain.run(job(Arrays(SOUND, Wrong(fewer))))
+    assert str(refused.value).startswith("take() of Wrong() got 2 indices")
 
 
 def test_description_of_wrong_rows_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What systemd does with a task that has ended is what `zmqtrain supervise` does."""
+"""systemd restarts tasks in the cases in which `zmqtrain supervise` does."""
 
 from __future__ import annotations
 

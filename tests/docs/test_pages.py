@@ -1,4 +1,4 @@
-"""What the pages for users say works: commands, programs and links."""
+"""Commands, programs and links in the pages for users work."""
 
 from __future__ import annotations
 

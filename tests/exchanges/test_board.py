@@ -154,11 +154,7 @@ def test_who_holds_everything_gives_the_bits_of_one_ps_by_any_rule() -> None:
 
 def test_variables_are_cut_where_these_tests_mean_it() -> None:
     job = Job(
-        model=Normed(),
-        data=data(),
-        optimizer=SGD(0.1),
-        partition_nbytes=CUT,
-        exchange="direct",
+        model=Normed(), data=data(), optimizer=SGD(0.1), partition_nbytes=CUT, exchange="direct"
     )
     plan = planned(job, ps=0, workers=3)
     assert (planned(job, ps=0, workers=2).shards, plan.shards) == (2, 3)
@@ -195,18 +191,3 @@ def test_member_that_the_ps_does_not_know_offers_no_gradient(
     monkeypatch.setattr(Seat, "offer", counted)
     assert outcome(1, exchange="board")[1] == STEPS
     assert joins
-
-
-@pytest.mark.parametrize("model", [MLP(6, 8, 3), Normed()], ids=["trained", "with state"])
-def test_messages_are_sent_only_where_the_ps_has_its_say(
-    model: MLP, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps, end_step = [], Seat.end_step
-
-    def counted(seat: Seat) -> int:
-        steps.append(seat.version)
-        return end_step(seat)
-
-    monkeypatch.setattr(Seat, "end_step", counted)
-    outcome(2, exchange="board", steps=200, model=model)
-    assert sorted(steps) == sorted([*range(199)] * 2)

@@ -1,4 +1,4 @@
-"""What every exchange does, whatever is behind it."""
+"""Contract of every exchange."""
 
 from __future__ import annotations
 
@@ -141,9 +141,7 @@ async def test_rest_of_a_compressed_gradient_is_not_added_to_a_difference(
         np.testing.assert_array_equal(values(membership), before)
 
 
-async def test_gradients_are_averaged_where_the_policy_says_so(
-    open_exchange: OpenExchange,
-) -> None:
+async def test_gradients_are_averaged_where_the_policy_says_so(open_exchange: OpenExchange) -> None:
     async with open_exchange(make_job(policy="sync-replicas:aggregate=2")) as exchange:
         membership = await exchange.join()
         before = values(membership)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import zmqtrain.exchanges.lanes as lanes
+import zmqtrain.exchanges.reads as reads
 from tests.exchanges.conftest import KINDS, guest_of
 from tests.exchanges.test_state import make_job, train
 from tests.plans import planned
@@ -26,7 +26,7 @@ FIELDS: dict[str, Any] = {"exchange": "direct", "policy": "sync-replicas"}
 
 @dataclass
 class Outcome:
-    """What came of a job with one worker on 3 ps, of which some were near to it and to the chief.
+    """Result of a job with one worker on 3 ps, some of them near to it and to the chief.
 
     Numbers of elements are by ps.
     """
@@ -75,7 +75,7 @@ async def run(copies: int, near: set[int], **fields: Any) -> Outcome:
                 shard = server.state.shard
                 outcome.shards.append((shard.layout, shard.parameters.copy()))
                 outcome.whole.append(zeros(shard.layout.size))
-                await lanes.read_parameters(
+                await reads.read_parameters(
                     link, None, shard.layout, outcome.whole[-1], copies=True
                 )
             guest.stop(0)

@@ -131,7 +131,7 @@ def test_workers_that_train_on_measure_nothing() -> None:
 
 
 class InOwnLoop(Measured):
-    """What a loop of the user's own trains has these."""
+    """Model with the methods that a user's own loop calls."""
 
     def begin(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What of a gradient is sent while the rest is computed: what is complete, and finite."""
+"""Parts of a gradient sent while the rest is computed: those complete and finite."""
 
 from __future__ import annotations
 
@@ -167,15 +167,9 @@ async def test_error_of_a_gradient_that_was_not_finite_is_not_kept() -> None:
     assert values.array().tolist() == [1.0]
 
 
-async def test_what_goes_wrong_while_pieces_are_sent_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_goes_wrong_while_pieces_are_sent_is_told() -> None:
     situation, bug = Situation([50], 1), ValueError("a bug")
-
-    def fail(link: FakeLink, request: FakeRequest) -> None:
-        raise bug
-
-    monkeypatch.setattr(FakeLink, "go_on", fail)
+    situation.links[0].go_on = Mock(side_effect=bug)  # type: ignore[method-assign]
     situation.overlap.begin(1)
     situation.out["v0"][:] = 1
     situation.written("v0")

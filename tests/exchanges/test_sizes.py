@@ -27,7 +27,7 @@ EVERY = KINDS | {"1 ps, by messages": partial(on_ps, ps=1, lane="tcp")}
 
 
 class Vector:
-    """One variable; what its gradients are is the test's affair."""
+    """Model with one variable, whose gradients the test gives."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.chunk_sizes import chunks_of
+from tests.constants import Constants
 from tests.exchanges.conftest import KINDS, OpenExchange
 from tests.plans import planned
 from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Recommender, make_job
@@ -15,10 +17,12 @@ from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.base import written
 from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
 from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.wire import rows as rows_of_wire
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
 SIZES = {"user": USERS, "item": ITEMS}
@@ -195,9 +199,9 @@ async def test_norm_counts_the_rows(open_exchange: OpenExchange) -> None:
 
 
 async def test_rows_of_many_messages_come_whole(
-    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
+    open_exchange: OpenExchange, constants: Constants
 ) -> None:
-    monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+    constants(rows_of_wire, FRAME_NBYTES=3 * 4 * DIM)
     found = []
     for model in (Recommender(), Dense()):
         job = make_job(model, policy="sync-replicas", prefetch=0)
@@ -205,6 +209,40 @@ async def test_rows_of_many_messages_come_whole(
             found.append(await train(job, exchange))
     for name in SIZES:
         np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+class Wide(Recommender):
+    """Has parameters beside its rows, whose gradients are complete before those of the rows are."""
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return super().parameters(seed) | {f"wide{n}": np.ones(60, np.float32) for n in range(2)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        for n in range(2):
+            out[f"wide{n}"][...] = parameters[f"wide{n}"] * np.float32(0.1 + n)
+            written(out, f"wide{n}")
+        return super().loss_and_gradients(parameters, batch, out)
+
+
+class WideDense(Wide, Dense):
+    """The same without tables."""
+
+
+@pytest.mark.parametrize("messages", ["few", "many"])
+async def test_rows_follow_a_gradient_that_is_sent_while_it_is_computed(
+    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch, messages: str
+) -> None:
+    if messages == "many":
+        monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+    found = []
+    with chunks_of(20):
+        for model in (Wide(), WideDense()):
+            job = make_job(model, policy="sync-replicas", prefetch=0, overlap=True)
+            async with open_exchange(job) as exchange:
+                found.append(await train(job, exchange))
+    for name in (*SIZES, "bias", "wide0", "wide1"):
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+        assert not np.array_equal(found[0][name], WideDense().parameters(0)[name])
 
 
 async def test_model_of_tables_alone_is_trained(open_exchange: OpenExchange) -> None:
@@ -268,11 +306,8 @@ class Short:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"overlap": True}, "overlap is on"),
         ({"consistent_reads": True}, "consistent_reads is on"),
         ({"policy": "local-steps:4"}, "the policy is local-steps:4"),
-        ({"devices": ("cpu:0", "cpu:1")}, "devices are cpu:0, cpu:1: use one"),
-        ({"evaluate_every": 2}, "evaluate_every is 2"),
         ({"moving_average": 0.9, "evaluate_average": True}, "rows have no moving average"),
         ({"tables": {"users": Table()}}, "'users', which fits no table; .* has user, item"),
         ({"tables": {"user": Table(dim=DIM + 1)}}, f"have {DIM + 1} elements; expected {DIM}, as"),

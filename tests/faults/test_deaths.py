@@ -54,9 +54,7 @@ def test_task_killed_anywhere_in_its_code_costs_no_push(
 
 
 @pytest.mark.parametrize(
-    ("fields", "lines"),
-    [(ON_A_BOARD, 250), (DIRECT, 100)],
-    ids=["board", "direct"],
+    ("fields", "lines"), [(ON_A_BOARD, 250), (DIRECT, 100)], ids=["board", "direct"]
 )
 def test_one_death_restarts_no_other_task_and_repeats_no_batch(
     fields: dict[str, Any], lines: int, monkeypatch: pytest.MonkeyPatch

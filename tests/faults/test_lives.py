@@ -13,7 +13,7 @@ from simulation.rules import before, delay, drop, refuse
 from simulation.run import simulate
 from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
-from zmqtrain.wire.control import Initialize
+from zmqtrain.wire.control import Initialize, Save
 from zmqtrain.wire.messages import Pull, Push, Read
 
 USUAL = calm(
@@ -99,6 +99,16 @@ def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_g
     trace = trace_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3, rules=(rule,)))
     assert trace.of("ps 1 restarted without parameters: restoring")
     assert trace.of("chief 0 ended: exit code 0")
+
+
+def test_ps_that_is_killed_while_the_last_checkpoint_is_written_returns_to_write_it() -> None:
+    """Its lease lasts for longer than the chief tries to save again."""
+    kill = Fault(0.0, "kill", ("ps 1",), 0.05)
+    rule = before(Save, 1, sender="chief 0", fault=kill)
+    timing = USUAL.timing.model_copy(update={"heartbeat_s": 0.4, "lease_s": 1.6})
+    trace = run(Fault(0.5, "interrupt"), lane="shm", keeps=True, rules=(rule,), timing=timing)
+    assert trace.of("ps 1 is killed")
+    assert trace.of("chief 0 ended: exit code 130")
 
 
 def test_chief_stopped_while_it_waits_to_take_over_leaves_the_job_to_the_next_one() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import zmqtrain
 from simulation.faults import Fault
+from tests.constants import Constants
 from tests.traces import ON_A_BOARD, calm, trace_of
 from zmqtrain import Job
 from zmqtrain.compute import offload
@@ -76,10 +77,10 @@ calls: list[int] = []
 
 
 def test_event_loop_that_was_blocked_for_longer_than_a_lease_loses_nobody(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every task is on that loop. One worker waits for the other, so only heartbeats tell of it."""
-    monkeypatch.setattr(offload, "LONG_S", float("inf"))
+    constants(offload, LONG_S=float("inf"))
     calls.clear()
     job = Job(
         model=Blocking(), data=NoisyLine(), optimizer=SGD(0.1), policy="sync-replicas", steps=50

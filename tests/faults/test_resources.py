@@ -1,4 +1,4 @@
-"""What the host does not have, for a while: room on its disk, file descriptors, a name."""
+"""Resources that a host lacks for a while: room on its disk, file descriptors, a name."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from simulation.model import counting_job
+from tests.constants import Constants
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role, Task
@@ -160,7 +161,7 @@ async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path)
         loop.call_soon(actor.stop, int(ExitCode.TERMINATED))
 
     with claimed(plan.job.logdir):
-        serving = task._serve_group(config, plan, on_start, [], lambda status: None, None)
+        serving = task.serve_in_group(config, plan, on_start, [], lambda status: None, None)
         assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
     assert not has_run.is_set()  # a chief would end the job of the one that has the claim
 
@@ -199,9 +200,9 @@ async def test_group_that_is_over_drops_unsent_messages(
 
 
 async def test_chief_gives_its_claim_up_to_that_of_a_later_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, constants: Constants
 ) -> None:
-    monkeypatch.setattr(groups, "CLAIM_S", 0.01)
+    constants(groups, CLAIM_S=0.01)
     plan = plan_of(tmp_path)
     chiefs = [
         Chief(CONFIG, plan.in_group(number, members), MemoryTransport())

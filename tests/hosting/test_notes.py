@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 import zmqtrain
+from tests.constants import Constants
 from zmqtrain import Job
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import Role, Task
@@ -91,12 +92,12 @@ def test_host_of_a_ps_knows_of_the_end_of_its_job() -> None:
     ],
 )
 async def test_late_worker_leaves_a_job_that_is_done_unless_another_may_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], leaves: bool
+    tmp_path: Path, constants: Constants, given: dict[str, Any], leaves: bool
 ) -> None:
     job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), steps=1)
     job = job.model_copy(update={"logdir": str(tmp_path)})
     await asyncio.to_thread(zmqtrain.run, job)
-    monkeypatch.setattr(notes, "CHECK_S", 0.0)
+    constants(notes, CHECK_S=0.0)
     has_joined, codes = iter([False, True]), []
 
     class Late:

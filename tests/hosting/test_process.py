@@ -1,4 +1,4 @@
-"""What the actors of one process learn of each other's end, and of their addresses."""
+"""Actors of one process: their ends reach each other, and their addresses are checked."""
 
 from __future__ import annotations
 
@@ -83,6 +83,15 @@ async def test_failed_ps_ends_its_worker() -> None:
         await run_all([Stub(Role.PS, MISTAKE), worker], serve_on=True)
     assert worker.stop_code == 0
     assert len(worker.ended_by) == 1
+
+
+async def test_bug_in_an_actor_is_logged_if_another_one_fails_on_purpose(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    actors = [Stub(Role.PS, MISTAKE), Stub(Role.WORKER, ValueError("a bug"))]
+    with pytest.raises(ConfigError, match="a mistake"):
+        await run_all(actors)
+    assert caplog.messages == ["worker 0 failed, too: a bug"]
 
 
 async def test_checkpoint_of_another_number_of_workers_is_no_change() -> None:

@@ -16,7 +16,7 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.hosting.succession import Succession
 from zmqtrain.planning.plan import plan_for
 from zmqtrain.protocol.checkpoint import LastOrders, LedgerState, Saved, ShardFile
-from zmqtrain.server.orphaned_shard import OrphanedShard
+from zmqtrain.server.orphaned_shard import GONE, OrphanedShard
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.wire.control import HandedOver, HandOver
 
@@ -25,7 +25,7 @@ FILE = ShardFile(0, "shard-00000.safetensors", 1, "0" * 64, 0)
 
 
 class Part(OrphanedShard):
-    """What is left of ps 1: it keeps what it is asked to write, and where."""
+    """Shard that ps 1 left behind; it records its writes."""
 
     def __init__(self, error: CheckpointError | None = None) -> None:
         shard: Any = SimpleNamespace(layout=SimpleNamespace(shard=1))
@@ -90,9 +90,9 @@ async def test_part_is_written_only_beside_the_checkpoints(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("part", "shards", "reason"),
     [
-        (None, (0, 1), "nothing is left of its part"),
-        (Part(), (0, 2), "nothing is left of its part"),  # it is not among them
-        (Part(), (1,), "nothing is left of its part"),  # part 2 is lost
+        (None, (0, 1), GONE),
+        (Part(), (0, 2), GONE),  # it is not among them
+        (Part(), (1,), GONE),  # part 2 is lost
         (Part(CheckpointError("no space left")), (0, 1), "no space left"),
     ],
 )

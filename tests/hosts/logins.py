@@ -75,7 +75,7 @@ class Logins(Commands):
 
     @property
     def leader(self) -> str:
-        """Where ps 0 listens."""
+        """Address of ps 0."""
         return f"{self.hosts.address(1)}:{port_of(zlib.crc32(NAME.encode()))}"
 
     def status(self) -> ReadStatus | None:

@@ -1,4 +1,4 @@
-"""How tensors travel between processes: on the lane that was agreed, whole, and leaving nothing."""
+"""Tensors between processes: they travel on the agreed lane, whole, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ def test_lane_that_a_ps_does_not_offer_ends_the_worker_that_insists(stage: Stage
         cluster.start("worker", 0, "--lane", "shm"),
     )
     assert worker.exit_code() == ExitCode.USAGE, str(worker)
-    remedy = "run both on one host .* with the same --lane, or use --lane auto"
-    assert worker.lines(f"ERROR .*the lane to ps 0 shall be shm, but .*; {remedy}"), str(worker)
+    remedy = "run both on one host .* with the same --lane, or use auto"
+    text = "ERROR .*--lane .*is shm, but ps 0 cannot be reached so"
+    assert worker.lines(f"{text}: .*; {remedy}"), str(worker)
     assert "Traceback" not in worker.log
     ps.signal(signal.SIGKILL)
     ps.exit_code()

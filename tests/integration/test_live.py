@@ -1,4 +1,4 @@
-"""What can be asked of a running job, and changed in it."""
+"""Requests to a running job, and changes in it."""
 
 from __future__ import annotations
 

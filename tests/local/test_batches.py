@@ -59,7 +59,7 @@ class Output:
 
 
 class Net(nn.Module):
-    """As models of Hugging Face are called."""
+    """Model that is called like those of Hugging Face."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Net(nn.Module):
 
 @dataclass
 class Graph:
-    """What no tree holds."""
+    """Batch of a class that is no tree."""
 
     nodes: Any
     labels: Any
@@ -86,7 +86,7 @@ def padded(rows: list[Any]) -> dict[str, Any]:
 
 
 def encoded(rows: list[Any]) -> Any:
-    """As BatchEncoding of Hugging Face: no dict, but a mapping."""
+    """Return a mapping that is no dict, like Hugging Face's BatchEncoding."""
     return UserDict(padded(rows))
 
 
@@ -150,16 +150,10 @@ def token_model(build: Any, loss: Any = None, **options: Any) -> Any:
 FORMS: dict[str, tuple[Any, Any]] = {
     "dict, the module has the loss": (padded, token_model(Net, weight=counted)),
     "a mapping": (encoded, token_model(Net, weight=counted)),
-    "dict and a loss": (
-        padded,
-        token_model(Net, lambda scores, b: scores.loss, weight=counted),
-    ),
+    "dict and a loss": (padded, token_model(Net, lambda scores, b: scores.loss, weight=counted)),
     "tuple, known loss": (pair, token_model(Transposed, nn.CrossEntropyLoss())),
     "tuple, known function": (pair, token_model(Transposed, F.cross_entropy)),
-    "tuple, own loss": (
-        pair,
-        token_model(Net, by_tokens, weight=lambda batch: valid(batch[1])),
-    ),
+    "tuple, own loss": (pair, token_model(Net, by_tokens, weight=lambda batch: valid(batch[1]))),
     "lists in a dict": (ragged, token_model(Net, training_step=whole, weight=counted)),
     "list of dicts": (list, token_model(Net, training_step=mean_of_each, weight=counted)),
     "object": (

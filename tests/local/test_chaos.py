@@ -21,7 +21,7 @@ from zmqtrain.cli.chaos import chaos_view
 from zmqtrain.cli.main import cli
 from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, PeerLostError
-from zmqtrain.local.chaos import Act, Chaos, figures, schedule
+from zmqtrain.local.chaos import POLL_S, Act, Chaos, figures, schedule
 from zmqtrain.protocol.status import State, Status, TaskStatus
 
 TASKS = {"ps": 2, "worker": 4, "chief": 1}
@@ -67,10 +67,7 @@ class Job:
         if self.process.poll() is not None:
             self.signals.append(-self.process.returncode)
             self.process = self._start()
-        tasks = (
-            task("ps", f"{self.host}:1"),
-            task("worker", f"{self.host}:{self.process.pid}"),
-        )
+        tasks = (task("ps", f"{self.host}:1"), task("worker", f"{self.host}:{self.process.pid}"))
         return Status(
             *(0, True, "hogwild", "", self.step, 9999, self.stop, "", 0, False, False),
             *(1.0, 1.0, 0.0, 0, {}, {}, tasks, ()),
@@ -106,6 +103,19 @@ def test_killed_task_is_back_when_another_process_has_its_place(job: Job) -> Non
     assert report.lost() == []
     assert report.steps > 0
     assert "worker  " in text_of(chaos_view(report))
+
+
+def test_job_that_refuses_connections_is_asked_at_intervals() -> None:
+    asked = 0
+
+    def ask() -> Status:
+        nonlocal asked
+        asked += 1
+        raise PeerLostError("connection refused")
+
+    with pytest.raises(PeerLostError, match=r"has not answered for .*: connection refused"):
+        Chaos(ask, lambda line: None, back_s=2.5 * POLL_S).run(1, [], 1.0)
+    assert 2 <= asked <= 4
 
 
 def test_paused_task_goes_on_after_its_pause(job: Job) -> None:
@@ -152,21 +162,15 @@ def test_process_that_can_be_no_task_is_not_killed(job: Job, pid: str) -> None:
         shell.communicate(b"\n")
 
 
-def test_task_that_was_killed_and_is_not_back_yet_is_left_out(job: Job) -> None:
+@pytest.mark.parametrize("is_zombie", [True, False])
+def test_process_that_has_ended_is_not_killed_again(job: Job, is_zombie: bool) -> None:
     with subprocess.Popen(["true"]) as ended:
-        ended.wait()
-    lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
-    report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
+        flags = os.WEXITED | os.WNOWAIT if is_zombie else os.WEXITED
+        os.waitid(os.P_PID, ended.pid, flags)
+        lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{ended.pid}"),))
+        report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
     assert "the task was already dead, and is not counted" in report.skipped[0]
     assert report.done == []
-
-
-def test_process_that_has_just_ended_is_not_killed(job: Job) -> None:
-    with subprocess.Popen(["true"]) as zombie:
-        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended
-        lying = replace(job.status(), tasks=(task("worker", f"{job.host}:{zombie.pid}"),))
-        report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
-    assert "the task was already dead" in report.skipped[0]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,36 @@ def test_fit_that_was_interrupted_goes_on_there(last: int, tmp_path: Path) -> No
     assert_same(trainer.weights, whole.weights)
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["after an epoch", "within the first"])
+@pytest.mark.parametrize("size", [{}, {"workers": 2, "ps": 1}], ids=["alone", "cluster"])
+def test_fit_whose_epochs_have_another_length_is_not_resumed(
+    tmp_path: Path, ends: bool, size: dict[str, Any]
+) -> None:
+    def interrupt(batch: int, logs: Any) -> None:
+        if not ends:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path, **size)
+    with suppress(KeyboardInterrupt):
+        fit(trainer, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)])
+    saved = zmqtrain.load(tmp_path)
+    refused = ConfigError, RunFailedError
+    with pytest.raises(refused, match=r"an epoch .* has 4 batches, and now 2; .*another logdir"):
+        fit(trainer, epochs=3, steps_per_epoch=2)
+    assert_same(zmqtrain.load(tmp_path), saved)
+
+
+@pytest.mark.parametrize("size", [{}, {"workers": 2, "ps": 1}], ids=["alone", "cluster"])
+def test_epochs_begin_anew_with_data_of_another_length(
+    tmp_path: Path, size: dict[str, Any]
+) -> None:
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path, **size)
+    fit(trainer, epochs=2)
+    fewer = TRAIN[0][:10], TRAIN[1][:10]
+    assert fit(trainer, fewer, epochs=3).epoch == [0, 1, 2]
+    assert fit(trainer, fewer, epochs=4).epoch == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("ending", ["interrupted", "ended"])
 def test_best_weights_are_a_result_and_a_resumed_job_goes_on_from_the_last(
     tmp_path: Path, ending: str
@@ -370,17 +401,6 @@ def test_best_weights_are_a_result_and_a_resumed_job_goes_on_from_the_last(
         assert np.array_equal(trainer.weights["weights"], last + 1)
     assert fit(trainer, epochs=3).rows() == expected.rows()
     assert_same(trainer.weights, whole.weights)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_fit_that_was_done_before_says_so(
-    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path, workers=workers)
-    rows = fit(trainer, epochs=2).rows()
-    assert "nothing to train" not in caplog.text
-    assert fit(trainer, epochs=2).rows() == rows
-    assert caplog.text.count("nothing to train") == 1
 
 
 def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
@@ -654,7 +674,7 @@ FROZEN: set[str] = set()
 
 
 class Shifted(LinearRegression):
-    """It has a constant."""
+    """Model with a constant."""
 
     __slots__ = ()
 

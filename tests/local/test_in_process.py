@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.local.in_process import train_here
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
@@ -41,12 +39,6 @@ from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.placement import place
 from zmqtrain.training.evaluation import evaluate
-from zmqtrain.transport.base import RoutingId
-from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
-from zmqtrain.wire.buffers import Buffer
-from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.control import GetStatus, SwitchPolicy
-from zmqtrain.wire.messages import Done, Message
 
 
 def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:
@@ -186,86 +178,50 @@ def test_without_ps_the_policy_is_sync_replicas_unless_the_job_names_one() -> No
     ]
 
 
-@pytest.mark.parametrize("policy", ["bounded-staleness:2", "sync-replicas"])
-def test_finished_job_goes_on_with_more_steps_and_other_ps(tmp_path: Path, policy: str) -> None:
-    job = digits_job(policy=policy, steps=30, logdir=str(tmp_path))
-    first = zmqtrain.run(job, workers=2, ps=1)
-    assert first.checkpoint == str(tmp_path / "checkpoints/step-00000030")
-    longer = job.model_copy(update={"steps": 70})
-    second = zmqtrain.run(longer, workers=2, ps=3)
-    assert second.global_step == 70
-    assert second.examples == first.examples + second.pushes["applied"] * 50
-    again = zmqtrain.run(longer, workers=2, ps=2)
-    assert again.pushes["applied"] == 0
-    assert again.parameters_sha256 == second.parameters_sha256
-    if policy == "sync-replicas":
-        whole = zmqtrain.run(longer.model_copy(update={"logdir": None}), workers=2)
-        assert second.parameters_sha256 == whole.parameters_sha256
+@pytest.mark.parametrize("cluster", [{}, {"workers": 2, "ps": 2}, {"workers": 2, "ps": 0}])
+@pytest.mark.parametrize(
+    ("change", "told", "begins_again"),
+    [
+        ({}, "", False),
+        ({"data": (np.ones((40, 1), np.float32), np.ones(40))}, "data: another than then", False),
+        ({"data": (np.zeros((30, 1), np.float32), np.zeros(30))}, "had 40 examples, has 30", True),
+        ({"batch_size": 4}, "batch_size was 5, is 4", True),
+        ({"seed": 1}, "seed was 0, is 1", True),
+    ],
+)
+def test_job_resumed_on_other_data_says_so_and_begins_anew_with_its_batches_if_they_differ(
+    cluster: dict[str, int], change: dict[str, Any], told: str, begins_again: bool,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    data = np.zeros((40, 1), np.float32), np.zeros(40)
+    model = LinearRegression(1)
+    usual = {"model": model, "data": data, "optimizer": SGD(0.1), "batch_size": 5, "seed": 0}
+    usual |= {"policy": "hogwild:whole", "logdir": str(tmp_path)}
+    first = zmqtrain.run(Job(**usual, steps=6), **cluster)
+    second = zmqtrain.run(Job(**usual | change, steps=9), **cluster)
+    assert counted_batches(second) == [*range(3 if begins_again else 9)]
+    assert first.global_step + 3 == second.global_step
+    assert (told in caplog.text) and ("the data starts again" in caplog.text) == begins_again
 
 
-class LateOrders(MemoryTransport):
-    """What ps 0 sends to ps 1 arrives late, when a worker's next push has come long before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_first = True  # ps 1 is the first task that connects to anyone
-
-    def connect(self, address: str) -> MemoryEndpoint:
-        endpoint = super().connect(address)
-        if self._is_first:
-            deliver, loop = endpoint.deliver, asyncio.get_running_loop()
-            endpoint.deliver = partial(loop.call_later, 0.01, deliver)
-        self._is_first = False
-        return endpoint
-
-    async def ask(self, message: Message) -> Message:
-        """Ask ps 0; return its answer."""
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        endpoint = super().connect("ipc://memory/0")
-        endpoint.start(lambda _, frames: answer.set_result(decode(frames).message))
-        endpoint.send(encode(Envelope(message, Sender("client", 0), request_id=1)))
-        try:
-            return await answer
-        finally:
-            endpoint.close()
-
-
-class LatePushes(MemoryTransport):
-    """What is sent to ps 1 arrives late."""
-
-    def forward(self, address: str, peer: RoutingId, frames: list[Buffer]) -> bool:
-        if address != "ipc://memory/1":
-            return super().forward(address, peer, frames)
-        asyncio.get_running_loop().call_later(0.005, super().forward, address, peer, frames)
-        return True
-
-
-@pytest.mark.parametrize("steps", [100, 10**6], ids=["finished", "interrupted"])
-def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(tmp_path: Path, steps: int) -> None:
-    job = counting_job(steps=steps, logdir=str(tmp_path))
-    summary = train_here(job, workers=3, ps=2, on_progress=interrupt, transport=LatePushes)
-    check_counts(job, summary)
-    assert parameters_sha256(read_checkpoint(summary)) == summary.parameters_sha256
-
-
-def test_pushes_behind_a_switch_wait_for_shards_that_hear_of_it_late(tmp_path: Path) -> None:
-    specs = ["bounded-staleness:2", "hogwild", "sync-replicas:aggregate=1", "hogwild"]
-    switching: list[asyncio.Task[list[Message]]] = []
-
-    async def switch(transport: LateOrders) -> list[Message]:
-        while getattr(await transport.ask(GetStatus()), "step", 0) < 10:
-            pass
-        return [await transport.ask(SwitchPolicy(spec)) for spec in specs]
-
-    def make_transport() -> LateOrders:
-        transport = LateOrders()
-        switching.append(asyncio.ensure_future(switch(transport)))
-        return transport
-
-    job = counting_job(steps=600, logdir=str(tmp_path))
-    summary = train_here(job, workers=3, ps=2, transport=make_transport)
-    assert switching[0].result() == [Done(spec) for spec in specs]
-    check_counts(job, summary)
+@pytest.mark.parametrize(
+    ("policy", "options", "unused"),
+    [
+        ("hogwild", {}, ""),
+        ("hogwild", {"inner": SGD(0.1)}, "hogwild makes no local steps, so inner will"),
+        ("sync-replicas", {"inner": SGD(0.1), "outer": SGD(1.0)}, "so inner and outer will"),
+        ("local-steps:2,after=3", {"inner": SGD(0.1), "outer": SGD(1.0)}, ""),
+    ],
+)
+@pytest.mark.parametrize("cluster", [{}, {"ps": 1}])
+def test_optimizer_of_local_steps_that_the_policy_does_not_use_is_a_warning(
+    policy: str, options: dict[str, Any], unused: str, cluster: dict[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    job = line(LinearRegression(1), policy=policy, **options)
+    zmqtrain.run(job.model_copy(update={"steps": 4}), **cluster)
+    assert unused in caplog.text
+    assert ("makes no local steps" in caplog.text) == bool(unused)
 
 
 def test_progress_is_told_and_its_last_word_is_the_end() -> None:

@@ -1,4 +1,4 @@
-"""What follows from how a process has ended so far."""
+"""Decisions about a restart, by the process's endings so far."""
 
 from __future__ import annotations
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zmqtrain.local.run_directories import (
+    PREFIX,
     ps_address,
     remove_dead_runs,
     remove_run,
@@ -29,6 +33,38 @@ def test_directory_in_use_is_kept_and_goes_with_its_run(tempdir: Path) -> None:
         assert not remove_run(path)
         assert path.exists()
     assert not list(tempdir.iterdir())
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Another run looks at the first directory between its making and its locking."""
+    make, held = tempfile.mkdtemp, list[int]()
+
+    def made(**options: Any) -> str:
+        path = make(**options)
+        if not held:
+            held.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+            fcntl.flock(held[0], fcntl.LOCK_SH)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made)
+    return held
+
+
+def test_run_keeps_its_directory_although_another_one_looks_at_it(
+    tempdir: Path, looks: list[int]
+) -> None:
+    with run_directory() as path:
+        os.close(looks[0])
+        assert [(found.path, found.in_use) for found in run_directories(tempdir)] == [(path, True)]
+
+
+def test_directory_at_which_another_process_looks_is_not_in_use(tempdir: Path) -> None:
+    path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    assert [found.in_use for found in run_directories(tempdir)] == [False]
+    os.close(descriptor)
 
 
 def test_directory_whose_run_is_dead_is_found_and_removed(tempdir: Path) -> None:

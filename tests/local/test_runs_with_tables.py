@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.constants import Constants
 from tests.recommenders import DATA, ITEMS, USERS, Dense, Only, Recommender, make_job
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.task import JobActor
@@ -94,11 +95,11 @@ def test_checkpoint_has_the_rows_for_any_number_of_shards(name: str, tmp_path: P
 
 
 def test_summary_of_a_cluster_has_the_rows_of_tables_that_fit_together(
-    monkeypatch: pytest.MonkeyPatch,
+    constants: Constants,
 ) -> None:
     both = train(Recommender(), CLUSTERS["2 ps"]).parameters
     nbytes = sum(both[name].whole().nbytes for name in ("user", "item"))
-    monkeypatch.setattr(linked_job, "KEPT_NBYTES", nbytes - 1)
+    constants(linked_job, KEPT_NBYTES=nbytes - 1)
     fewer = train(Recommender(), CLUSTERS["2 ps"]).parameters
     assert len(both.keys() & {"user", "item"}) == 2
     assert len(fewer.keys() & {"user", "item"}) == 1

@@ -153,3 +153,29 @@ def test_loss_that_differs_from_call_to_call_has_no_slope() -> None:
             return super().loss_and_gradients(parameters, batch, out) + float(RANDOM.random())
 
     assert mistakes(Noisy(double)) == []
+
+
+class ManyKinks:
+    """A loss in float32 of a channel whose inputs lie at kinks, as black pixels behind ReLU do."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor  # of the gradient: 1 is correct
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"bias": np.array([0.0], np.float32)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        shifted = KINKS + np.float32(parameters["bias"])
+        out["bias"][:] = self._factor * np.float32(np.mean(shifted > 0))
+        return float(np.mean(np.maximum(shifted, 0), dtype=np.float32))
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {}
+
+
+KINKS = np.repeat(np.float32([-0.5, -0.0041, 0.0023, 0.5]), [100, 300, 500, 200])
+
+
+@pytest.mark.parametrize(("factor", "number"), [(1.0, 0), (1.2, 1)])
+def test_kinks_are_told_from_a_wrong_gradient(factor: float, number: int) -> None:
+    assert len(mistakes(ManyKinks(factor))) == number

@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Task:
-    """What a server is asked about; tests change it while it is served."""
+    """Task that a server reports on; tests change it meanwhile."""
 
     readiness: tuple[bool, str] = (True, "serving shard 0 at version 12")
     stalled_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What the tests of rules run them on."""
+"""Runs of update rules for their tests."""
 
 from __future__ import annotations
 

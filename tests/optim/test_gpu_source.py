@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from tests.cupy_stand_in import installed
 from tests.gpu_source import COMPILER, kernel_of
 from tests.optim.runs import Run
-from tests.optim.test_kernels import LAYERED, UPDATES, Inverted, named, unfused
+from tests.optim.test_kernels import LAYERED, UPDATES, inverted, named, unfused
 from zmqtrain.models.backend import on_host
 from zmqtrain.optim import SGD, Flat, LayerRule, Mean, Momentum, Update
 from zmqtrain.optim.kernels import Operands, Scalars, gpu
@@ -149,12 +150,9 @@ def test_update_on_a_device_gives_the_bits_of_the_numpy_rule(update: Update, cup
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 513])
-def test_any_number_of_elements_is_updated(
-    size: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_elements_is_updated(size: int, cupy: Any, constants: Constants) -> None:
     """Here a thread has several elements in spite of the small numbers."""
-    monkeypatch.setattr(gpu, "THREADS", 32)
-    monkeypatch.setattr(gpu, "MOST_BLOCKS", 3)
+    constants(gpu, THREADS=32, MOST_BLOCKS=3)
     found, expected = pair(Update(Momentum(0.1), moving_average=0.9), size, cupy)
     for step in range(2):
         apply_both(found, expected, Mean([with_extremes(size, step)]), step, cupy)
@@ -239,7 +237,7 @@ def test_parameters_that_a_kernel_cannot_write_on_a_device_are_refused(
 def test_formula_without_a_kernel_runs_as_written_and_one_warning_says_why(
     cupy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found, expected = pair(Update(Inverted(0.1)), 100, cupy)
+    found, expected = pair(Update(inverted()), 100, cupy)
     for step in range(2):
         gradient = expected.gradient(step)
         apply(expected, Mean([gradient]), step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import copysign, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,11 +88,9 @@ def rmsprop(
 
 def adam(b1: float, b2: float, eps: float, nesterov: bool = False) -> Step:
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
-        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-        direction = b1 * s["m"] + (1 - b1) * g if nesterov else s["m"]
-        alpha = lr * sqrt(1 - b2**t) / (1 - b1**t)
-        return w - alpha * direction / (sqrt(s["v"]) + eps)
+        m, v = moments(s, g, b1, b2)
+        direction = b1 * m + (1 - b1) * g if nesterov else m
+        return w - lr * sqrt(1 - b2**t) / (1 - b1**t) * direction / (sqrt(v) + eps)
 
     return step
 
@@ -112,60 +111,60 @@ def ftrl(
     return step
 
 
+def moments(s: Any, g: Any, b1: float, b2: float) -> tuple[Any, Any]:
+    """Return the moving averages of the gradients and of their squares."""
+    s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+    s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
+    return s["m"], s["v"]
+
+
 def adamw(b1: float, b2: float, eps: float, decay: float) -> Step:
-    """As torch.optim.AdamW's documentation has it."""
+    """Formula in torch.optim.AdamW's documentation."""
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
-        w -= lr * decay * w
-        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-        m, v = s["m"] / (1 - b1**t), s["v"] / (1 - b2**t)
-        return w - lr * m / (sqrt(v) + eps)
+        m, v = moments(s, g, b1, b2)
+        return w - lr * decay * w - lr * m / (1 - b1**t) / (sqrt(v / (1 - b2**t)) + eps)
 
     return step
 
 
 def nadam(b1: float, b2: float, eps: float, slow: float, decay: float) -> Step:
-    """As torch.optim.NAdam's documentation has it."""
+    """Formula in torch.optim.NAdam's documentation."""
 
     def mu(t: int) -> float:
         return b1 * (1 - 0.5 * 0.96 ** (t * slow))
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
-        w -= lr * decay * w
+        m, v = moments(s, g, b1, b2)
         product = s["product"] = s.get("product", 1.0) * mu(t)
-        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-        m = mu(t + 1) * s["m"] / (1 - product * mu(t + 1)) + (1 - mu(t)) * g / (1 - product)
-        return w - lr * m / (sqrt(s["v"] / (1 - b2**t)) + eps)
+        mean = mu(t + 1) * m / (1 - product * mu(t + 1)) + (1 - mu(t)) * g / (1 - product)
+        return w - lr * decay * w - lr * mean / (sqrt(v / (1 - b2**t)) + eps)
 
     return step
 
 
 def radam(b1: float, b2: float, eps: float, decay: float) -> Step:
-    """As torch.optim.RAdam's documentation has it."""
+    """Formula in torch.optim.RAdam's documentation."""
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
-        w -= lr * decay * w
-        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-        m, most = s["m"] / (1 - b1**t), 2 / (1 - b2) - 1
+        m, v = moments(s, g, b1, b2)
+        w, mean, most = w - lr * decay * w, m / (1 - b1**t), 2 / (1 - b2) - 1
         r = most - 2 * t * b2**t / (1 - b2**t)
         if r <= 5:
-            return w - lr * m
+            return w - lr * mean
         rectified = sqrt((r - 4) * (r - 2) * most / ((most - 4) * (most - 2) * r))
-        return w - lr * m * rectified * sqrt(1 - b2**t) / (sqrt(s["v"]) + eps)
+        return w - lr * mean * rectified * sqrt(1 - b2**t) / (sqrt(v) + eps)
 
     return step
 
 
 def adamax(b1: float, b2: float, eps: float) -> Step:
-    """As torch.optim.Adamax's documentation has it."""
+    """Formula in torch.optim.Adamax's documentation."""
 
     def step(w: float, g: float, lr: float, t: int, s: State) -> float:
-        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        m, _ = moments(s, g, b1, b2)
         s["u"] = max(b2 * s.get("u", 0.0), abs(g) + eps)
-        return w - lr * s["m"] / ((1 - b1**t) * s["u"])
+        return w - lr * m / ((1 - b1**t) * s["u"])
 
     return step
 
@@ -187,10 +186,8 @@ def lamb(b1: float, b2: float, eps: float, decay: float) -> Layer:
     """The paper's Algorithm 2."""
 
     def step(w: Vector, g: Vector, lr: float, t: int, s: Vectors) -> Vector:
-        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
-        m, v = s["m"] / (1 - b1**t), s["v"] / (1 - b2**t)
-        update = m / (np.sqrt(v) + eps) + decay * w
+        m, v = moments(s, g, b1, b2)
+        update = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + decay * w
         return w - lr * np.linalg.norm(w) / np.linalg.norm(update) * update
 
     return step
@@ -365,13 +362,7 @@ def test_centered_rmsprop_of_a_constant_gradient_stays_finite() -> None:
         (Adagrad(3.0), [1.0, 2.0], [0.1, 0.1], 3, [-1.6026099, -0.6026099]),
         (Ftrl(3.0), [0.0, 0.0], [0.1, 0.2], 3, [-2.60260963, -4.29698515]),
         (Ftrl(3.0), [0.0, 0.0], [0.01, 0.02], 3, [-0.28432083, -0.56694895]),
-        (
-            Ftrl(3.0, l1=0.001, l2=2.0),
-            [1.0, 2.0],
-            [0.1, 0.2],
-            10,
-            [-0.24059935, -0.46829352],
-        ),
+        (Ftrl(3.0, l1=0.001, l2=2.0), [1.0, 2.0], [0.1, 0.2], 10, [-0.24059935, -0.46829352]),
     ],
 )
 def test_rule_on_the_inputs_of_tensorflows_tests_gives_their_numbers(

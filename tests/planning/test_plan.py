@@ -1,4 +1,4 @@
-"""What a plan makes of a job and a cluster, as tables."""
+"""Plans for jobs and clusters, as tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP
 from zmqtrain.optim import LAMB, SGD, Adafactor, Muon
-from zmqtrain.planning.plan import Plan, plan_for
+from zmqtrain.planning.plan import Plan, plan_alone, plan_for
 from zmqtrain.planning.strategy import is_mirrored, local_cluster, task_under
 from zmqtrain.transport.keys import Owner
 
@@ -371,3 +371,16 @@ def test_loss_that_adds_up_is_for_one_worker_or_policies_without_a_mean() -> Non
 )
 def test_one_task_hosts_the_chief(cluster: Cluster, task: Task, hosts: bool) -> None:
     assert plan_for(job(), cluster).hosts_chief(task) is hosts
+
+
+@pytest.mark.parametrize(
+    "fields", [{"inner_state": "keep", "policy": "local-steps:4"}, {"upload": "s3://bucket/net"}]
+)
+def test_logdir_that_an_option_needs_may_be_given_on_the_command_line(
+    fields: dict[str, Any],
+) -> None:
+    (name, *_) = fields
+    in_file = job(**fields)
+    with pytest.raises(ConfigError, match=rf"{name} is '.*has no logdir.*give --logdir \(or "):
+        plan_alone(in_file)
+    assert plan_alone(in_file.with_overrides(logdir="runs/net")).job.logdir == "runs/net"

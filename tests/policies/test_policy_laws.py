@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from zmqtrain.policies import (
     Accumulate,
     Apply,
-    BasePolicy,
     Decision,
     Drop,
     Policy,
@@ -22,7 +21,7 @@ from zmqtrain.policies import (
 )
 
 
-class EveryPush(BasePolicy):
+class EveryPush(Policy):
     """The least that a policy of one's own says."""
 
     def push(self, worker: int) -> list[Decision]:
@@ -200,3 +199,27 @@ def test_policy_that_starts_again_forgets_everything(
     again.play(after)
     first.play(after)
     assert again.trace == first.trace
+
+
+@pytest.mark.parametrize("bound", range(4))
+@given(schedule=schedules)
+def test_worker_proceeds_iff_the_slowest_is_within_the_bound(
+    bound: int, schedule: list[tuple[int, str]]
+) -> None:
+    """As stale synchronous parallel clocks are published: iff min(clocks) >= its clock - bound."""
+    world = World(make_policy(f"bounded-staleness:{bound}"))
+    clocks: dict[int, int] = {}
+    slowest = 0
+    for worker, wish in schedule:
+        pushed = world.pushed
+        world.play([(worker, wish)])
+        if worker in world.live:
+            clocks[worker] = clocks.get(worker, slowest) + world.pushed - pushed
+        else:
+            clocks.pop(worker, None)
+        least = min(clocks.values(), default=slowest)
+        world.expect(slowest <= least, "the slowest clock went back")
+        slowest = least
+        within = {worker for worker, clock in clocks.items() if slowest >= clock - bound}
+        world.expect(world.computing.keys() == within, f"{clocks}, and {world.computing} compute")
+        world.expect(max(clocks.values(), default=0) <= slowest + bound + 1, f"{clocks}")

@@ -1,4 +1,4 @@
-"""What each policy answers, event by event."""
+"""Answers of each policy, event by event."""
 
 from __future__ import annotations
 
@@ -6,40 +6,6 @@ import pytest
 
 from tests.policies.plays import playing
 from zmqtrain.policies import Held, make_policy
-
-
-def test_hogwild_applies_and_releases_at_once() -> None:
-    playing("hogwild")("""
-        start 0 2 -> -
-        join 0    -> release 0
-        push 0    -> apply 0, release 0
-        join 1    -> release 1
-        push 0    -> apply 0, release 0
-        push 0    -> apply 0, release 0
-        held      -> -
-        leave 0   -> -
-        push 1    -> apply 1, release 1
-        leave 1   -> -
-        join 1    -> release 1
-        drain     -> -
-    """)
-
-
-def test_staleness_bound_holds_the_worker_that_runs_ahead() -> None:
-    playing("bounded-staleness:1")("""
-        start 0 2 -> -
-        join 0    -> release 0
-        join 1    -> release 1
-        push 0    -> apply 0, release 0
-        push 0    -> apply 0
-        held      -> 0 waits for 1
-        push 1    -> apply 1, release 0, release 1
-        push 1    -> apply 1, release 1
-        push 1    -> apply 1, release 1
-        push 1    -> apply 1
-        held      -> 1 waits for 0
-        drain     -> -
-    """)
 
 
 def test_results_count_alone_once_the_warm_up_is_over() -> None:

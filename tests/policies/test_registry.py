@@ -51,6 +51,9 @@ class Halved:
     def start(self, version, workers):
         pass
 
+class Long(Patient):
+    most_local_steps = 1001
+
 class Plain(BoundedStaleness):
     def __init__(self):
         super().__init__(2)
@@ -124,11 +127,11 @@ def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
         ("local-steps:5,bound=2", "expected async as well"),
         ("json:nope", "module json has no 'nope'"),
         ("json:", "'json:'"),
-        ("math:pi", "names a float, expected a class"),
-        ("os:system:true", "names a builtin_function_or_method, expected a class"),
-        ("subprocess:run:true", "names a function, expected a class"),
-        ("subprocess:Popen:true", "names the class Popen, which lacks start, join"),
-        ("threading:Thread:x", "names the class Thread, which lacks leave, push"),
+        ("math:pi", "names a float; expected a subclass"),
+        ("os:system:true", "names a builtin_function_or_method; expected a subclass"),
+        ("subprocess:run:true", "names a function; expected a subclass"),
+        ("subprocess:Popen:true", "names the class Popen; expected a subclass"),
+        ("threading:Thread:x", "names the class Thread; expected a subclass"),
     ],
 )
 def test_wrong_spec_is_a_config_error(spec: str, told: str) -> None:
@@ -166,9 +169,10 @@ def test_class_without_a_parameter_is_called_without_options(plug_in: str) -> No
         ("Missing", ": module patience_plug_in has no 'Missing'"),
         ("Broken:x", " cannot be made: KeyError: 'x'"),
         ("Leaving:x", " cannot be made: SystemExit: x"),
-        ("plain", " names a function, expected a class"),
-        ("plain:x", " names a function, expected a class"),
-        ("Halved", " names the class Halved, which lacks join, leave, push, drain, held"),
+        ("plain", " names a function; expected a subclass"),
+        ("plain:x", " names a function; expected a subclass"),
+        ("Halved", " names the class Halved; expected a subclass of zmqtrain.policies.Policy"),
+        ("Long:3", " has most_local_steps=1001; expected 1000 at most"),
         ("Patient:", " ends with a colon"),
         ("Patiant", "; did you mean Patient?"),
     ],

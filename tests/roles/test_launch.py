@@ -1,4 +1,4 @@
-"""What a process of a role does before its task begins."""
+"""Start of a role's process, before its task begins."""
 
 from __future__ import annotations
 

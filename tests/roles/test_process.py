@@ -1,4 +1,4 @@
-"""What the process of a script is, by its variables and by what it has called."""
+"""Role of a script's process, by its variables and its earlier calls."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def test_every_entry_ends_with_a_mistake_in_the_variables_of_its_task(
 
 @pytest.mark.parametrize("is_task", [False, True])
 def test_wrong_option_of_a_trainer_is_refused_at_once(
-    is_task: bool,
-    set_variables: Callable[[dict[str, str]], None],
-    caplog: pytest.LogCaptureFixture,
+    is_task: bool, set_variables: Callable[[dict[str, str]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     if is_task:
         set_variables(OF_PS)

@@ -85,9 +85,9 @@ class Job:
 
     def _seat(self, index: int) -> Seat:
         of = self.state.shard
-        shard = Shard(of.layout, of.rule, self.segment, safe=True)
+        shard = Shard(of.layout, of.update, self.segment, safe=True)
         shard.dense = Interrupted(
-            of.layout, of.rule, self.segment, safe=True, threads=1, device=None
+            of.layout, of.update, self.segment, safe=True, threads=1, device=None
         )
         self.blocks.append(shard.dense)
         seat = Board(self.segment).seat_of(index, 1, shard)

@@ -1,11 +1,11 @@
-"""What comes of orders: changes of the shard, answers to workers, reports."""
+"""Effects of orders: changes of the shard, answers to workers, reports."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,22 @@ from tests.asking import Asked
 from tests.coordination.parts import make_host
 from tests.limits import within
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.optim import AVERAGE, SGD
+from zmqtrain.errors import SegmentError
+from zmqtrain.optim import AVERAGE, SGD, Slot, Update
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Reduce, Snapshot, Switch
-from zmqtrain.server.executor import Applied, Early, Executor, Outcome, Refused
+from zmqtrain.server.executor import Applied, Early, Executor, OrderOutcome, Refused
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.store import checkpoint
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.marks import Marks
+from zmqtrain.store.placement import place
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import ORDERS, REDO_SIZE
+from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.wire.control import Keep, ShardWritten
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
@@ -41,9 +50,14 @@ class Ears:
     """Keeps what comes of orders, and errors."""
 
     def __init__(self) -> None:
-        self.reports: list[Outcome] = []
+        self.reports: list[OrderOutcome] = []
         self.errors: list[Exception] = []
         self.copied = asyncio.Event()  # a shard, which is not made durable here
+        self.failed = asyncio.Event()
+
+    def crash(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.failed.set()
 
     def spawn(self, seal: Coroutine[Any, Any, None]) -> bool:
         seal.close()
@@ -70,7 +84,7 @@ def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
 
 
 def make_executor(state: ShardState, ears: Ears) -> Executor:
-    host = make_host(spawn=ears.spawn, crash=ears.errors.append)
+    host = make_host(spawn=ears.spawn, crash=ears.crash)
     return Executor(host, state, ears.reports.append)
 
 
@@ -110,6 +124,67 @@ async def test_round_is_as_many_steps_as_its_order_says(
     executor.count()
     (report,) = ears.reports
     assert isinstance(report, Applied) and report.staleness == {0: 0}
+
+
+@pytest.mark.parametrize("long_work", [False, True])
+async def test_update_that_fails_half_way_is_finished_by_the_next_life_and_no_order_is_lost(
+    tmp_path: Path, ears: Ears, long_work: bool
+) -> None:
+    shard = make_halting_shard(tmp_path / "segment", blocks=2)
+    state = ShardState(Task(Role.PS, 0), shard, Marks(shard.segment))
+    executor = make_executor(state, ears)
+    executor.work.last_s = float("inf") if long_work else 0.0
+    orders = [*enumerate([Reduce((0,)), Answer(0, 1, 1), Reduce((1,)), Rate(0.5)], start=1)]
+    executor.carry_out(orders)
+    await within(ears.failed.wait())
+    executor.close()
+    assert [type(error) for error in ears.errors] == [MemoryError]
+    assert (state.version, state.orders) == (0, 0)
+    with pytest.raises(SegmentError, match="update 0 of this shard failed half-way"):
+        shard.carry_out(Reduce((1,)), 3)
+
+    shard.segment.close()
+    layout = segment_layout(shard.layout, shard.update)
+    left = Segment.adopt(layout, tmp_path / "segment")
+    assert left is not None
+    again = Shard(shard.layout, Update(SGD(1.0), fused=False), left, safe=True)
+    again.repair()
+    assert (again.version, left.words[ORDERS]) == (1, 1)
+    stage_two(again)
+    again.carry_out(Reduce((1,)), 3)
+    assert np.array_equal(again.parameters, np.full(again.layout.size, -3, np.float32))
+    left.remove()
+
+
+@dataclass(frozen=True)
+class Halting:
+    """SGD in whose first update no memory is left after some blocks."""
+
+    left: list[int]
+    slots: tuple[Slot, ...] = ()
+
+    def update(self, parameters: Flat, gradient: Flat, slots: Any, step: int) -> None:
+        if not self.left[0]:
+            raise MemoryError
+        self.left[0] -= 1
+        SGD(1.0).update(parameters, gradient, slots, step)
+
+
+def make_halting_shard(path: Path, blocks: int) -> Shard:
+    """Return a shard with the gradients of two workers, the second twice the first."""
+    update = Update(Halting([blocks - 1]), fused=False)
+    (layout,) = place([Variable("w", (blocks * REDO_SIZE + 7,))], 1)
+    segment = Segment.create(segment_layout(layout, update), path)
+    shard = Shard(layout, update, segment, safe=True)
+    shard.initialize(np.zeros(layout.size, np.float32))
+    stage_two(shard)
+    return shard
+
+
+def stage_two(shard: Shard) -> None:
+    for worker in (0, 1):
+        shard.segment.gradient(worker)[:] = worker + 1
+        shard.stage(worker, worker, 1)
 
 
 async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Executor) -> None:
@@ -291,22 +366,35 @@ async def test_version_that_is_asked_for_is_copied_before_the_next_update(
     segment = expected.shard.segment
     kept = executor.kept(2)
     assert kept is not None  # of what it owns
-    assert np.array_equal(kept, segment.slots[AVERAGE] if average else segment.parameters)
+    values = segment.slots[AVERAGE] if average else segment.parameters
+    assert np.array_equal(kept.parameters, values)
     assert (state.version, executor.kept(3)) == (3, None)
 
 
-async def test_copy_is_kept_until_another_version_is_asked_for(
+async def test_copy_is_kept_until_nobody_reads_it_or_another_one_is_made(
     state: ShardState, executor: Executor
 ) -> None:
     add_worker(state)
     add_push(state, 1)
-    executor.keep(Keep(1))
-    executor.carry_out([(1, Apply(0))])
-    await within(come_to_rest(executor))
-    executor.keep(Keep(1))  # the question has come twice
-    assert executor.kept(1) is not None
-    executor.keep(Keep(5))
-    assert (executor.kept(1), executor.kept(5)) == (None, None)
+
+    async def kept(*asked: Keep) -> list[int]:
+        """Make an update after these requests; return what is kept after it."""
+        for one in asked:
+            executor.keep(one)
+        executor.carry_out([(state.orders + 1, Apply(0))])
+        await within(come_to_rest(executor))
+        return [version for version in range(8) if executor.kept(version) is not None]
+
+    assert await kept(Keep(1)) == [1]
+    assert await kept(Keep(1), Keep(3)) == [1]  # the first question has come twice
+    assert await kept() == [3]
+    assert await kept(Keep(4, done=2)) == [4]  # another shard had passed 3
+    assert await kept(Keep(0, done=3)) == [4]
+    assert await kept(Keep(7), Keep(0, done=4)) == []
+    assert await kept() == []
+    executor.keep(Keep(9))
+    executor.forget_kept()
+    assert await kept(Keep(0)) == []
 
 
 async def test_policy_that_begins_anew_with_a_pass_is_logged_once(

@@ -1,4 +1,4 @@
-"""What a shard that follows the leader decides by itself, and what it reports."""
+"""Decisions and reports of a shard that follows the leader."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_switch_is_reported_to_the_leader_at_once(
 async def test_measure_is_reported_at_once_and_not_done_before_its_update(
     state: ShardState, link: FakeLink, follow: Follow
 ) -> None:
-    state.shard.rule = replace(state.shard.rule, clip_norm=1.0)
+    state.shard.update = replace(state.shard.update, clip_norm=1.0)
     state.shard.take_over_rate()
     add_worker(state)
     add_push(state, 1)

@@ -1,4 +1,4 @@
-"""What a ps answers who reads its parameters, or ends the generation that they are of."""
+"""Answers of a ps to readers of its parameters, and to the end of their generation."""
 
 from __future__ import annotations
 

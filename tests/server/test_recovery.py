@@ -1,4 +1,4 @@
-"""What the next life of a ps finds of its workers in the segment."""
+"""Workers' records in the segment, as a ps's next life finds them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state(peers: PeerTable) -> ShardState:
 
 def next_life(state: ShardState) -> tuple[ShardState, PeerTable]:
     shard, peers = state.shard, PeerTable(5.0, 2, lambda peer: False)
-    again = Shard(shard.layout, shard.rule, shard.segment, safe=True)
+    again = Shard(shard.layout, shard.update, shard.segment, safe=True)
     after = ShardState(state.task, again, Marks(shard.segment))
     recover(after, peers)
     return after, peers

@@ -1,4 +1,4 @@
-"""Where a ps has its segment, and what becomes of it when the ps ends."""
+"""Place of a ps's segment, and its fate when the ps ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from tests.plans import planned
 from tests.recommenders import DIM, make_job
 from zmqtrain.config.cluster import Role
@@ -16,15 +17,10 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError, SegmentError
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.protocol.orders import Apply
-from zmqtrain.server.shard_memory import (
-    close_or_remove,
-    may_go_on,
-    open_segment,
-    open_shard,
-)
+from zmqtrain.server.shard_memory import close_or_remove, may_go_on, open_segment, open_shard
 from zmqtrain.store import segment_files
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import tables_directory
+from zmqtrain.store.segment_files import file_name, tables_directory
 from zmqtrain.store.segment_layout import GENERATION, SegmentLayout
 from zmqtrain.store.shard import Shard
 
@@ -51,9 +47,9 @@ def test_another_life_may_go_on_unless_the_job_is_over_or_given_up(
 
 @pytest.mark.parametrize("board", [True, False])
 def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
-    board: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    board: bool, tmp_path: Path, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(segment_files, "SHARED_MEMORY", tmp_path / "nowhere")
+    constants(segment_files, SHARED_MEMORY=tmp_path / "nowhere")
     ps = ("ipc://nowhere",)
     config = TaskConfig(role=Role.PS, job="job", index=0, ps=ps, workers=2)
     with pytest.raises(SegmentError, match="direct") if board else nullcontext():
@@ -79,6 +75,16 @@ def with_tables(directory: Path) -> tuple[Shard, bool]:
     job = make_job()
     config = TaskConfig(role=Role.PS, job="job", index=0, ps=PS, segment_dir=str(directory))
     return open_shard(config, planned(job), PS[0], {})
+
+
+def test_segment_without_room_for_its_tables_is_not_left(tmp_path: Path) -> None:
+    directory = tmp_path / "segments"
+    directory.mkdir(0o700)
+    path = directory / file_name("ps 0", PS[0])
+    tables_directory(path).symlink_to("nowhere")  # where a directory would have to be
+    with pytest.raises(SegmentError):
+        with_tables(directory)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("are_gone", [False, True])

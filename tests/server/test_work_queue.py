@@ -21,7 +21,7 @@ Make = Callable[[bool], Any]
 
 
 class Log:
-    """What was done, and in which thread."""
+    """Work done, with the thread that did it."""
 
     def __init__(self, clock: Clock) -> None:
         self.entries: list[tuple[str, str]] = []
@@ -49,7 +49,7 @@ class Log:
 
     @property
     def beside(self) -> list[str]:
-        """What was done in the queue's thread."""
+        """Work done in the queue's thread."""
         return [name for name, thread in self.entries if thread.startswith("apply")]
 
 
@@ -110,13 +110,13 @@ async def finish(queue: WorkQueue) -> None:
 @pytest.mark.parametrize(
     ("first", "then", "work", "done"),
     [
-        (None, "then", fails, ["next"]),
-        (None, fails, "work", ["work", "next"]),
-        ("long", fails, None, ["long", "next"]),
+        (None, "then", fails, []),
+        (None, fails, "work", ["work"]),
+        ("long", fails, None, ["long"]),
     ],
     ids=["long work", "after long work", "short, behind long work"],
 )
-async def test_failure_in_turn_is_reported_and_the_next_piece_is_done(
+async def test_failure_in_turn_is_reported_and_nothing_later_is_done(
     make: Make, log: Log, first: str | None, then: Any, work: Any, done: list[str]
 ) -> None:
     def noted(part: Any) -> Any:
@@ -126,25 +126,50 @@ async def test_failure_in_turn_is_reported_and_the_next_piece_is_done(
     if first:
         do(queue, lambda: None, log.note(first))
     do(queue, noted(then), noted(work))
-    do(queue, log.note("next"))
+    do(queue, log.note("next"), log.note("next work"))
     await within(log.failed.wait())
-    await finish(queue)
+    do(queue, log.note("later"), log.note("later work"), rare=True)
+    queue.close()
+    await asyncio.sleep(0)
     assert [str(error) for error in log.errors] == ["singular matrix"]
     assert log.names == done
 
 
-@pytest.mark.parametrize("part", ["work", "then"])
-async def test_failure_of_a_short_piece_is_raised_by_run_and_the_next_is_done(
-    make: Make, log: Log, part: str
+@pytest.mark.parametrize(
+    ("work", "then", "error"),
+    [(fails, fails, ValueError), (None, fails, ValueError), (None, refuses, ConfigError)],
+)
+async def test_failure_of_a_short_piece_is_reported_and_nothing_later_is_done(
+    make: Make, log: Log, work: Any, then: Any, error: type
 ) -> None:
     queue = await make(False)
-    with pytest.raises(ValueError, match="singular matrix"):
-        if part == "work":
-            do(queue, log.note("then"), fails)
-        else:
-            do(queue, fails)
-    do(queue, log.note("next"), log.note("work"))
-    assert log.names == ["work", "next"]
+    queue.put(None, lambda _: log.note("before")())
+    queue.put(work, lambda _: then())
+    queue.put(None, lambda _: log.note("next")(), lasting=True)
+    queue.run()
+    do(queue, log.note("later"), log.note("work"))
+    assert log.names == ["before"]
+    assert [type(each) for each in log.errors] == [error]
+
+
+async def test_failure_of_work_that_ends_after_the_queue_was_closed_is_reported(
+    make: Make, log: Log
+) -> None:
+    queue = await make(True)
+    began, may_fail = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        may_fail.wait()
+        fails()
+
+    do(queue, log.note("then"), work)
+    await within(asyncio.to_thread(began.wait))
+    may_fail.set()
+    queue.close()
+    await within(log.failed.wait())
+    assert [str(error) for error in log.errors] == ["singular matrix"]
+    assert log.names == []
 
 
 async def test_closed_queue_does_nothing_more(make: Make, log: Log) -> None:
@@ -162,7 +187,7 @@ async def test_closed_queue_does_nothing_more(make: Make, log: Log) -> None:
     may_end.set()
     queue.close()
     await within(asyncio.to_thread(lambda: None))
-    assert log.names == ["work", "then"]
+    assert log.names == ["work"]
     assert log.errors == []
     assert not any(thread.name.startswith("apply") for thread in threading.enumerate())
 

@@ -22,10 +22,9 @@ from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.protocol.orders import Apply, Order, Reduce
 from zmqtrain.server.receiver import Receiver
-from zmqtrain.server.state import Result, ShardState, WorkerRecord
+from zmqtrain.server.state import Result, ShardState
 from zmqtrain.store.shard import Shard
-from zmqtrain.training.loop import TrainingLoop
-from zmqtrain.wire.messages import Push
+from zmqtrain.training.model_runner import ModelRunner
 
 Spoil = Callable[..., None]
 
@@ -121,19 +120,21 @@ def test_hang_is_found_with_the_waiting_tasks(spoil: Spoil) -> None:
 
 
 def test_push_that_comes_twice_and_counts_twice_is_found(spoil: Spoil) -> None:
-    def forgetful(
-        answer_again: Any,
-        receiver: Receiver,
-        worker: WorkerRecord,
-        request: Request,
-        *how: Any,
-        **why: Any,
-    ) -> None:
-        answer_again(receiver, worker, request, *how, **why)
-        if isinstance(request.envelope.message, Push):
-            receiver._state.shard.carry_out(Apply(worker.index), 0)
+    states: dict[Receiver, ShardState] = {}
 
-    spoil(Receiver, "_answer_again", forgetful)
+    def built(init: Any, receiver: Receiver, actor: Any, state: ShardState, *others: Any) -> None:
+        states[receiver] = state
+        init(receiver, actor, state, *others)
+
+    def forgetful(take_in: Any, receiver: Receiver, request: Request, message: Any) -> Any:
+        state = states[receiver]
+        before, entered = state.duplicates, take_in(receiver, request, message)
+        if state.duplicates > before:
+            state.shard.carry_out(Apply(request.envelope.sender.index), 0)
+        return entered
+
+    spoil(Receiver, "__init__", built)
+    spoil(Receiver, "take_in", forgetful)
     weather = Weather(0.001, 0.02, repetition=0.7)
     broken = simulate(calm(policy="hogwild", ps=2, steps=24, weather=weather)).broken
     assert re.search("ps [01] ends at version|counts 2.0 times", broken)
@@ -143,7 +144,7 @@ def test_error_that_names_no_task_is_found(spoil: Spoil) -> None:
     def fail(*_: Any) -> None:
         raise PeerLostError("something is lost")
 
-    spoil(TrainingLoop, "_compute", fail, call=5)
+    spoil(ModelRunner, "compute", fail, call=5)
     broken = simulate(calm(policy="hogwild")).broken
     assert "something is lost" in broken
     assert "the text names no task" in broken

@@ -17,6 +17,7 @@ from simulation.run import simulate
 from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
 from zmqtrain.protocol.status import Status
 from zmqtrain.wire.control import Evaluate, Evaluated, Keep
+from zmqtrain.wire.messages import Lookup, RowValues
 
 STEPS = {"steps": 40, "evaluates": 10}
 PLACES: dict[str, dict[str, Any]] = {
@@ -26,6 +27,8 @@ PLACES: dict[str, dict[str, Any]] = {
     "no ps": {"ps": 0, "lane": "memory"},
     "a board": ON_A_BOARD,
 }
+TASKS = "chief 0", "worker 0", "worker 1", "ps 0"
+KILL = {name: Fault(0.0, "kill", (name,), 0.05) for name in TASKS}
 POLICIES = (
     "sync-replicas",
     "sync-replicas:aggregate=2",
@@ -41,13 +44,36 @@ def evaluated(trace: Trace) -> list[int]:
     return [int(found[1]) for line in lines if (found := re.search("step ([0-9]+):", line))]
 
 
+@pytest.mark.parametrize("tables", [False, True], ids=["", "tables"])
 @pytest.mark.parametrize(
     ("place", "policy"), list(zip(PLACES.values(), POLICIES, strict=True)), ids=PLACES
 )
 def test_every_policy_is_evaluated_at_exactly_these_steps(
-    place: dict[str, Any], policy: str
+    place: dict[str, Any], policy: str, tables: bool
 ) -> None:
-    assert evaluated(trace_of(calm(**place, **STEPS, policy=policy))) == [10, 20, 30]
+    trace = trace_of(calm(**place, **STEPS, policy=policy, tables=tables))
+    assert evaluated(trace) == [10, 20, 30]
+
+
+SENDER, RECEIVER = {"sender": "chief 0"}, {"receiver": "chief 0"}
+OF_ROWS: dict[str, tuple[Rule, dict[str, Any]]] = {
+    "the chief is killed": (before(Lookup, 2, **SENDER, fault=KILL["chief 0"]), {"ps": 2}),
+    "a ps is killed": (before(RowValues, 2, **RECEIVER, fault=KILL["ps 0"]), {"ps": 2}),
+    "the host of the ps is killed": (
+        before(RowValues, 2, **RECEIVER, fault=KILL["worker 0"]),
+        ON_A_BOARD,
+    ),
+    "answers are lost": (drop(RowValues, 1, 3, **RECEIVER), PLACES["shm"]),
+    "questions come late": (delay(Lookup, 1, 3, by_s=1.0, **SENDER), ON_A_BOARD),
+    "versions are asked for twice": (duplicate(Keep), PLACES["no ps"]),
+}
+
+
+@pytest.mark.parametrize(("rule", "place"), OF_ROWS.values(), ids=OF_ROWS)
+def test_rows_are_those_of_the_step_or_not_evaluated_under_faults(
+    rule: Rule, place: dict[str, Any]
+) -> None:
+    held(calm(**place, **STEPS, tables=True, rules=(rule,)))
 
 
 @pytest.mark.parametrize("place", [{"ps": 1}, ON_A_BOARD], ids=["ps", "board"])
@@ -81,7 +107,6 @@ def test_step_is_evaluated_before_the_end_of_an_epoch_that_came_meanwhile() -> N
 
 
 EPOCHS = {"steps": 24, "epochs": 3, "slow_chief": True}
-KILL = {name: Fault(0.0, "kill", (name,), 0.05) for name in ("chief 0", "worker 1")}
 SHARED: dict[str, Rule] = {
     "a worker is killed when it is asked": before(
         Evaluate, 1, receiver="worker 1", fault=KILL["worker 1"]

@@ -1,4 +1,4 @@
-"""What cannot be kept is not lost in silence."""
+"""Losses that cannot be prevented are reported."""
 
 from __future__ import annotations
 

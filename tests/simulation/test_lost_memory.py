@@ -92,8 +92,7 @@ def test_messages_may_be_lost_or_come_late_or_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "kind"),
-    [("chief 0", EndGeneration), ("worker 2", HandOver), ("chief 0", Initialize)],
+    ("who", "kind"), [("chief 0", EndGeneration), ("worker 2", HandOver), ("chief 0", Initialize)]
 )
 def test_hand_over_begins_again_if_one_dies_in_it(who: str, kind: type) -> None:
     """But not if a ps does that holds copies."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from simulation.drawing import draw
 from simulation.fakes import metrics_of
 from simulation.faults import Fault
 from simulation.run import run_seed, simulate, smallest
-from simulation.schedule import draw
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
@@ -113,8 +113,8 @@ def test_waits_are_charged_to_the_slow_member() -> None:
 def test_member_that_slept_through_the_end_of_its_roster_updates_nothing() -> None:
     """Worker 1 waits for a gradient when it is stopped, and wakes in the next roster."""
     timing = calm().timing.model_copy(update={"heartbeat_s": 0.05, "lease_s": 0.2})
-    for stop_s, save_s in ((1.03, 1.06), (1.0, 1.07)):
-        faults = Fault(stop_s, "stop", ("worker 1",), 1.146), Fault(save_s, "save")
+    for stop_s, save_s in ((0.2, 0.23), (1.2, 1.27)):
+        faults = Fault(stop_s, "stop", ("worker 1",), 1.7), Fault(save_s, "save")
         board = {**ON_A_BOARD, "workers": 2, "timing": timing}
         trace = trace_of(calm(**board, steps=20, slow=0, keeps=True, save_secs=100, faults=faults))
         assert trace.of("worker 1 was left out of the step that it has computed")

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.constants import Constants
 from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
-from zmqtrain.store import segment_layout
+from zmqtrain.store import segment_layout, table_layout
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard, tensors_of
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, tensor_records
@@ -37,13 +38,19 @@ CutParts = Callable[..., None]
 
 
 @pytest.fixture
-def cut_parts(monkeypatch: pytest.MonkeyPatch) -> CutParts:
-    """Cut shards that are made from now on into other parts, and parts into other blocks."""
+def cut_parts(constants: Constants) -> CutParts:
+    """Cut shards that are made from now on into other parts, and parts and tables into blocks."""
 
-    def cut(part_size: int | None = None, block_size: int | None = None) -> None:
-        for name, size in (("PART_SIZE", part_size), ("REDO_SIZE", block_size)):
+    def cut(
+        part_size: int | None = None, block_size: int | None = None, table_block: int | None = None
+    ) -> None:
+        for module, name, size in (
+            (segment_layout, "PART_SIZE", part_size),
+            (segment_layout, "REDO_SIZE", block_size),
+            (table_layout, "BLOCK_SIZE", table_block),
+        ):
             if size is not None:
-                monkeypatch.setattr(segment_layout, name, size)
+                constants(module, **{name: size})
 
     return cut
 
@@ -92,11 +99,7 @@ class SmallJob:
         return seal_shard(file, layout.shard, version)
 
     def write(
-        self,
-        logdir: Path,
-        step: int,
-        layouts: Sequence[ShardLayout] | None = None,
-        **fields: Any,
+        self, logdir: Path, step: int, layouts: Sequence[ShardLayout] | None = None, **fields: Any
     ) -> tuple[Path, Manifest]:
         """Everything up to the commit: (temporary directory, manifest)."""
         layouts = self.layouts(2) if layouts is None else layouts

@@ -1,8 +1,11 @@
-"""The board: members that make steps by themselves, killed anywhere, against a ps's updates."""
+"""The board: members that make steps by themselves, against a ps's updates.
+
+For the death of one at any line see test_board_tables.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +92,7 @@ def opened(shard: Shard, members: int, steps: int = 100) -> Board:
 
 def seat(shard: Shard, member: int) -> Seat:
     """Return a seat as a process of its own has it."""
-    own = Shard(shard.layout, shard.rule, shard.segment, safe=True, batch_size=10)
+    own = Shard(shard.layout, shard.update, shard.segment, safe=True, batch_size=10)
     found = Board(shard.segment).seat_of(member, 7, own)
     assert found is not None
     return found
@@ -213,56 +216,13 @@ def test_late_member_of_an_older_roster_changes_nothing() -> None:
 def test_member_uses_the_learning_rate_that_the_ps_was_given() -> None:
     shard = begin(update=Update(SGD(0.1), fused=False))
     opened(shard, 1)
-    own = Shard(shard.layout, shard.rule, shard.segment, safe=True, batch_size=10)
+    own = Shard(shard.layout, shard.update, shard.segment, safe=True, batch_size=10)
     shard.learning_rate = 0.0
     only = Board(shard.segment).seat_of(0, 7, own)
     assert only is not None
     assert make_ready(shard, only)
     only.update()
     assert (shard.parameters[: layout().trained] == 1).all()
-
-
-def deaths(path: Path) -> Iterator[tuple[int, Shard, Board, Seat]]:
-    """Yield (line, shard, board, survivor) for a death of member 0 at every line of a step."""
-    line = 0
-    while True:
-        shard = begin(path)
-        board = opened(shard, 2)
-        dying, survivor = seat(shard, 0), seat(shard, 1)
-        assert make_ready(shard, survivor)
-
-        def step(dying: Seat = dying, shard: Shard = shard) -> None:
-            make_ready(shard, dying)
-            dying.update()
-            dying.end_step()
-
-        died = dying_at(line, step, INTERRUPTED)
-        yield line, shard, board, survivor
-        shard.segment.remove()
-        if not died:
-            return
-        line += 1
-
-
-def test_step_of_a_member_killed_at_any_line_is_made_or_never_was(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    found = {True: 0, False: 0}
-    initial, after = expected(2, 0), expected(2, 1)
-    for _, shard, board, survivor in deaths(tmp_path / "board"):
-        board.take(0)
-        is_made = survivor.missing(MADE) < 0
-        if is_made:
-            survivor.update()
-        else:
-            assert survivor.is_over(survivor.missing(MADE))
-        if board.lacks(0):
-            board.finish(0, shard, is_dead=True)
-        assert board.is_over
-        board.close()
-        assert shard.version == BEGAN + is_made
-        assert contents(shard) == (after if is_made else initial)
-        found[is_made] += 1
-    assert min(found.values()) > 10
 
 
 def test_slice_whose_finisher_is_killed_too_is_finished_by_the_next(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SCHEDULES = 80
 
 
 class Actor:
-    """What has turns: a worker's life, or one of the ps."""
+    """Thread that runs by turns: a worker's life, or one of the ps."""
 
     running: ClassVar[dict[int, Actor]] = {}  # by thread
 

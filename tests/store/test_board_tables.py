@@ -10,26 +10,30 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from tests.kills import dying_at
 from tests.store import with_tables
-from tests.store.with_tables import LAYOUT, Job, close, remove, rows, table
+from tests.store.conftest import CutParts
+from tests.store.with_tables import WHOLE, Job, close, remove, rows, table
 from zmqtrain.models.tables import RowsOf
-from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update
-from zmqtrain.protocol.orders import Reduce
+from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update, redo
+from zmqtrain.protocol.orders import Apply, Reduce
 from zmqtrain.store import board as boards
-from zmqtrain.store import board_share, checkpoint, row_store, table_layout
+from zmqtrain.store import board_share, row_store
 from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat
-from zmqtrain.store.holdings import tables
+from zmqtrain.store.holdings import dense, dense_part, tables
 from zmqtrain.store.holdings.tables import Tables
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import reach
 
 STRIDE = int(os.environ.get("STRIDE", "149"))
-INTERRUPTED = [module.__file__ for module in (boards, board_share, tables, row_store)]
+OF_STEPS = boards, board_share, tables, row_store, dense, dense_part, redo
+INTERRUPTED = [module.__file__ for module in OF_STEPS]
 
 TABLES = [
     table("user", 0, 4),
@@ -41,12 +45,14 @@ UPDATES = [
     Update(RowwiseAdagrad(0.1)),
     Update(Ftrl(0.1, l1=0.01)),
 ]
-JOB = Job(TABLES, UPDATES, Update(Adam(0.1), fused=False))
+(LAYOUT,) = place([Variable("w", (4005,))], 1, partition_nbytes=WHOLE)
+JOB = Job(TABLES, UPDATES, Update(Adam(0.1), fused=False), LAYOUT)
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_layout, "BLOCK_SIZE", 24)
+def _small_blocks(cut_parts: CutParts) -> None:
+    """Cut the dense parameters in four; a part takes two blocks."""
+    cut_parts(1024, 600, table_block=24)
 
 
 def gradient(step: int, member: int) -> list[RowsOf]:
@@ -76,7 +82,7 @@ def seat(job: Job, shard: Shard, member: int) -> Seat:
     assert shard.tables is not None
     memory = reach(shard.tables.memory.name, job.layouts, writable=True)
     own = Tables(job.updates, memory)
-    given = LAYOUT, job.update, shard.segment
+    given = job.layout, job.update, shard.segment
     mine = Shard(*given, safe=True, batch_size=4, tables=own)
     found = Board(shard.segment).seat_of(member, 7, mine)
     assert found is not None
@@ -106,6 +112,7 @@ CLIPPED = Job(
     TABLES,
     [Update(each.rule, clip_norm=0.5, fused=False) for each in UPDATES],
     Update(Adam(0.1), clip_norm=0.5, fused=False),
+    LAYOUT,
 )
 
 
@@ -119,6 +126,28 @@ def test_steps_on_the_board_give_the_bits_of_a_ps(members: int, job: Job) -> Non
     assert board.is_over
     board.close()
     assert job.contents(shard) == on_a_ps(members, 5, job)
+
+
+def test_kept_rows_are_those_before_the_roster_though_others_train_and_forget(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    shard = JOB.begin(tmp_path / "shard")
+    for step in range(3):
+        with_tables.push(shard, 0, gradient(step, 0), 4, step)
+        shard.carry_out(Apply(0))
+    kept = shard.keep(average=False).rows
+    assert kept is not None
+    assert shard.tables is not None
+    every = np.arange(60)
+    expected = [shard.tables.rows(each.number, every) for each in TABLES]
+    opened(shard, 2)
+    seats = [seat(JOB, shard, member) for member in range(2)]
+    for _ in range(4):
+        make_steps(shard, seats, 1)
+        for each in TABLES:
+            np.testing.assert_array_equal(kept.read(each.number, every), expected[each.number])
+    remove(shard)
 
 
 def test_tables_have_other_owners_in_the_next_roster_and_go_on() -> None:
@@ -155,26 +184,6 @@ def test_rows_that_members_change_count_in_the_status_of_the_ps() -> None:
     ours, theirs = ({n: replace(t, hottest=()) for n, t in each.items()} for each in found)
     assert ours == theirs
     assert all(each.updated for each in ours.values())
-
-
-def test_checkpoint_between_two_rosters_has_the_rows_of_its_step(tmp_path: Path) -> None:
-    """Members of the next roster change rows while its file is made durable."""
-    tmp_path.chmod(0o700)
-    shard = JOB.begin(tmp_path / "ps")
-    for steps in (2, 3):
-        board = opened(shard, 2)
-        make_steps(shard, [seat(JOB, shard, member) for member in range(2)], steps)
-        board.take(0)
-        board.close()
-        if steps == 2:
-            directory, version = checkpoint.begin(tmp_path, 1), shard.version
-            copied = shard.write(directory)
-    written = checkpoint.seal_shard(copied, 0, version)
-    tensors = load_file(directory / written.file)
-    found = {name: (tensors[name].shape, tensors[name].tobytes()) for name in tensors}
-    expected = on_a_ps(2, 2)[2]
-    assert {name: found[name] for name in expected} == expected
-    remove(shard)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["ps lives", "ps is killed, too"])

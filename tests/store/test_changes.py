@@ -133,7 +133,7 @@ class OnlyOnce:
         return 0.1
 
 
-STRIDE = int(os.environ.get("STRIDE", "4"))
+STRIDE = int(os.environ.get("STRIDE", "9"))
 """Of the lines at which a process is killed, one in so many; it begins anywhere."""
 
 CHANGES: dict[str, Callable[[Shard], object]] = {

@@ -16,12 +16,7 @@ from safetensors.numpy import load_file
 from tests.store.conftest import SmallJob, seal
 from zmqtrain.errors import CheckpointError
 from zmqtrain.optim import SGD, Update
-from zmqtrain.store.checkpoint import (
-    begin,
-    read_parameters,
-    read_shard,
-    tensors_of,
-)
+from zmqtrain.store.checkpoint import begin, read_parameters, read_shard, tensors_of
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, read_manifest, verify
 from zmqtrain.store.placement import place

@@ -108,7 +108,7 @@ def test_next_life_saves_and_cleans_up_whatever_the_last_one_left(
 
 
 def _extent(file: int | Path) -> object:
-    """What an unflushed file or directory can lose: its last bytes, or its last entries."""
+    """Return the size of a file, or the entries of a directory; unflushed, either can be lost."""
     status = os.stat(file)
     return sorted(os.listdir(file)) if stat.S_ISDIR(status.st_mode) else status.st_size
 

@@ -1,4 +1,4 @@
-"""Who may write to a gradient of a segment, and whose locks say so."""
+"""Writers of a segment's gradients, and the locks that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed ps leaves written: journal and marks, interrupted anywhere."""
+"""Journal and marks of a killed ps, interrupted anywhere."""
 
 from __future__ import annotations
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from zmqtrain.errors import ExitCode, OccupiedError
-from zmqtrain.store.logdir import claimed, is_claim_seen
+from zmqtrain.store.logdir import LOCK_FILE, claimed, is_claim_seen
 
 
 def test_logdir_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
@@ -20,6 +22,29 @@ def test_logdir_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) 
                 with claimed(logdir):
                     pytest.fail("two jobs save there")
             assert raised.value.exit_code == ExitCode.PEER_LOST  # worth another try
+
+
+@pytest.fixture
+def checking(tmp_path: Path) -> Iterator[int]:
+    """A lock as a process has it for the moment in which it checks a claim."""
+    with claimed(str(tmp_path)):
+        pass
+    descriptor = os.open(tmp_path / "checkpoints" / LOCK_FILE, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_process_that_checks_a_claim_is_not_taken_for_the_chief(
+    tmp_path: Path, checking: int
+) -> None:
+    assert not is_claim_seen(str(tmp_path / "checkpoints/made"))
+
+
+def test_chief_waits_for_a_process_that_checks_the_claim(tmp_path: Path, checking: int) -> None:
+    threading.Timer(0.02, fcntl.flock, (checking, fcntl.LOCK_UN)).start()
+    with claimed(str(tmp_path)):
+        assert is_claim_seen(str(tmp_path / "checkpoints/made"))
 
 
 def test_logdir_that_cannot_be_made_is_left_to_whoever_writes_there(tmp_path: Path) -> None:

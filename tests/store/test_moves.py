@@ -1,4 +1,4 @@
-"""How alike workers move the parameters in a round."""
+"""Similarity of the workers' moves of the parameters in a round."""
 
 from __future__ import annotations
 

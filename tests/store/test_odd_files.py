@@ -68,7 +68,7 @@ def in_time() -> Iterator[None]:
         raise AssertionError("it waits for another process to open the file")
 
     before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(5)
+    signal.alarm(30)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import product, takewhile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from tests.harness import until
 from tests.kills import dying_at
-from tests.store import killed
 from tests.store.conftest import CutParts
 from zmqtrain.optim import Adam, Flat, Update, redo
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import PAGE, PART_SIZE, PARTS, PROGRESS_AT, PROGRESS_STRIDE, cut
+from zmqtrain.store.segment_layout import PAGE, PART_SIZE, PARTS, cut
 from zmqtrain.store.shard import Shard, segment_layout
 
 SMALL = PAGE // 4
@@ -99,49 +92,8 @@ def test_parts_interrupted_at_once_are_finished_each(cut_parts: CutParts) -> Non
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 
 
-@pytest.mark.parametrize("rule", killed.RULES)
-def test_shard_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_path: Path) -> None:
-    """SIGKILL in compiled code, 3 times: what was counted is there, and nothing else."""
-    seed = random.randrange(10**6)
-    choose = random.Random(seed)
-    tmp_path.chmod(0o700)
-    path = tmp_path / "ps"
-    killed.begin(rule, path).segment.close()
-    reference = killed.begin(rule, None)
-    interrupted = 0
-    for _ in range(3):
-        command = [sys.executable, "-m", "tests.store.killed", str(path), rule]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as updater:
-            assert updater.stdout is not None
-            assert updater.stdout.readline() == b"begun\n"
-            done = progress_of(path)[:, redo.DONE]
-            goal = choose.randrange(PART_SIZE // 2)
-            try:
-                until(lambda: ((goal <= done) & (done < PART_SIZE)).any(), "a part under way", str)  # noqa: B023
-            finally:
-                updater.kill()
-        interrupted += ((done > 0) & (done < PART_SIZE)).any()
-        shard = killed.adopt(rule, path)
-        while reference.version < shard.version:
-            killed.update(reference)
-        for ours, theirs in zip(arrays_of(shard), arrays_of(reference), strict=True):
-            assert (ours == theirs).all(), f"seed {seed}, version {shard.version}"
-        shard.segment.close()
-    assert interrupted
-
-
-def progress_of(path: Path) -> NDArray[np.int64]:
-    """Return the words of every part's progress, as they are in the file at any time."""
-    words = np.memmap(path, np.int64, "r", PROGRESS_AT, (PARTS, PROGRESS_STRIDE // 8))
-    return words[:, :2]
-
-
-def arrays_of(shard: Shard) -> list[Flat]:
-    return [shard.parameters, *shard.slots.values()]
-
-
 def bits(shard: Shard) -> tuple[bytes, ...]:
-    return tuple(array.tobytes() for array in arrays_of(shard))
+    return tuple(array.tobytes() for array in (shard.parameters, *shard.slots.values()))
 
 
 def normal(size: int, seed: int) -> Flat:

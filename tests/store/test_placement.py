@@ -104,10 +104,7 @@ def test_round_robin_counter_runs_on_over_parts() -> None:
 def test_greedy_places_each_part_on_its_own() -> None:
     layouts = place(_variables((5,), (4,)), 2, "greedy", 8)
     held = [[(p.variable.name, p.start, p.rows, p.offset) for p in at.slices] for at in layouts]
-    assert held == [
-        [("v0", 0, 3, 0), ("v1", 2, 2, 16)],
-        [("v0", 3, 2, 0), ("v1", 0, 2, 16)],
-    ]
+    assert held == [[("v0", 0, 3, 0), ("v1", 2, 2, 16)], [("v0", 3, 2, 0), ("v1", 0, 2, 16)]]
 
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)

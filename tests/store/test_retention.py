@@ -122,9 +122,7 @@ def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
         prune(tmp_path, keep=0)
 
 
-def test_checkpoints_directory_that_cannot_be_listed_is_not_taken_for_empty(
-    tmp_path: Path,
-) -> None:
+def test_checkpoints_directory_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").touch()
     with pytest.raises(CheckpointError, match="checkpoints: cannot be read"):
         newest_valid(tmp_path, _never)

@@ -1,4 +1,4 @@
-"""Which segments are removed, and that nothing else is."""
+"""Removal of segments that nobody needs, and of nothing else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.rights import no_root
 from zmqtrain.errors import SegmentError
 from zmqtrain.models.tables import TableVariable, Uniform
+from zmqtrain.store import locks
 from zmqtrain.store.segment import Segment, reach
 from zmqtrain.store.segment_files import file_name, remove_dead, segment_files, tables_directory
 from zmqtrain.store.segment_layout import SegmentLayout
@@ -27,6 +28,16 @@ def test_segment_of_a_dead_ps_is_removed_and_that_of_a_live_one_is_not(tmp_path:
     segment.close()
     assert remove_dead(path)
     assert not path.exists()
+
+
+def test_segment_that_is_closed_twice_leaves_other_locks_alone(tmp_path: Path) -> None:
+    """The second lock gets the number of the first one's descriptor."""
+    first = Segment.create(SegmentLayout(8, []), tmp_path / "own" / NAME)
+    first.close()
+    second = Segment.create(SegmentLayout(8, []), tmp_path / "other" / NAME)
+    first.close()
+    assert locks.owned_and_held(tmp_path / "other" / NAME)[0]
+    second.close()
 
 
 def test_tables_of_a_segment_count_with_it_and_go_with_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness import until
 from tests.kills import dying_at
 from tests.store import with_tables
+from tests.store.conftest import CutParts
 from tests.store.with_tables import DENSE, Job, close, push, remove, rows, table, tensors_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.tables import Given
@@ -33,14 +36,17 @@ from zmqtrain.optim import (
     Rule,
     Slot,
     Update,
+    redo,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum, table_layout
+from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
+from zmqtrain.store.segment_layout import PART_SIZE, PARTS, PROGRESS_AT, PROGRESS_STRIDE
 from zmqtrain.store.shard import Shard
+from zmqtrain.store.table_checkpoint import FrozenTable
 
 ROWS, DIM = 40, 3
 
@@ -227,10 +233,8 @@ LIVES = Job(
 )
 """Rows of some blocks in one table; admission, and both ways to forget, in the other."""
 
-
-@pytest.fixture
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_layout, "BLOCK_SIZE", 24)
+BEING_WRITTEN: list[FrozenTable] = []
+"""What a checkpoint of the last shard keeps."""
 
 
 def before_the_end(path: Path) -> Shard:
@@ -242,7 +246,7 @@ def before_the_end(path: Path) -> Shard:
     push(shard, 1, [rows(each, 5) for each in LIVES.tables], 3, seed=4)
     shard.carry_out(Accumulate(1), 6)
     assert shard.tables is not None
-    shard.tables.freeze()  # a checkpoint is being written
+    BEING_WRITTEN[:] = shard.tables.freeze()
     return shard
 
 
@@ -253,9 +257,11 @@ def last_order(shard: Shard, order: Order) -> None:
     shard.carry_out(order, 7)
 
 
-@pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("order", [Accumulate(1), Reduce((1, 0))], ids=repr)
-def test_change_of_a_killed_process_is_finished_or_never_was(order: Order, tmp_path: Path) -> None:
+def test_change_of_a_killed_process_is_finished_or_never_was(
+    order: Order, cut_parts: CutParts, tmp_path: Path
+) -> None:
+    cut_parts(table_block=24)
     tmp_path.chmod(0o700)
     reference = before_the_end(tmp_path / "reference")
     before = LIVES.contents(reference)
@@ -281,21 +287,33 @@ def test_change_of_a_killed_process_is_finished_or_never_was(order: Order, tmp_p
     assert min(found.values()) > 1
 
 
+def a_part_is_under_way(path: Path) -> bool:
+    """Return whether a thread is in the middle of a part of the dense parameters."""
+    words = np.memmap(path, np.int64, "r", PROGRESS_AT, (PARTS, PROGRESS_STRIDE // 8))
+    done = words[:, redo.DONE].copy()
+    return bool(((done > 0) & (done < PART_SIZE)).any())
+
+
 def test_killed_processes_leave_what_the_next_finishes_bit_for_bit(tmp_path: Path) -> None:
-    """SIGKILL anywhere, in compiled code too, twice."""
+    """SIGKILL anywhere, in compiled code too."""
     seed = random.randrange(10**6)
     choose = random.Random(seed)
     tmp_path.chmod(0o700)
     path = tmp_path / "ps"
     close(with_tables.KILLED.begin(path))
     reference = with_tables.KILLED.begin()
-    for _ in range(2):
+    for is_under_way in (False, True, False):
         command = [sys.executable, "-m", "tests.store.with_tables", str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as updater:
             assert updater.stdout is not None
             assert updater.stdout.readline() == b"begun\n"
-            time.sleep(choose.random() * 0.1)  # any moment is a good one
-            updater.kill()
+            try:
+                if is_under_way:
+                    until(partial(a_part_is_under_way, path), "a part under way", str)
+                else:
+                    time.sleep(choose.random() * 0.1)  # any moment is a good one
+            finally:
+                updater.kill()
         shard = with_tables.KILLED.adopt(path)
         while reference.version < shard.version:
             with_tables.update(reference)

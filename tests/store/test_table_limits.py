@@ -1,14 +1,17 @@
-"""Which rows a table has: admitted by their gradients' number, forgotten by the updates' number."""
+"""Rows of a table: admitted after a number of gradients, forgotten after a number of updates."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.store.with_tables import Job, push, rows, table
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.models.tables import Table, shards_of
 from zmqtrain.optim import SGD, Adagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Rate, Reduce
@@ -61,6 +64,20 @@ def test_forgotten_row_is_admitted_anew() -> None:
     assert 0 in trained(shard)
 
 
+@pytest.mark.parametrize(
+    "limit", [{"max_rows": 8}, {"forget_after": 1}, {"max_rows": 8, "admit_after": 1}], ids=str
+)
+def test_memory_of_forgotten_rows_is_used_again_in_a_table_of_few_ids(
+    limit: dict[str, Any],
+) -> None:
+    shard, random = begin(rows=25, **limit), np.random.default_rng(0)
+    for _ in range(60):
+        train(shard, *random.choice(25, 12, replace=False).tolist())
+    train(shard, *range(25))
+    train(shard, *range(25))
+    assert len(trained(shard)) == (8 if "max_rows" in limit else 25)
+
+
 def test_gradient_before_admission_changes_nothing() -> None:
     shard = begin(admit_after=1)
     assert shard.tables is not None
@@ -70,6 +87,39 @@ def test_gradient_before_admission_changes_nothing() -> None:
     train(shard, 7)
     step = np.float32(0.1) * rows(variable, 1, [7]).rows
     np.testing.assert_array_equal(shard.tables.rows(0, ids), variable.initial_rows(ids) - step)
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "rows are forgotten": {"forget_after": 2},
+    "rows are admitted, and forgotten": {"admit_after": 1, "forget_after": 3, "max_rows": 16},
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@settings(max_examples=12)
+@given(
+    pushes=st.lists(
+        st.lists(st.lists(st.integers(0, 30), max_size=8, unique=True), min_size=1, max_size=3),
+        min_size=2,
+        max_size=14,
+    )
+)
+def test_reading_rows_before_they_are_trained_changes_nothing(limits: Any, pushes: Any) -> None:
+    variable = table("t", **limits)
+    job = Job([variable], [Update(Adagrad(0.1))])
+    read, unread = job.begin(), job.begin()
+    assert read.tables is not None
+    steps = [[rows(variable, n, ids) for n, ids in enumerate(each)] for each in pushes]
+    for parts, following in pairwise([*steps, []]):
+        for shard in (read, unread):
+            for worker, part in enumerate(parts):
+                push(shard, worker, [part])
+        if following:  # others may be trained, and forgotten, before these are
+            read.tables.rows(0, following[-1].ids)
+        for shard in (read, unread):
+            shard.carry_out(Reduce(tuple(range(len(parts)))))
+        assert job.contents(read) == job.contents(unread)
 
 
 def test_row_that_no_update_trains_is_forgotten() -> None:
@@ -205,3 +255,55 @@ def test_table_that_has_room_is_not_full() -> None:
     shard = begin(max_rows=16)
     train(shard, 1, 2, 3)
     assert not shard.table_status()["t"].is_full
+
+
+@settings(max_examples=60)
+@given(
+    limits=st.sampled_from([{}, {"max_rows": 16}, {"forget_after": 2, "admit_after": 1}]),
+    updates=st.lists(st.lists(st.integers(0, 40), unique=True, max_size=12), max_size=10),
+    read_after=st.lists(st.booleans(), min_size=10, max_size=10),
+    before=st.integers(0, 6),
+)
+def test_kept_rows_are_those_of_their_version_whatever_is_trained_and_forgotten_later(
+    limits: dict[str, int], updates: list[list[int]], read_after: list[bool], before: int
+) -> None:
+    shard, every = begin(**limits), np.arange(-1, 45)
+    assert shard.tables is not None
+    for number in range(before):
+        train(shard, *range(number, 5 * number, 2))
+    kept, expected = shard.keep(average=False), shard.tables.rows(0, every)
+    assert kept.rows is not None
+    for ids, is_read in zip(updates, read_after, strict=False):
+        train(shard, *ids)
+        if is_read:
+            np.testing.assert_array_equal(kept.rows.read(0, every), expected)
+            np.testing.assert_array_equal(kept.rows.read(0, every[::3]), expected[::3])
+    np.testing.assert_array_equal(kept.rows.read(0, every), expected)
+    assert kept.version == before
+
+
+def test_two_versions_are_kept_beside_each_other_and_let_go_one_by_one() -> None:
+    shard, ids = begin(), np.arange(4)
+    assert shard.tables is not None
+    found, versions = [], []
+    for _ in range(2):
+        train(shard, 1, 3)
+        versions.append(shard.keep(average=False).rows)
+        found.append(shard.tables.rows(0, ids))
+    train(shard, 1, 2)
+    for number in (0, 1):
+        rows_then = versions[number]
+        assert rows_then is not None
+        np.testing.assert_array_equal(rows_then.read(0, ids), found[number])
+        versions[number] = None
+        train(shard, 1, 2)
+
+
+def test_rows_of_a_generation_that_is_over_are_not_read() -> None:
+    shard = begin()
+    train(shard, 1)
+    kept = shard.keep(average=False).rows
+    assert kept is not None
+    shard.initialize(np.zeros(shard.layout.size, np.float32))
+    with pytest.raises(CheckpointError, match="begins anew"):
+        kept.read(0, np.array([1]))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -215,6 +216,13 @@ def test_file_system_without_room_refuses_rows_and_changes_nothing(
     inserted(store, ids[10:], 2)
     assert (store.find(ids)[0] >= 0).all()
     memory.remove()
+
+
+def test_memory_that_cannot_have_its_size_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = psutil.Process().num_fds()
+    with pytest.raises(SegmentError, match="cannot be made: Invalid argument"):
+        arena.create_arena(tmp_path / "rows", -1)
+    assert psutil.Process().num_fds() == before
 
 
 def test_more_rows_than_a_table_has_are_refused() -> None:

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.models.tables import RowPlace, RowsOf, TableVariable, Uniform, key_of
-from zmqtrain.optim import Adam, RowwiseAdagrad, Update
+from zmqtrain.optim import LAMB, Adam, RowwiseAdagrad, Update
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import tables_directory
+from zmqtrain.store.segment_layout import PART_SIZE
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.store.table_checkpoint import FrozenTable
 from zmqtrain.store.table_layout import TableLayout, table_layouts
@@ -32,7 +33,8 @@ from zmqtrain.store.table_memory import TableMemory
 EXTREMES = (0, -1, 2**63 - 1, -(2**63))
 DENSE = Update(Adam(0.1))
 VARIABLES = (Variable("b", (3,)),)
-(LAYOUT,) = place(VARIABLES, 1, partition_nbytes=100)
+WHOLE = 1 << 40
+(LAYOUT,) = place(VARIABLES, 1, partition_nbytes=WHOLE)
 
 
 def table(name: str, number: int = 0, dim: int = 4, **options: Any) -> TableVariable:
@@ -44,9 +46,15 @@ class Job:
     """Tables, their updates, and the batch size that a gradient's weight is a multiple of."""
 
     def __init__(
-        self, tables: Sequence[TableVariable], updates: Sequence[Update], update: Update = DENSE
+        self,
+        tables: Sequence[TableVariable],
+        updates: Sequence[Update],
+        update: Update = DENSE,
+        layout: ShardLayout = LAYOUT,
+        threads: int = 1,
     ) -> None:
         self.tables, self.updates, self.update = tables, updates, update
+        self.layout, self.threads = layout, threads
 
     @property
     def layouts(self) -> tuple[TableLayout, ...]:
@@ -54,19 +62,19 @@ class Job:
 
     def begin(self, path: Path | None = None) -> Shard:
         """Make a shard; ``path``: of its segment."""
-        of = segment_layout(LAYOUT, self.update)
+        of = segment_layout(self.layout, self.update)
         if path is None:
             shard = self._shard(Segment.private(of), TableMemory.private(self.layouts))
         else:
             segment = Segment.create(of, path)
             memory = TableMemory.create(self.layouts, tables_directory(path))
             shard = self._shard(segment, memory)
-        shard.initialize(np.zeros(LAYOUT.size, np.float32))
+        shard.initialize(np.zeros(self.layout.size, np.float32))
         return shard
 
     def adopt(self, path: Path) -> Shard:
         """Take over what a killed process left, and finish its last change."""
-        segment = Segment.adopt(segment_layout(LAYOUT, self.update), path)
+        segment = Segment.adopt(segment_layout(self.layout, self.update), path)
         memory = TableMemory.adopt(self.layouts, tables_directory(path))
         assert segment is not None
         assert memory is not None
@@ -76,11 +84,12 @@ class Job:
 
     def _shard(self, segment: Segment, memory: TableMemory) -> Shard:
         tables = Tables(self.updates, memory)
-        return Shard(LAYOUT, self.update, segment, safe=True, batch_size=4, tables=tables)
+        given, options = (self.layout, self.update, segment), {"safe": True, "batch_size": 4}
+        return Shard(*given, **options, threads=self.threads, tables=tables)
 
     def shards(self, count: int, copies: int = 1) -> list[Shard]:
         """Make so many shards in private memory."""
-        made, placed = [], place(VARIABLES, count, partition_nbytes=100)
+        made, placed = [], place(VARIABLES, count, partition_nbytes=WHOLE)
         for layout in with_copies(placed, copies, has_tables=True):
             memory = TableMemory.private(self.layouts)
             own = Tables(self.updates, memory, RowPlace(layout.shard, count, copies))
@@ -91,7 +100,7 @@ class Job:
         """Return all that a checkpoint would have, and what says how far the shard is."""
         tensors = {}
         assert shard.tables is not None
-        for name, array in (tensors_of(shard) | shard.dense.tensors(LAYOUT)).items():
+        for name, array in (tensors_of(shard) | shard.dense.tensors(self.layout)).items():
             tensors[name] = (array.shape, array.tobytes())
         return shard.version, shard.accumulated, tensors
 
@@ -150,11 +159,15 @@ def push(
     shard.stage(worker, worker, seed, weight)
 
 
+BIG = Variable("w", (2 * PART_SIZE,)), Variable("v", (9,))
 KILLED = Job(
     [table("user", 0, 16), table("item", 1, 8)],
     [Update(Adam(0.01)), Update(RowwiseAdagrad(0.05))],
+    Update(Adam(0.01), groups={"w": {"optimizer": LAMB(0.01)}}),
+    place(BIG, 1, partition_nbytes=WHOLE)[0],
+    threads=2,
 )
-"""What the processes that are killed train: some blocks, and growth of the index."""
+"""What killed processes train: some blocks, growth of the index, and two dense parts."""
 
 
 def update(shard: Shard) -> None:

@@ -22,7 +22,7 @@ from zmqtrain.models import MLP
 from zmqtrain.optim import LAMB, SGD, Adam, Cosine, Momentum, Piecewise
 from zmqtrain.store.placement import place
 from zmqtrain.training.exchange import Membership, Round, StepReport
-from zmqtrain.training.local_steps import LocalSteps
+from zmqtrain.training.local_steps import LocalRounds
 
 chosen = np.random.default_rng(0)
 ROWS = chosen.standard_normal((38, 5)).astype(np.float32)
@@ -186,16 +186,16 @@ def elements(flat: Flat) -> Flat:
     return np.concatenate([cut.run(flat) for cut in LAYOUT.slices])
 
 
-def member(**fields: Any) -> tuple[LocalSteps, Flat, Flat]:
+def member(**fields: Any) -> tuple[LocalRounds, Flat, Flat]:
     """Return a worker's local steps, the common parameters and where its result lies."""
     whole = job(**fields)
     common = LAYOUT.flat_of(whole.initial_parameters())
     result = np.zeros_like(common)
     memory = Membership([LAYOUT], [common], [result], ())
-    return LocalSteps(whole, memory, ThreadTeam(1), 1), common, result
+    return LocalRounds(whole, memory, ThreadTeam(1), 1), common, result
 
 
-def made(local: LocalSteps, batch: int = 0) -> StepReport:
+def made(local: LocalRounds, batch: int = 0) -> StepReport:
     """Make a step whose gradient is 1 everywhere; return the report of the round."""
     local.load()
     local.memory.gradients[0][:] = 1

@@ -17,8 +17,8 @@ from zmqtrain.errors import FencedError, PeerLostError, ProtocolError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
-from zmqtrain.training.exchange import Membership, StepReport, StepResult
-from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
+from zmqtrain.training.loop import Traced, TrainingLoop
 
 JOB = Job(
     model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(), batch_size=4, prefetch=2
@@ -29,8 +29,13 @@ LAYOUTS = planned(JOB).layouts
 class Scripted:
     """An exchange that answers steps with the given results in order, or raises given errors."""
 
-    def __init__(self, *answers: StepResult | Exception, batches: tuple[int, ...] = (0,)) -> None:
-        self._answers, self._batches = list(answers), batches
+    def __init__(
+        self,
+        *answers: StepResult | Exception,
+        batches: tuple[int, ...] = (0,),
+        round: Round | None = None,
+    ) -> None:
+        self._answers, self._batches, self._round = list(answers), batches, round
         self.reports: list[StepReport] = []
         self.gradients: list[list[float]] = []
         self.joins = 0
@@ -41,7 +46,8 @@ class Scripted:
         (layout,) = LAYOUTS
         self._gradient = np.zeros(layout.size, np.float32)
         parameters = np.zeros(layout.size, np.float32)
-        return Membership(LAYOUTS, [parameters], [self._gradient], self._batches)
+        given = LAYOUTS, [parameters], [self._gradient], self._batches
+        return Membership(*given, round=self._round)
 
     def begin(self) -> None:
         for cut in LAYOUTS[0].slices:
@@ -67,11 +73,11 @@ class Scripted:
         return answer
 
 
-def train(exchange: Scripted, job: Job = JOB) -> Metrics:
+def train(exchange: Scripted, job: Job = JOB, traced: Traced | None = None) -> Metrics:
     """Run a training loop to the end of the job; return its metrics."""
     dataset, _ = job.load_data()
     metrics = Metrics("worker", 0)
-    loop = TrainingLoop(job, dataset, exchange, metrics)
+    loop = TrainingLoop(job, dataset, exchange, metrics, traced=traced)
     try:
         asyncio.run(loop.run())
     finally:
@@ -103,6 +109,17 @@ def test_times_of_waiting_and_updating_are_not_counted_as_push() -> None:
     metrics = train(Scripted(StepResult("applied", (1,), held_s=2.0, update_s=3.0), STOP))
     phases = metrics.phase_duration_seconds
     assert (phases.wait.total, phases.update.total, phases.push.total < 1) == (2.0, 3.0, True)
+
+
+def test_local_steps_are_counted_and_those_with_a_push_are_traced() -> None:
+    exchange = Scripted(
+        StepResult("applied", stop=True, sequence=7), batches=(0, 1, 2), round=Round(0, 3)
+    )
+    traced: list[tuple[int, str]] = []
+    job = JOB.with_overrides(policy="local-steps:3")
+    metrics = train(exchange, job, lambda push, _, __, result: traced.append((push, result)))
+    assert metrics.registry.get_sample_value("zmqtrain_steps_total") == 3
+    assert traced == [(7, "applied")]
 
 
 def test_worker_that_is_fenced_joins_again_and_forgets_its_batches() -> None:

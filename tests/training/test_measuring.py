@@ -1,4 +1,4 @@
-"""What a step measures beside its loss: what has room, and what parts of a batch add up to."""
+"""Measures of a step beside its loss: their room, and their sums over parts of a batch."""
 
 from __future__ import annotations
 

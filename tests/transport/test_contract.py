@@ -1,4 +1,4 @@
-"""What every transport keeps to; a new one joins by one row in the fixture ``lane``."""
+"""Contract of every transport; a new one joins by one row in the fixture ``lane``."""
 
 from __future__ import annotations
 

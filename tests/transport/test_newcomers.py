@@ -1,4 +1,4 @@
-"""Which of the connections that have not proved themselves are closed when there are too many."""
+"""Choice of the unproved connections to close when there are too many."""
 
 from __future__ import annotations
 

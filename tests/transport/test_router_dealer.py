@@ -1,4 +1,4 @@
-"""What only sockets can get wrong."""
+"""Faults that only sockets can have."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.constants import Constants
 from tests.transport.conftest import Lane
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
@@ -142,9 +143,9 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Deaf:
 
 
 async def test_missed_wake_up_is_made_good_by_the_watchdog(
-    tcp: Lane, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+    tcp: Lane, deaf: Deaf, constants: Constants
 ) -> None:
-    monkeypatch.setattr(router_dealer, "WATCHDOG_S", 0.01)
+    constants(router_dealer, WATCHDOG_S=0.01)
     with deaf():
         listener, inbox = tcp.listen()
     peer, _ = tcp.peer(listener.address)
@@ -155,9 +156,9 @@ async def test_missed_wake_up_is_made_good_by_the_watchdog(
 
 
 async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
-    tcp: Lane, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+    tcp: Lane, deaf: Deaf, constants: Constants
 ) -> None:
-    monkeypatch.setattr(router_dealer, "WATCHDOG_S", 1000)
+    constants(router_dealer, WATCHDOG_S=1000)
     listener = tcp.bind()
     listener.start(lambda peer, frames: listener.send(frames, peer))
     with deaf():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.constants import Constants
 from tests.transport.conftest import Keyed
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import authenticator, handshake, router_dealer
@@ -25,7 +26,7 @@ from zmqtrain.transport.keys import (
     revoke_key,
     rotation,
 )
-from zmqtrain.transport.registry import KnownPeer
+from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security, is_local
 
@@ -167,10 +168,10 @@ async def test_key_revoked_live_ends_both_directions(keyed: Keyed) -> None:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurried(constants: Constants) -> None:
     """Registries are read, and refused keys tried, many times a second."""
-    monkeypatch.setattr(authenticator, "REFRESH_S", 0.01)
-    monkeypatch.setattr(handshake, "RETRY_S", 0.01)
+    constants(authenticator, REFRESH_S=0.01)
+    constants(handshake, RETRY_S=0.01)
 
 
 def rotate(directory: Path) -> None:
@@ -273,17 +274,17 @@ def under_a_name(context: Any, keyed: Keyed, owner: Owner, address: str, name: b
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(constants: Constants) -> None:
     """Handshakes that get no answer are begun anew soon."""
-    monkeypatch.setattr(router_dealer, "HANDSHAKE_MS", 200)
-    monkeypatch.setattr(handshake, "BROKEN_WITHIN_S", 0.02)
+    constants(router_dealer, HANDSHAKE_MS=200)
+    constants(handshake, BROKEN_WITHIN_S=0.02)
 
 
 def break_answers(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, frames: Any) -> Any:
+    def fail(self: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    patch.setattr(authenticator.Authenticator, "_verdict", fail)
+    patch.setattr(Registry, "refresh", fail)
 
 
 def spoil_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
@@ -316,13 +317,13 @@ async def test_while_keys_cannot_be_checked_only_admitted_peers_go_on(
     def parsed(frames: Any) -> tuple[int, int]:
         nonlocal failed, succeeded
         event, value = original(frames)
-        succeeded += event == handshake._SUCCEEDED
-        failed += event not in (handshake._SUCCEEDED, handshake._ACCEPTED)
+        succeeded += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        failed += event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_ACCEPTED)
         return event, value
 
-    original = handshake._parsed
+    original = handshake.parsed
     with pytest.MonkeyPatch.context() as watching:
-        watching.setattr(handshake, "_parsed", parsed)
+        watching.setattr(handshake, "parsed", parsed)
         listener, inbox, troubles = keyed.listen()
         peer, answers, _ = keyed.peer(listener.address, WORKER)
         while succeeded < 2:

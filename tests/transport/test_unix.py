@@ -1,4 +1,4 @@
-"""What only Unix sockets can get wrong; the rest is the contract of all transports."""
+"""Faults that only Unix sockets can have; the rest is in the contract of all transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compression promises: sizes, bounds of the error, what feedback makes good, what is refused.
+"""Compression: sizes, bounds of the error, corrections by feedback, refused values.
 
 Gradients of several runs of blocks come from a seed; laws over values come from hypothesis.
 """

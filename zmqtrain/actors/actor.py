@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.permissions import check_identity, check_permission, may_ask_for_a_client
@@ -50,6 +51,10 @@ REFUSALS = 256  # remembered reasons; each is logged once
 log = logging.getLogger(__name__)
 
 
+ResendId: TypeAlias = tuple[RoutingId, str, int]
+"""A connection, its sender and the number of a request: the same when that is sent again."""
+
+
 class Request:
     """A received envelope, and the way back to its sender."""
 
@@ -66,6 +71,10 @@ class Request:
     @property
     def sender(self) -> Sender:
         return self.envelope.sender
+
+    @property
+    def resend_id(self) -> ResendId:
+        return self.peer, str(self.sender), self.envelope.request_id
 
     @property
     def over_link(self) -> bool:
@@ -106,7 +115,7 @@ class Request:
         self._actor.send(self.endpoint, message, 0, tensors, self.peer)
 
 
-class Actor:
+class Actor(ABC):
     """Base of the roles. A subclass fills ``handlers`` by message type and implements ``main``."""
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
@@ -127,12 +136,13 @@ class Actor:
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
+        self._crash: Exception | None = None  # the first one
         self._at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._refusals: deque[str] = deque(maxlen=REFUSALS)  # logged as warnings
 
+    @abstractmethod
     async def main(self) -> int:
         """Do the role's work; return the exit code."""
-        raise NotImplementedError
 
     def on_end(self, error: BaseException | None) -> None:
         """Free the actor's resources when it ends; ``error`` is the reason if it failed."""
@@ -154,17 +164,27 @@ class Actor:
                     for task in self._background:
                         task.cancel()
         except BaseExceptionGroup as group:
-            error = first_of(group)
+            errors = leaves_of(group)
+            if self._crash is not None and self._crash not in errors:
+                errors.append(self._crash)  # another failure came before its task ran
+            error = main_of(errors)
+            for other in errors:
+                if other is not error and not isinstance(other, ZmqTrainError):
+                    self._log_other(other)
             raise error from error.__cause__
         except BaseException as stop:
             error = stop
+            if self._crash is not None:
+                self._log_other(self._crash)
             raise
         finally:
-            self.on_end(error)
-            discard = isinstance(error, PeerLostError) and not self.lingers
-            for link in self.links:
-                link.close(discard=discard)
-            self._stop_listening()
+            try:
+                self.on_end(error)
+            finally:
+                discard = isinstance(error, PeerLostError) and not self.lingers
+                for link in self.links:
+                    link.close(discard=discard)
+                self._stop_listening()
 
     def stop(self, exit_code: int) -> None:
         """Ask the actor to end, on a signal or a Shutdown; the first call decides the exit code."""
@@ -177,15 +197,20 @@ class Actor:
         self._at_start.append(begin)
 
     def crash(self, error: Exception) -> None:
-        """End the actor with the error of a callback."""
-        if not self.spawn(_raise(error)):
-            text = "%s met another error while it ended: %s"
-            if isinstance(error, ZmqTrainError):  # often a consequence of the first error
-                log.info(text, self.task, error)
-            else:
-                log.error(text, self.task, error, exc_info=error)
+        """End the actor with the error of a callback; it handles no further message."""
+        if self._crash is None and self.spawn(_raise(error), outlives_main=True):
+            self._crash = error
+        else:
+            self._log_other(error)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+    def _log_other(self, error: BaseException) -> None:
+        text = "%s met another error while it ended: %s"
+        if isinstance(error, ZmqTrainError):  # often a consequence of the first error
+            log.info(text, self.task, error)
+        else:
+            log.error(text, self.task, error, exc_info=error)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, outlives_main: bool = False) -> bool:
         """Run a background task while the actor lives; return False if it is ending."""
         if self._group is None:
             raise RuntimeError("spawn is for a running actor")
@@ -194,8 +219,9 @@ class Actor:
         except RuntimeError:
             coroutine.close()
             return False
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        if not outlives_main:
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
         return True
 
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
@@ -306,8 +332,8 @@ class Actor:
         """Call the handler. A bad request affects only its sender; a bug ends this actor."""
         log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
-        if kind is Refusal:
-            return  # its request asked for no reply; refusing a refusal would never end
+        if kind is Refusal or self._crash is not None:
+            return  # refusing a refusal would never end; a crash may have left a change half done
         handler = self.handlers.get(kind)
         try:
             if handler is None:
@@ -327,14 +353,13 @@ async def _raise(error: Exception) -> None:
     raise error
 
 
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the main error of a group: one raised on purpose comes before any other."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    return next((error for error in leaves if isinstance(error, ZmqTrainError)), leaves[0])
+def main_of(errors: Sequence[BaseException]) -> BaseException:
+    """Return the main one of some errors: one raised on purpose comes before any other."""
+    return next((error for error in errors if isinstance(error, ZmqTrainError)), errors[0])
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group and in the groups in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in leaves_of(each)]
+    return [error]

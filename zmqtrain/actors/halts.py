@@ -1,4 +1,4 @@
-"""Why a process of this host does not answer, according to the kernel."""
+"""States of a process on this host in which it cannot answer, according to the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a task joins a ps, which may start later than the task."""
+"""Joining a ps, which may start later than the task that joins it."""
 
 from __future__ import annotations
 
@@ -48,9 +48,15 @@ async def join(actor: JobActor, link: Link) -> Admission:
         PeerLostError: it did not answer within the join timeout.
     """
     link.begin_life()
-    who = actor.process, actor.metrics_address, process_identity()
-    after, group = actor.last_incarnation, actor.plan.group
-    message = Join(actor.nonce, actor.fingerprint, *who, after, group)
+    message = Join(
+        nonce=actor.nonce,
+        fingerprint=actor.fingerprint,
+        process=actor.process,
+        metrics=actor.metrics_address,
+        process_identity=process_identity(),
+        after=actor.last_incarnation,
+        group=actor.plan.group,
+    )
     host = actor.waits.hosts.get(link.peer, link.peer)
     envelope = await link.request(
         message,

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from functools import partial
 from typing import Protocol
 
 from zmqtrain.actors.halts import halt_at
@@ -81,6 +82,7 @@ class Link:
         self._gone = asyncio.Event()
         self._owner = owner
         self._waits = owner.waits
+        self._waits.halts[peer] = partial(halt_at, endpoint.address)
         self._metrics = owner.metrics
         self._liveness = Liveness(owner.timing)
         self._outstanding: dict[int, Outstanding] = {}
@@ -151,19 +153,19 @@ class Link:
         if timeout_s is not None:
             limit_s = min(limit_s, timeout_s)
         outstanding = self._outstanding[self._last_id] = Outstanding(
-            self._last_id,
-            sender,
-            generation,
-            message,
-            tensors,
-            chunks,
-            ChunkAssembler(out, add) if out is not None else None,
-            sequence,
-            min(RESEND_S, limit_s / RESENDS),
-            asyncio.get_running_loop().create_future(),
-            self._waits.begin(self.peer, reason, timeout_s),
-            now,
-            Attempt(now, self._last_id),
+            request_id=self._last_id,
+            sender=sender,
+            generation=generation,
+            message=message,
+            tensors=tensors,
+            chunks=chunks,
+            incoming=ChunkAssembler(out, add) if out is not None else None,
+            sequence=sequence,
+            resend_s=min(RESEND_S, limit_s / RESENDS),
+            future=asyncio.get_running_loop().create_future(),
+            wait=self._waits.begin(self.peer, reason, timeout_s),
+            asked_at=now,
+            attempt=Attempt(now, self._last_id),
         )
         self.go_on(outstanding)
         return outstanding
@@ -230,7 +232,7 @@ class Link:
             await asyncio.sleep(self._owner.timing.heartbeat_s)
             now = time.monotonic()
             self._liveness.forgive(before, now)
-            self._waits.log_long(self._halt_of)
+            self._waits.log_long()
             for outstanding in self._outstanding.values():
                 if outstanding.is_overdue(now):
                     self._resend(outstanding)
@@ -280,9 +282,6 @@ class Link:
         # Nothing can be delivered to a peer that never answered.
         self.endpoint.close(discard=discard or self._liveness.received_at is None)
 
-    def _halt_of(self, peer: str) -> str:
-        return halt_at(self.endpoint.address) if peer == self.peer else ""
-
     def _send_heartbeat(self) -> None:
         self._last_id += 1
         self._liveness.begin_beat(self._last_id)
@@ -322,7 +321,10 @@ class Link:
             outstanding = self._outstanding.get(request_id)
             # A late reply to a request that was sent twice or given up has none.
             if outstanding is not None and not outstanding.future.done():
-                self._on_reply(outstanding, envelope)
+                try:
+                    self._on_reply(outstanding, envelope)
+                except Exception as error:  # a wrong reply, or a bug: it would come again and again
+                    outstanding.future.set_exception(error)
 
     def _on_reply(self, outstanding: Outstanding, envelope: Envelope) -> None:
         message = envelope.message
@@ -332,7 +334,7 @@ class Link:
             outstanding.attempt.acknowledge(message.nbytes)
             self.go_on(outstanding)
         elif type(message) is Refusal:
-            outstanding.future.set_exception(error_of(message, self.peer))
+            raise error_of(message, self.peer)
         else:
             self._on_answer(outstanding, envelope)
 
@@ -345,29 +347,21 @@ class Link:
     def _on_chunk(
         self, outstanding: Outstanding, chunk: Chunk, tensors: tuple[Tensor, ...]
     ) -> None:
-        try:
-            if outstanding.incoming is None:
-                raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
-            outstanding.incoming.take(chunk, tensors)
-            outstanding.attempt.at = time.monotonic()
-        except ProtocolError as error:
-            outstanding.future.set_exception(error)
+        if outstanding.incoming is None:
+            raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
+        outstanding.incoming.take(chunk, tensors)
+        outstanding.attempt.at = time.monotonic()
 
     def _on_answer(self, outstanding: Outstanding, envelope: Envelope) -> None:
         """Take an answer, unless chunks of its parameters were lost.
 
         Such an answer counts as lost: the request is sent again, and the peer answers again.
         """
-        try:
-            lost = outstanding.take_in(envelope)
-        except ProtocolError as error:
-            outstanding.future.set_exception(error)
-            return
-        if lost:
+        if lost := outstanding.take_in(envelope):
             log.info("%s: %d chunks of its parameters were lost", self.peer, lost)
         else:
-            outstanding.future.set_result(envelope)
             self._end_wait(outstanding)
+            outstanding.future.set_result(envelope)
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()

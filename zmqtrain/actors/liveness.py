@@ -1,4 +1,4 @@
-"""Tells from silence and answers to heartbeats whether the peer of a link lives."""
+"""The liveness of a link's peer, derived from silence and answers to heartbeats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Liveness:
         self._beats.append(request_id)
 
     def is_beat(self, request_id: int) -> bool:
-        """Say whether this was one of the last heartbeats of the current life."""
+        """Return whether this was one of the last heartbeats of the current life."""
         return request_id in self._beats
 
     def begin_life(self) -> None:

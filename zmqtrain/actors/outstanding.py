@@ -39,7 +39,7 @@ class Attempt:
         self.unacknowledged_nbytes = max(0, self.unacknowledged_nbytes - nbytes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Outstanding:
     """A request that is sent, at least in part, and has no reply."""
 

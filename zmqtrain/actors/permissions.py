@@ -1,4 +1,4 @@
-"""Which messages a role may send. The holder of a key sends in its own name only."""
+"""The messages that each role may send. The holder of a key sends in its own name only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
 
 
 def may_ask_for_a_client(envelope: Envelope) -> bool:
-    """Say whether the holder of any key may send this as a client: it changes nothing."""
+    """Return whether the holder of any key may send this as a client: it changes nothing."""
     return envelope.sender.role == _CLIENT and type(envelope.message) is control.GetStatus
 
 

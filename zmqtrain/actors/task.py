@@ -32,7 +32,7 @@ class JobActor(Actor):
     """The task of ``config`` in a cluster that trains a job by ``plan``."""
 
     def __init__(self, config: TaskConfig, plan: Plan, transport: Transport) -> None:
-        metrics = Metrics(config.role.value, config.index)
+        metrics = Metrics(config.role, config.index)
         super().__init__(config.task, transport, metrics, config)
         self.plan, self.job = plan, plan.job
         self.job_name = config.job
@@ -56,15 +56,19 @@ class JobActor(Actor):
         self.run_record: Callable[[], dict[str, Any]] | None = None  # for the page of the run
         self.traces: Traces | None = None  # of pushes, if it writes some
 
-    async def load_data(self) -> tuple[Dataset, Dataset | None]:
+    async def load_data(
+        self, given: tuple[Dataset, Dataset | None] | None = None
+    ) -> tuple[Dataset, Dataset | None]:
         """Return the job's (training set, evaluation set); add the data to the fingerprint.
+
+        ``given``: these sets, if they are loaded already.
 
         Raises:
             DataError, ConfigError: the data is not there, or does not fit the job.
         """
 
         def load() -> tuple[Dataset, Dataset | None, str]:
-            training, evaluation = self.job.load_data()
+            training, evaluation = given or self.job.load_data()
             return training, evaluation, describe(training)
 
         training, evaluation, self.fingerprint[DATA] = await asyncio.to_thread(load)
@@ -88,7 +92,8 @@ class JobActor(Actor):
 
     def on_stranger(self, request: Request, error: RefusedError) -> None:
         """Refuse it; send a ps or chief of an older group, on another worker, the current group."""
-        is_of_worker = type(request.peer) is KnownPeer and request.peer.key.owner.role == "worker"
+        peer = request.peer
+        is_of_worker = type(peer) is KnownPeer and peer.key.owner.role == Role.WORKER
         if self.plan.group and is_of_worker and request.sender.role in (Role.PS, Role.CHIEF):
             request.send(Gather(self.plan.group, self.plan.members))
         else:

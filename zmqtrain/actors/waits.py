@@ -29,11 +29,13 @@ class Waits:
     """The waits of one task; times are of the monotonic clock.
 
     ``hosts``: the task that hosts a peer, by the peer's name; a peer may be a task of its own.
+    ``halts``: what returns why a peer cannot answer, or "" if that is not known, by its name.
     """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.hosts: Mapping[str, str] = {}
+        self.halts: dict[str, Callable[[], str]] = {}
         self._entries: dict[int, _Entry] = {}
         self._last = 0
 
@@ -57,17 +59,15 @@ class Waits:
         finally:
             self.end(token)
 
-    def log_long(self, halt_of: Callable[[str], str] = lambda _: "") -> None:
-        """Log every wait that has become long, once.
-
-        ``halt_of`` returns why a peer cannot answer, "" if that is not known.
-        """
+    def log_long(self) -> None:
+        """Log every wait that has become long, once."""
         for entry in self._entries.values():
             if not entry.is_logged and time.monotonic() - entry.since > PATIENCE_S:
                 entry.is_logged = True
                 host = self.hosts.get(entry.peer)
                 peer = f"{entry.peer}, which {host} hosts" if host else entry.peer
-                if halt := halt_of(entry.peer):
+                halt_of = self.halts.get(entry.peer)
+                if halt_of is not None and (halt := halt_of()):
                     log.warning("waiting for %s: %s; %s", peer, entry.reason, halt)
                 else:
                     log.info("waiting for %s: %s", peer, entry.reason)

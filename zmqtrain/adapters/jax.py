@@ -135,7 +135,7 @@ class JaxModel(BaseModel):
         return f"JaxModel({name_of(self.init)}{''.join(options)})"
 
     def __deepcopy__(self, memo: object) -> JaxModel:
-        other = copy.copy(self)  # they share what is compiled, and replace the rest
+        other = copy.copy(self)  # they share compiled functions, and replace the rest
         other._first = jax.jit(other._initial)  # initial values may not depend on the seed alone
         return other
 
@@ -188,7 +188,6 @@ class JaxModel(BaseModel):
         return *self._trees(values), batch, _key(self._seeds)
 
     def weight(self, batch: Batch) -> float | None:
-        """Return the weight of a batch; None: the number of its examples."""
         return None if self._weight is None else self._weight(taken(batch))
 
     def finish(self, loss: Any, gradients: Tree = None, state: Tree = ()) -> float:
@@ -374,8 +373,8 @@ def load_pytree(
 ) -> Tree:
     """Return ``tree`` with trained values: those of a logdir, or given arrays by name.
 
-    ``tree``: parameters or state as ``init`` returns them, or their shapes by jax.eval_shape.
-    ``average``: the moving averages of a logdir.
+    ``tree``: what ``init`` returns, be it parameters or a tuple of parameters and state, or its
+    shapes by jax.eval_shape. ``average``: the moving averages of a logdir.
 
     Raises:
         ConfigError: a leaf is missing, or has another shape.
@@ -383,6 +382,8 @@ def load_pytree(
     """
     values = weights_of(weights, average=average)
     tree = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), tree)
+    if type(tree) is tuple and values.keys().isdisjoint(leaves_of(tree)):
+        return tuple(load_pytree(part, values) for part in tree)
     plain = {n: jax.eval_shape(partial(encoded, like=v), v) for n, v in leaves_of(tree).items()}
     if text := difference({n: v for n, v in values.items() if n in plain}, plain):
         raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")

@@ -15,7 +15,7 @@ from optax import tree_utils
 from zmqtrain.errors import ConfigError
 
 _SCHEDULED = "ScaleByScheduleState", "WrappedScheduleState", "InjectHyperparamsState"
-"""States of optax whose ``count`` is what a schedule is called with."""
+"""States of optax whose ``count`` is the argument of a schedule."""
 
 
 class JaxInner:

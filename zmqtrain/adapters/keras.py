@@ -87,7 +87,7 @@ class KerasModel(BaseModel):
 
     def __deepcopy__(self, memo: object) -> KerasModel:
         other = copy.copy(self)
-        if BACKEND == "torch":  # on jax they share what is compiled, and keep nothing
+        if BACKEND == "torch":  # on jax they share compiled functions, and keep nothing
             other._network = None
         return other
 

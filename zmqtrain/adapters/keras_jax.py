@@ -112,7 +112,7 @@ class OnJax:
             return function(*arguments)
         with self._lock, self._tables.tracing():
             if function is not self._outputs:
-                # What is compiled with the model may make variables, which no trace may do.
+                # Metrics and losses of compile() may make variables, which no trace may do.
                 self._model._symbolic_build(data_batch=batch)
             result = function(*arguments)
             self._compiled.add(kind)

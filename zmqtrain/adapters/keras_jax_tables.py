@@ -12,7 +12,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from zmqtrain.adapters.jax_tables import padded
-from zmqtrain.adapters.keras_tables import TableLayer
+from zmqtrain.adapters.keras_tables import TableLayer, whole_ids
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Parameters
 from zmqtrain.models.rows import read_ahead
@@ -65,7 +65,7 @@ class JaxTables:
             return LookedUp(values, {})
         unique = {}
         for name, arrays in self._ids(inputs).items():
-            ids = [np.asarray(each).ravel().astype(np.int64) for each in arrays]
+            ids = [whole_ids(np.asarray(each).ravel(), name) for each in arrays]
             unique[name], _ = values[name].unique(np.concatenate(ids))
         read_ahead([(values[name], ids) for name, ids in unique.items()])
         found = dict(values)
@@ -98,4 +98,4 @@ def _of_shape(dim: int, ids: Any) -> Any:
 
 
 def _found_in(rows: Any, among: Any, ids: Any) -> Any:
-    return rows[jnp.searchsorted(among, ids)]
+    return rows[jnp.searchsorted(among, ids.astype(jnp.int32))]

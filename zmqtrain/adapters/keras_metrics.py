@@ -19,7 +19,7 @@ from zmqtrain.models.base import Batch
 _MEASURING = threading.Lock()  # workers of one process share the variables of metrics
 
 
-class Measure(NamedTuple):
+class CompiledMeasure(NamedTuple):
     """A compiled metric.
 
     ``name``: in Keras's logs. ``metric``: None for an accuracy whose kind depends on the data.
@@ -38,9 +38,9 @@ class Measure(NamedTuple):
         return "up" if self.metric is None else getattr(self.metric, "_direction", None)
 
 
-def measures_of(compiled: Any, outputs: Sequence[str]) -> list[Measure]:
+def measures_of(compiled: Any, outputs: Sequence[str]) -> list[CompiledMeasure]:
     """Return all compiled metrics."""
-    found: dict[str, Measure] = {}
+    found: dict[str, CompiledMeasure] = {}
     for is_weighted in (False, True):
         given = getattr(compiled, f"_user_{'weighted_' * is_weighted}metrics", None) or []
         if len(outputs) == 1:
@@ -52,7 +52,7 @@ def measures_of(compiled: Any, outputs: Sequence[str]) -> list[Measure]:
                 is_open = isinstance(one, str) and one.lower() in ("accuracy", "acc")
                 metric = None if is_open else get_metric(one, None, None)
                 name = _unused(found, prefix, one if metric is None else metric.name, is_weighted)
-                found[name] = Measure(name, one, metric, number, is_weighted)
+                found[name] = CompiledMeasure(name, one, metric, number, is_weighted)
     return list(found.values())
 
 
@@ -80,7 +80,7 @@ class SummedMetric:
 
     takes_whole_batch = True  # it knows which arrays are targets and weights
 
-    def __init__(self, measure: Measure, network: Any) -> None:
+    def __init__(self, measure: CompiledMeasure, network: Any) -> None:
         self.name, self._output = measure.name, measure.output
         self.metric = measure.metric  # None until it has seen data
         self._adds_up = self.metric is None or _is_of_keras(self.metric)

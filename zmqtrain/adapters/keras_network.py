@@ -10,7 +10,7 @@ import numpy as np
 from keras.src.backend import get_keras_mask
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.keras_metrics import Measure, array_of, is_mean, measures_of
+from zmqtrain.adapters.keras_metrics import CompiledMeasure, array_of, is_mean, measures_of
 from zmqtrain.adapters.keras_tables import take_tables
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
@@ -78,7 +78,7 @@ class Network:
                 )
             variable.assign(whole(weights[name]))
 
-    def is_summed(self, measure: Measure) -> bool:
+    def is_summed(self, measure: CompiledMeasure) -> bool:
         """Return whether a measure is no mean over all examples."""
         is_masked = any(axes for axes in self.mask_axes[measure.output : measure.output + 1])
         return measure.is_weighted or is_masked or not is_mean(measure.metric)

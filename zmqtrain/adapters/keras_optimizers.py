@@ -10,30 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from zmqtrain import optim
 from zmqtrain.adapters.common import options_of, train_inside
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import (
-    LAMB,
-    SGD,
-    Adafactor,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Cosine,
-    Exponential,
-    Ftrl,
-    InverseTime,
-    Lion,
-    Momentum,
-    NAdam,
-    Piecewise,
-    Polynomial,
-    RMSProp,
-    Rule,
-    Schedule,
-    Warmup,
-)
 
 _REMEDIES = {
     "clipnorm": "give the job clip_norm, which is for all variables together",
@@ -57,7 +36,7 @@ def fields_of(optimizer: Any) -> dict[str, Any]:
     return {"optimizer": rule_of(optimizer), **given}
 
 
-def rule_of(optimizer: Any) -> Rule:
+def rule_of(optimizer: Any) -> optim.Rule:
     """Return the rule that computes the update of a Keras optimizer by a gradient, clipped or not.
 
     Raises:
@@ -89,25 +68,25 @@ def options_in(optimizer: Any) -> dict[str, Any]:
     return {**optimizer.get_config(), "exclude_from_weight_decay": excluded is not None}
 
 
-_RULES: dict[str, Rule] = {
-    "SGD": Momentum(0.0, scaled_velocity=True),
-    "Adam": Adam(),
-    "AdamW": AdamW(epsilon_hat=True),
-    "Adamax": Adamax(epsilon_in_max=False),
-    "Nadam": NAdam(momentum_decay=1.0),
-    "RMSprop": RMSProp(0.0, initial_mean_square=0.0),
-    "Adagrad": Adagrad(0.0, epsilon=1e-7, epsilon_inside_sqrt=True),
-    "Ftrl": Ftrl(0.0),
-    "Lion": Lion(),
-    "Lamb": LAMB(weight_decay=0.0),
-    "Adafactor": Adafactor(),
+_RULES: dict[str, optim.Rule] = {
+    "SGD": optim.Momentum(0.0, scaled_velocity=True),
+    "Adam": optim.Adam(),
+    "AdamW": optim.AdamW(epsilon_hat=True),
+    "Adamax": optim.Adamax(epsilon_in_max=False),
+    "Nadam": optim.NAdam(momentum_decay=1.0),
+    "RMSprop": optim.RMSProp(0.0, initial_mean_square=0.0),
+    "Adagrad": optim.Adagrad(0.0, epsilon=1e-7, epsilon_inside_sqrt=True),
+    "Ftrl": optim.Ftrl(0.0),
+    "Lion": optim.Lion(),
+    "Lamb": optim.LAMB(weight_decay=0.0),
+    "Adafactor": optim.Adafactor(),
 }
 _SCHEDULES: dict[str, Any] = {
-    "ExponentialDecay": Exponential,
-    "InverseTimeDecay": InverseTime,
-    "PiecewiseConstantDecay": Piecewise,
-    "PolynomialDecay": Polynomial,
-    "CosineDecay": Cosine,
+    "ExponentialDecay": optim.Exponential,
+    "InverseTimeDecay": optim.InverseTime,
+    "PiecewiseConstantDecay": optim.Piecewise,
+    "PolynomialDecay": optim.Polynomial,
+    "CosineDecay": optim.Cosine,
 }
 _OURS = {
     "beta_1": "beta1",
@@ -125,10 +104,10 @@ _OURS = {
 }
 
 
-def _rule_of(name: str, options: dict[str, Any]) -> Rule:
+def _rule_of(name: str, options: dict[str, Any]) -> optim.Rule:
     rule: Any = _RULES[name]
     if name == "SGD" and not options["momentum"]:
-        rule = SGD()
+        rule = optim.SGD()
     if name == "Adam" and (options["weight_decay"] or options["amsgrad"]):
         rule = _RULES["AdamW"]
     given = {n: 0.0 if v is None else v for n, v in options.items()}
@@ -137,10 +116,10 @@ def _rule_of(name: str, options: dict[str, Any]) -> Rule:
         del given["weight_decay"]  # which is another than the rule's
     if name == "Adafactor" and isinstance(options["learning_rate"], dict):
         given["relative_step"] = False  # a schedule is taken as it is
-    return cast(Rule, replace(rule, **options_of(rule, given, _OURS)))
+    return cast(optim.Rule, replace(rule, **options_of(rule, given, _OURS)))
 
 
-def _rate_of(rate: Any) -> float | Schedule:
+def _rate_of(rate: Any) -> float | optim.Schedule:
     """Return a rate from Keras's config: a number, which went through float32, or a schedule."""
     if not isinstance(rate, dict):
         return float(str(np.float32(rate)))
@@ -151,7 +130,7 @@ def _rate_of(rate: Any) -> float | Schedule:
     target, steps = options.get("warmup_target"), options.get("warmup_steps")
     first = {} if target is None or not steps else {"initial": target}
     schedule = _SCHEDULES[name](**options_of(_SCHEDULES[name], options, _OURS) | first)
-    return Warmup(schedule, steps, options["initial_learning_rate"]) if first else schedule
+    return optim.Warmup(schedule, steps, options["initial_learning_rate"]) if first else schedule
 
 
 def _name(optimizer: Any) -> str:

@@ -10,13 +10,31 @@ from typing import Any, TypeAlias
 
 import keras
 import numpy as np
+from numpy.typing import NDArray
 
-from zmqtrain.errors import ConfigError
-from zmqtrain.models.tables import Given, Table
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.tables import Given, Ids, Table
 from zmqtrain.optim.groups import Pattern, fits
 
 LookUp: TypeAlias = Callable[[Any], Any]
-"""Returns the rows of a tensor of integers."""
+"""Returns the rows of a tensor of ids, which are floats if an Input has no other dtype."""
+
+
+def whole_ids(ids: NDArray[Any], name: str) -> Ids:
+    """Return the ids of a table as int64, if no two of them can have become the same float.
+
+    Raises:
+        DataError: they are floats that are no whole numbers, or too large for their dtype.
+    """
+    if ids.dtype.kind == "f" and ids.size:
+        bound = 2.0 ** (np.finfo(ids.dtype).nmant + 1)
+        wrong = ids[(ids != np.floor(ids)) | (np.abs(ids) >= bound)]
+        if wrong.size:
+            raise DataError(
+                f"the table {name!r} is given id {wrong[0]:.17g} of {ids.dtype}; expected an "
+                'integer: give keras.Input(..., dtype="int64"), or correct the data'
+            )
+    return ids.astype(np.int64)
 
 
 class TableLayer:
@@ -44,8 +62,6 @@ class TableLayer:
                 f"the rows of {self.layer.name!r} are in a table; expected a prediction by the "
                 "job or the trainer, or a model of its own by with_weights()"
             )
-        if inputs.dtype not in ("int32", "int64"):  # as Keras does
-            inputs = keras.ops.cast(inputs, "int32")
         return keras.ops.cast(self.look_up(inputs), self.layer.compute_dtype)
 
     @staticmethod

@@ -11,6 +11,7 @@ import torch
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.common import constant_loss
+from zmqtrain.adapters.keras_tables import whole_ids
 from zmqtrain.adapters.torch_memory import BoundVariables, seed_torch, tensor_over
 from zmqtrain.adapters.torch_tables import TableWeight
 from zmqtrain.adapters.torch_tables_of import ModuleTables
@@ -25,7 +26,7 @@ class OnTorch:
         self._bound = BoundVariables(owner)
         self._tables = ModuleTables({n: TableWeight(t.table) for n, t in network.tables.items()})
         for name, weight in self._tables.weights.items():
-            network.tables[name].look_up = partial(_rows_of, weight)
+            network.tables[name].look_up = partial(_rows_of, weight, name)
 
     def seed(self, seed: int, batch: int) -> None:
         """Seed layers that draw from torch's own generator."""
@@ -105,12 +106,14 @@ class OnTorch:
         self._bound.load()
 
 
-def _rows_of(weight: TableWeight, ids: Any) -> Any:
+def _rows_of(weight: TableWeight, name: str, ids: Any) -> Any:
+    if ids.is_floating_point():
+        ids = torch.from_numpy(whole_ids(ids.detach().cpu().numpy(), name))
     return weight[ids]
 
 
 def _copied(weights: Any) -> Any:
-    """Return weights for Keras, which multiplies the mask of outputs into what it is given."""
+    """Return weights for Keras, which multiplies the mask of outputs into its weights."""
     return None if weights is None else weights.clone()
 
 

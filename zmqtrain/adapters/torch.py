@@ -187,7 +187,7 @@ class TorchModel(BaseModel):
             self._forget()
 
     def tables(self, seed: int) -> dict[str, Table]:
-        """Return the weights of look-ups with ``sparse=True``, and what the job makes a table.
+        """Return the weights of look-ups with ``sparse=True``, and those that the job makes tables.
 
         Raises:
             ConfigError: a weight cannot be a table.
@@ -204,7 +204,6 @@ class TorchModel(BaseModel):
         return {name: array_of(buffer) for name, buffer in buffers_of(self._built.initial(seed))}
 
     def aliases(self) -> dict[str, str]:
-        """Return a variable's first name by each of its other ones: those of tied weights."""
         first: dict[int, str] = {}
         module, found = self.module, {}
         for every in (module.named_parameters, module.named_buffers):
@@ -215,7 +214,7 @@ class TorchModel(BaseModel):
 
     @property
     def optimizer(self) -> Any:
-        """What a LightningModule configures, for a job without an optimizer; None: nothing."""
+        """The optimizer that a LightningModule configures, for a job that names none; else None."""
         return configured if is_lightning(self.module) else None
 
     def seed_batch(self, seed: int, batch: int) -> None:
@@ -247,7 +246,6 @@ class TorchModel(BaseModel):
         return self.finish(total)
 
     def weight(self, batch: Batch) -> float | None:
-        """Return the weight of a batch's mean loss; None: the number of its examples."""
         tensors = self._as_tensors(batch)
         weight = self._objective.weight_of(tensors)
         check = self._labels_check
@@ -301,9 +299,9 @@ class TorchModel(BaseModel):
         """Return the outputs, see ``predict`` of the constructor; a tuple if there are several.
 
         Raises:
-            ConfigError: they are no tensors, or nothing says which arrays go into the module.
+            ConfigError: they are no tensors, or it is unknown which arrays go into the module.
         """
-        module = self.module  # whose own steps may be the objective's
+        module = self.module  # its own steps may be the objective's
         call, inputs = self._objective.prediction(batch)
         with self._evaluating(parameters, inputs) as tensors:
             outputs = call(module, tensors)

@@ -36,7 +36,7 @@ def rows_of(batch: Any) -> int:
 
 
 def outputs_of(module: Any, batch: Any, *, is_whole: bool) -> Any:
-    """Return what a module makes of a batch.
+    """Return the output of a module for a batch.
 
     ``is_whole``: it gets all of it, as it computes the loss, too. Otherwise it gets the first part
     of a tuple, and of a dict those that it takes.
@@ -50,7 +50,7 @@ def outputs_of(module: Any, batch: Any, *, is_whole: bool) -> Any:
 
 
 def targets_of(batch: Any) -> tuple[Any, ...]:
-    """Return what a loss gets behind the outputs: a tuple's other parts, or the whole batch."""
+    """Return a loss's arguments behind the outputs: a tuple's other parts, or the whole batch."""
     return batch[1:] if isinstance(batch, tuple) else (batch,)
 
 

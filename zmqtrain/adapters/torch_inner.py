@@ -86,7 +86,7 @@ class TorchInner:
             optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def _follow(self) -> None:
-        """Step the schedulers as often as the job's steps say."""
+        """Step the schedulers up to the job's present step."""
         for number, (_, scheduler, every) in enumerate(self._made):
             while scheduler is not None and self._turns[number] < self._step // every:
                 scheduler.step()
@@ -94,7 +94,7 @@ class TorchInner:
 
 
 def checked(make: Callable[..., Any], module: Any) -> list[Made]:
-    """Return what ``make`` makes, see ``torch_optimizers.made_by``.
+    """Return the optimizers that ``make`` makes, see ``torch_optimizers.made_by``.
 
     Raises:
         ConfigError: one of the optimizers cannot train in local steps, or ``make`` fails.

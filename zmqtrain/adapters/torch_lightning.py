@@ -44,7 +44,7 @@ def steps_of(module: Any) -> list[Any]:
 
 
 def configured(_: Any, module: Any) -> Any:
-    """Return what ``configure_optimizers`` makes, as a function of ``Job(optimizer=...)`` does."""
+    """Return the module's optimizers, as a function of ``Job(optimizer=...)`` returns them."""
     match _called("configure_optimizers", module)[0]:
         case {"optimizer": optimizer, **rest} | [{"optimizer": optimizer, **rest}]:
             given = rest.get("lr_scheduler")
@@ -60,7 +60,7 @@ def configured(_: Any, module: Any) -> Any:
 
 
 class _Alone:
-    """Takes what a module logs, and is its trainer, which has nothing."""
+    """A stand-in for a module's trainer, which records the values that the module logs."""
 
     def __init__(self) -> None:
         self.logged: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class _Alone:
 
 
 def _called(method: str, module: Any, *arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what a method returns, given those of the arguments that it takes, and logs."""
+    """Call a method with the arguments that it takes; return its result, and the logged values."""
     alone, call = _Alone(), getattr(module, method)
     module.log, module.trainer = alone.log, alone
     try:

@@ -46,7 +46,7 @@ def sorted_ids(ids: Any) -> Sorted:
 
 
 class Gathering(NamedTuple):
-    """A look-up: its ids, their unique rows, and what takes the gradient of these."""
+    """A look-up: its ids, their unique rows, and the receiver of the gradient of these."""
 
     ids: Sorted
     rows: Rows

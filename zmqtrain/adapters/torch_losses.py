@@ -1,4 +1,4 @@
-"""Losses of torch's kind: their arguments, weights of the examples, and what they divide by."""
+"""Losses of torch's kind: their arguments, the weights of examples, and their divisors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module of PyTorch is trained for: a loss, the measures beside it, and their weight."""
+"""The objective of a PyTorch module: its loss, the measures beside it, and their weight."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Objective:
             return checked_weight(self.weight(batch), self.owner)
 
     def outputs_of(self, module: Any, batch: Any) -> Any:
-        """Return what the module makes of a batch.
+        """Return the output of the module for a batch.
 
         Raises:
             ConfigError: ``forward`` needs more than the first array of a tuple.

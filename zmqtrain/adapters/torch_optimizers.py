@@ -91,7 +91,7 @@ def taken_over(make: Callable[..., Any], module: Any) -> dict[str, Any]:
 
 
 def made_by(make: Callable[..., Any], module: Any) -> tuple[list[Made], list[list[str]]]:
-    """Return what ``make`` makes, and the names of the trained variables of each of their groups.
+    """Return the optimizers of ``make``, and the trained variables of each of their groups by name.
 
     ``make(parameters)``, or ``make(parameters, module)``, gets the list of the parameters that are
     trained. It returns an optimizer, or (optimizer, scheduler), whose scheduler is stepped after

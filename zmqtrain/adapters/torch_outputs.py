@@ -1,4 +1,4 @@
-"""What a module of PyTorch returns: tensors, a tuple of them, or several by name."""
+"""The outputs of a PyTorch module: a tensor, a tuple of tensors, or tensors by name."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class PartsCheck:
             if is_random:
                 spread = statistics.variance(wholes) + statistics.variance(means)
                 allowed += DEVIATIONS * math.sqrt(spread / DRAWS)
-            elif self._tolerance < COARSE:  # wrong weights show in proportion to what they weigh
+            elif self._tolerance < COARSE:  # errors of weights show in proportion
                 allowed = min(allowed, max(SHARE * abs(each[0] - each[1]), ROUNDING * scale))
             if not abs(whole - mean) <= allowed:
                 raise self._error(

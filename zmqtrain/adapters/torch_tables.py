@@ -151,11 +151,11 @@ class TableWeight:
         return nn.Parameter(torch.from_numpy(self._reader.whole()).to(self.device))
 
     def begin(self) -> None:
-        """Begin a step, or an evaluation: forget what the last one has looked up."""
+        """Begin a step, or an evaluation: forget the rows of the last one."""
         self._known, self._gradients, self.missed, self._ahead = [], [], [], None
 
     def expect(self, columns: Sequence[Sorted]) -> tuple[TableReader, Ids] | None:
-        """Note look-ups to come in this step; return what is read for them, see unique_of()."""
+        """Note look-ups to come in this step; return the ids to read, see unique_of()."""
         ids = self.unique_of(columns)
         if self._reader is None or ids is None:
             return None
@@ -196,7 +196,7 @@ class TableWeight:
         return Gathering(column, self._rows(column.unique), take)
 
     def put_ahead(self, rows: Any) -> None:
-        """Keep the rows that :meth:`ahead` says for the look-up."""
+        """Keep the rows that :meth:`ahead` returns for the look-up."""
         self._ahead = rows
 
     def gather(self, ids: Any, padding_id: int | None = None) -> Any:

@@ -126,11 +126,11 @@ class ModuleTables:
                     found[column[:3]] = column
             weight.begin()
         columns, self._batch = tuple(found.values()), None
-        self._columns = before if columns == before else columns  # the same for what is sorted
+        self._columns = before if columns == before else columns  # the same object for sorted ids
 
 
 class _Column(NamedTuple):
-    """Where batches have the ids of a table: the path of a leaf, and bounds of its axes."""
+    """The place of a table's ids in a batch: the path of a leaf, and bounds of its axes."""
 
     name: str
     path: str

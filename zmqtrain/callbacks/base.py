@@ -1,4 +1,4 @@
-"""What a callback is: an object with Keras's hooks, and what it may ask of the training.
+"""Callbacks: objects with Keras's hooks, and the view of the training that they get.
 
 A callback needs no base class: hooks that it lacks are not called. All callbacks of a job run in
 one process, one after another, and between epochs while nothing is trained. So they may write
@@ -33,7 +33,7 @@ TWINS = {
     "SwapEMAWeights": "moving_average=0.99, evaluate_average=True",
     "TensorBoard": "zmqtrain.callbacks.TensorBoard",
 }
-"""Callbacks of Keras that need its own training, and what does the same here."""
+"""Callbacks of Keras that need its own training, and their counterparts here."""
 
 CHANGING = ("compile", "fit", "train_function", "train_on_batch", "train_step")
 """What a callback may not do with a model of Keras."""
@@ -204,7 +204,7 @@ class ModelView:
 
     @property
     def directions(self) -> dict[str, bool]:
-        """Whether measures should be large, by name: of those whose metric says it."""
+        """Whether measures should be large, by name; only those whose metric declares it."""
         given = {m.name: getattr(m, "larger_is_better", None) for m in self._metrics}
         known = {name: is_max for name, is_max in given.items() if is_max is not None}
         return {**self.source.directions, **known}
@@ -268,7 +268,7 @@ class CallbackList:
         self._callbacks = callbacks
 
     def begin(self, model: ModelView, params: Mapping[str, Any]) -> None:
-        """Begin something; those that follow a measure forget what they know of it."""
+        """Begin a training: callbacks that follow a measure forget its earlier values."""
         self.call("set_params", dict(params))
         self.call("set_model", model)
 
@@ -276,7 +276,7 @@ class CallbackList:
         """Call one hook of every callback that has it.
 
         Raises:
-            ConfigError: a callback raises; the text says which one, and at which hook.
+            ConfigError: a callback raises; the text names it, and the hook.
         """
         for callback in self._callbacks:
             method = getattr(callback, hook, None)
@@ -332,9 +332,13 @@ class CallbackList:
                 if isinstance(name, str) and name not in known:
                     if not is_all and not name.startswith("val_"):
                         continue
+                    without = name.startswith("val_") and not any(
+                        each.startswith("val_") for each in known
+                    )
+                    remedy = "; give data to evaluate on" if without else did_you_mean(name, known)
                     raise ConfigError(
                         f"{type(callback).__name__} names {name!r}, which is not measured; there "
-                        f"are {', '.join(known)}{did_you_mean(name, known)}"
+                        f"are {', '.join(known)}{remedy}"
                     )
 
     def _sets_rate(self) -> bool:
@@ -344,7 +348,7 @@ class CallbackList:
         )
 
     def state(self) -> list[Any]:
-        """Return what each callback wants to keep across a resume, as plain data.
+        """Return each callback's state to keep across a resume, as plain data.
 
         Raises:
             ConfigError: a callback raises, or wants to keep something else.
@@ -364,7 +368,7 @@ class CallbackList:
             if callback is None or not isinstance(kept, list) or kept[:2] != _kind_of(callback):
                 then = kept[0] if isinstance(kept, list) and kept else "another one"
                 now = "nothing" if callback is None else type(callback).__name__
-                log.info("%s does not go on with what the callback %s has kept", now, then)
+                log.info("%s does not take over the state of the callback %s", now, then)
             elif kept[2] is not None and callable(getattr(callback, "restore", None)):
                 with user_code("restore()", callback):
                     callback.restore(kept[2])
@@ -385,7 +389,7 @@ def called_by_steps(callbacks: Iterable[Any]) -> list[tuple[Any, int]]:
 
 
 def _kind_of(callback: Any) -> list[Any]:
-    """Return what must be equal for a callback to go on with a state: its type, what it follows."""
+    """Return an identity that a callback and its state must share: its type and its measure."""
     monitor = getattr(callback, "monitor", None)
     return [type(callback).__name__, monitor if isinstance(monitor, str) else None]
 

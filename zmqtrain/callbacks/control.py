@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class _Monitor(Callback):
     """Follows one measure and knows the best value so far.
 
-    Mode "auto" follows what the measure's metric says. Names that end with "loss" or "error" and
+    Mode "auto" follows the measure's metric. Names that end with "loss" or "error" and
     some well-known ones are known without a metric. Other measures need a mode.
     """
 
@@ -74,7 +74,7 @@ class _Monitor(Callback):
         return None if found is None else float(found)
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Say whether a value is better by more than min_delta; NaN never is."""
+        """Return whether a value is better by more than min_delta; NaN never is."""
         assert self._sign is not None  # set_model has seen to it
         if than is None:
             return not math.isnan(value)

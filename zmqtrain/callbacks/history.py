@@ -1,4 +1,4 @@
-"""What was measured after each epoch."""
+"""The measures of each epoch of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Measures(dict[str, list[Any]]):
 
 
 class History:
-    """What ``fit`` returns, as Keras has it.
+    """The measures of each epoch, as Keras's ``fit`` returns them.
 
     ``epoch``: the epochs, from 0. ``history``: for each measure its values, one an epoch.
     """
@@ -32,7 +32,7 @@ class History:
         self.params: Mapping[str, Any] = {}
 
     def add(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Append the measures of one epoch; what an epoch lacks is NaN."""
+        """Append the measures of one epoch; missing ones are NaN."""
         for name in logs:
             self.history.setdefault(name, [float("nan")] * len(self.epoch))
         self.epoch.append(epoch)
@@ -81,7 +81,7 @@ class History:
 
 
 def plain(value: Any) -> Any:
-    """Return a measure as a number, or nested lists of numbers; what is neither as a text."""
+    """Return a measure as a number, or nested lists of numbers; anything else as a text."""
     try:
         return None if value is None else np.asarray(value, np.float64).tolist()
     except (TypeError, ValueError):

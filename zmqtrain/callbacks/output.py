@@ -1,4 +1,4 @@
-"""Callbacks that show or write down what was measured, or call functions that do."""
+"""Callbacks that show or write measures, or call functions that do."""
 
 from __future__ import annotations
 

@@ -84,7 +84,10 @@ class Chief(JobActor):
 
     async def _run_job(self) -> int:
         job, cluster = self.job, self._cluster
-        training, evaluation = self._data or await self.load_data()
+        data = self._data
+        if data is None or job.logdir:  # checkpoints say of which data they are
+            data = await self.load_data(data)
+        training, evaluation = data
         evaluator = Evaluator(
             job,
             evaluation,
@@ -123,7 +126,7 @@ class Chief(JobActor):
                 if not again:
                     for link in cluster.links:
                         self.spawn(link.silence())
-                    await evaluator.check()  # by now the others can be told of a mistake
+                    await evaluator.check()  # by now the others can receive the error
                 again = True
                 return await self._run_generation()
             except FencedError as error:
@@ -132,7 +135,7 @@ class Chief(JobActor):
     async def _stop_early(self) -> int:
         """Leave the job, or end it if it has not begun: tasks that know this chief may wait for it.
 
-        A job that has begun waits for a later chief, which saves what was learned.
+        A job that has begun waits for a later chief, which saves its parameters.
         """
         if self._is_leaving:
             return await self._leave()
@@ -155,9 +158,12 @@ class Chief(JobActor):
             return await self._leave()
         status = watching.result()
         if self._is_leaving and not (status.stop or status.failure):
-            with contextlib.suppress(ZmqTrainError, TimeoutError):
-                saving = asyncio.ensure_future(self._save_for_leavers(status))
+            saving = asyncio.ensure_future(self._save_for_leavers(status))
+            try:
                 await self._unless_stopped(saving, self.timing.grace_s)
+            except (ZmqTrainError, TimeoutError) as error:
+                why = str(error) or "ps 0 did not answer in time"
+                log.warning("the ps that leave have no checkpoint of this chief: %s", why)
             return await self._leave()
         self.metrics.role_state.set("draining")
         ending = asyncio.ensure_future(self._end(status))
@@ -167,11 +173,11 @@ class Chief(JobActor):
 
     @property
     def _is_leaving(self) -> bool:
-        """Whether this chief, and not the job, was told to end."""
+        """Whether this chief is to end, and not the job."""
         return self._leaves_on_term and self.stop_code == ExitCode.TERMINATED
 
     async def _save_for_leavers(self, status: Status) -> None:
-        """Save for the ps that leave, too: an engine that takes a machine tells all of its tasks.
+        """Save for the ps that leave, too: an engine that takes a machine terminates all its tasks.
 
         Raises:
             ZmqTrainError: it failed.
@@ -185,6 +191,7 @@ class Chief(JobActor):
                 until = time.monotonic() + patience_s
             async with asyncio.timeout(patience_s):
                 status = await self._cluster.status(status.event, min(WATCH_S, patience_s / 2))
+        await self._cluster.saver.finish()
 
     async def _leave(self) -> int:
         """Let the next chief take over; training goes on meanwhile."""
@@ -210,7 +217,7 @@ class Chief(JobActor):
                 ends = [waiting, left] if goes else [waiting]
                 await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
-                waiting.result()  # raises what ended it
+                waiting.result()  # raises its error
             return waiting.done()
         finally:
             for future in (waiting, stopped, left):
@@ -227,18 +234,18 @@ class Chief(JobActor):
         while not self._may_have_begun:
             await asyncio.sleep(WATCH_S)
             if self._cluster.leader.joined:
-                with contextlib.suppress(ZmqTrainError):  # whoever begins learns of it, too
+                with contextlib.suppress(ZmqTrainError):  # the one that begins gets it, too
                     status = await self._cluster.status()
                     if status.stop_wanted and not self._may_have_begun:
                         self._stop_as_asked()
 
     def _stop_as_asked(self) -> None:
-        """End the job; an engine starts again what does not end well."""
+        """End the job, with success under an engine, which would restart the tasks otherwise."""
         self._cluster.stop_reason = f"{STOPPED_BY}zmqtrain stop"
         self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
 
     def fail(self, error: ZmqTrainError) -> None:
-        """End the job by this error, and save what was learned, if it is not ending already."""
+        """End the job by this error, and save its parameters, if it is not ending already."""
         if not self.stopping.is_set():
             self._cluster.stop_reason = str(error)
             self.stop(error.exit_code)
@@ -288,7 +295,7 @@ class Chief(JobActor):
             miss.cancel()
 
     async def _end(self, status: Status) -> int:
-        """End the job and tell all tasks; return its exit code.
+        """End the job and all tasks; return its exit code.
 
         Raises:
             FencedError: some ps was restarted; all of this must be done once more.

@@ -1,4 +1,4 @@
-"""What the conductor asks of what trains: of a cluster, or of one worker in this process."""
+"""The interface of a job in training: of a cluster, or of one worker in this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.models.rows import TableReader
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, Tables
+from zmqtrain.protocol.status import Status, TableStatuses
 
 At: TypeAlias = PassFigures | Status
-"""How far a job is: its status, or what epochs need of it if they ask after each step."""
+"""The progress of a job: its status, or the fields that epochs need after each step."""
 
 
-class Conducted(Protocol):
+class ConductedJob(Protocol):
     """A job in training, and its ``saver``.
 
     ``generation``: of the job. ``learned_until``: the last generation whose updates are in the
@@ -70,8 +70,8 @@ class Conducted(Protocol):
         """Train on, up to the batch with this number; ``epoch_batches``: of a whole epoch."""
         ...
 
-    async def table_status(self) -> Tables:
-        """Return what all shards hold of each table now."""
+    async def table_status(self) -> TableStatuses:
+        """Return the present status of each table, over all shards."""
         ...
 
     async def settle(self, *, unannounced: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The conductor: what a chief does with any job, of a cluster or of one worker in this process.
+"""The conductor of any job, of a cluster or of one worker in this process.
 
 It calls callbacks between epochs, saves, evaluates, and ends the job with a summary.
 """
@@ -14,15 +14,17 @@ from typing import Any
 
 from zmqtrain.callbacks.base import Weights
 from zmqtrain.callbacks.history import History
-from zmqtrain.chief.conducted import At, Conducted
+from zmqtrain.chief.conducted import At, ConductedJob
 from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.run_record import RunRecord
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.job_conflicts import unused_by
 from zmqtrain.metrics import Measures
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
+from zmqtrain.policies import make_policy
 from zmqtrain.protocol.status import Status
 
 SAVE_AGAIN_S = 0.5  # after the last checkpoint failed
@@ -37,7 +39,7 @@ class Conductor:
     def __init__(
         self,
         job: Job,
-        conducted: Conducted,
+        conducted: ConductedJob,
         evaluator: Evaluator,
         evaluate_due: Callable[[int], Awaitable[None]],
         on_progress: Callable[[Status], None],
@@ -57,9 +59,11 @@ class Conductor:
         if job.has_epochs:
             self._epochs = Epochs(job, job.steps_of_epoch(training), evaluator, conducted)
         self._failure: ZmqTrainError | None = None  # of a callback, or of an epoch's evaluation
+        if text := unused_by(make_policy(job.policy), job):
+            log.warning("%s", text)
 
     async def show(self, status: Status) -> None:
-        """Show the status to those who look on, and note it."""
+        """Show the status to people, and record it."""
         self.record.take(status)
         self._on_progress(status)
         await self.record.save_if_due(self._job.logdir)
@@ -126,16 +130,18 @@ class Conductor:
         """Save, and try again for some time: the job ends without this checkpoint.
 
         Raises:
-            CheckpointError: no attempt succeeds.
+            CheckpointError: no attempt succeeds, or the checkpoint cannot be uploaded.
         """
         until = time.monotonic() + patience_s
         while True:
             try:
-                return await self.save(step)
+                await self.save(step)
+                break
             except CheckpointError:
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(SAVE_AGAIN_S)
+        await self._saver.finish()
 
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.

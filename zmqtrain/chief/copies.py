@@ -1,4 +1,4 @@
-"""How the parameters of a lost ps are saved, where others hold copies of them.
+"""Saving the parameters of a lost ps from the copies that others hold.
 
 The ps that are left carry out no more orders. They become equal by the last ones that any of them
 knows, and write a checkpoint together, so that no acknowledged update is lost. The chief has them
@@ -32,7 +32,7 @@ Collect = Callable[[HandOver], Awaitable[Sequence[HandedOver]]]
 async def save_left(
     actor: JobActor, plan: Plan, known: Mapping[int, LastOrders], collect: Collect
 ) -> int:
-    """Save what some ps hold together, and return the step.
+    """Save a checkpoint from the shards of some ps, and return its step.
 
     ``known``: the last orders of each, by its shard. ``collect`` returns the answers of the ps.
 
@@ -45,7 +45,8 @@ async def save_left(
         answers = await collect(HandOver(directory.name, tuple(layouts), last))
         return replace(saved, files=tuple(map(_file, answers)))
 
-    saver = Saver(plan.job, [*layouts.values()], actor.fingerprint, actor.metrics, write)
+    job = plan.job.model_copy(update={"upload": None})  # its chief's checkpoints are uploaded
+    saver = Saver(job, [*layouts.values()], actor.fingerprint, actor.metrics, write)
     await saver.save(saved.step, last.generation)
     return saved.step
 
@@ -57,7 +58,7 @@ def _file(answer: HandedOver) -> ShardFile:
 
 
 async def save_copies(chief: JobActor, loss: str, joined: Sequence[Admission]) -> bool:
-    """Save what the ps of the last generation hold together; return False if they cannot.
+    """Save a checkpoint from the ps of the last generation; return False if they cannot.
 
     ``loss``: what has happened, for the log. ``joined``: the welcomes of all ps.
     """

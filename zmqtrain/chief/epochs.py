@@ -1,8 +1,8 @@
-"""Epochs: what happens between two passes over the data, while nobody computes.
+"""Epochs: the work between two passes over the data, while no worker computes.
 
-The validation data is measured, callbacks are called, and what they ask for is done. The job goes
-on when all of this has ended. What was measured, and what callbacks want to keep, is in a file of
-the logdir, so that a job that resumes or a new chief goes on with it.
+The validation data is measured, callbacks are called, and their requests are carried out. Then the
+job goes on. Measures and the states of callbacks are in a file of the logdir, with which a job that
+resumes or a new chief goes on.
 
 A job by steps is one epoch, of its steps. It ends as any job by steps does, without a wait.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights, called_by_steps
 from zmqtrain.callbacks.history import History, plain
-from zmqtrain.chief.conducted import At, Conducted
+from zmqtrain.chief.conducted import At, ConductedJob
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
@@ -51,7 +51,9 @@ class _BySteps:
 class Epochs:
     """The epochs of one job."""
 
-    def __init__(self, job: Job, batches: int, evaluator: Evaluator, conducted: Conducted) -> None:
+    def __init__(
+        self, job: Job, batches: int, evaluator: Evaluator, conducted: ConductedJob
+    ) -> None:
         """``batches``: of an epoch."""
         self.batches, self._count = batches, job.epochs or 1
         self.history = History()
@@ -79,7 +81,7 @@ class Epochs:
         Returns what :meth:`next_limit` returns.
 
         Raises:
-            ConfigError, DataError: a callback raises, or monitors what is not measured.
+            ConfigError, DataError: a callback raises, or monitors an unknown measure.
             CheckpointError: weights that a callback sets cannot be handed over.
         """
         done, batch = self._place(at)
@@ -88,10 +90,11 @@ class Epochs:
             known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
             self._callbacks.check(known, is_all=False)
             await self._read_records()
+            self._check_length(at)
         if self._generation != self._conducted.generation:
             await self._go_back(done, at)
         if self._epoch is None and not batch and done - 1 > self._last_epoch:
-            self._epoch = done - 1  # it is over, and nobody was told
+            self._epoch = done - 1  # it is over, and its callbacks were not called
         if self._epoch is None and done >= self._job.epochs > 0:
             log.warning(
                 "epoch %d of %d is done already, so there is nothing to train; give more epochs, "
@@ -134,7 +137,7 @@ class Epochs:
         return (done + 1) * self.batches
 
     async def step(self, at: At) -> bool:
-        """Tell callbacks how far the epoch is; called after steps, in the thread that trains.
+        """Show callbacks the progress of the epoch; called after steps, in the thread that trains.
 
         Returns False if the training is over: as in Keras, a callback may end it within an epoch.
 
@@ -221,7 +224,7 @@ class Epochs:
         measures = await self._evaluator.evaluate(at.step)
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
-        self._callbacks.check(list(logs))  # what steps measure is known from here on
+        self._callbacks.check(list(logs))  # the measures of steps are known now
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)
@@ -229,6 +232,7 @@ class Epochs:
             {
                 "epoch": epoch,
                 "logs": {name: plain(value) for name, value in logs.items()},
+                "batches": self.batches,
                 "learning_rate": self._rate,
                 "optimizer": optimizer_text(self._job),
                 "callbacks": self._callbacks.state(),
@@ -243,7 +247,7 @@ class Epochs:
         await self._use_weights()
 
     def _trained(self, at: At) -> Logs:
-        """Return what the batches of the epoch had before their updates."""
+        """Return the measures of the epoch's batches before their updates."""
         weighs = as_model(self._job.model).weighs_measures
         total = at.pass_weight if weighs else at.pass_examples
         measures = measures_of(self._job.metrics, at.pass_sums, total)
@@ -275,10 +279,10 @@ class Epochs:
     async def _use_weights(self, *, goes_on: bool = False) -> None:
         """Go on with the weights that callbacks have set, if they have.
 
-        ``goes_on``: what they were set for has begun before: what was learned since is kept.
+        ``goes_on``: the epoch has begun before, so its parameters are kept instead.
         """
         if self.model.weights_changed and goes_on:
-            log.warning("the job goes on: weights that a callback has set at a begin are not used")
+            log.warning("ignoring weights that a callback has set: the job goes on with its own")
             self.model.show(await self._conducted.read_parameters(self._job.evaluate_average))
         elif self.model.weights_changed:
             await self._conducted.begin_with(self.model.weights)
@@ -314,7 +318,23 @@ class Epochs:
             History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
             self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
+            log.warning("ignoring %s and its epochs: %s", self._file, error)
+
+    def _check_length(self, at: At) -> None:
+        """Refuse to go on with epochs of another length, which could not be counted.
+
+        Raises:
+            ConfigError: they had another number of batches.
+        """
+        last = self._records[-1].get("batches") if self._records else None
+        if last is None and at.limit is not None and at.limit % self.batches:
+            last = at.limit  # of the first epoch
+        if self._job.epochs and at.uncounted and last not in (None, self.batches):
+            raise ConfigError(
+                f"an epoch of the job in {self._job.logdir} has {last} batches, and now "
+                f"{self.batches}; expected the same steps_per_epoch, since epochs are counted; "
+                "give it, or another logdir"
+            )
 
     @property
     def _last_epoch(self) -> int:
@@ -324,18 +344,18 @@ class Epochs:
     async def _go_back(self, done: int, at: At) -> None:
         """Be where a generation begins, or is taken over; callbacks begin the training anew there.
 
-        They do not if they have begun, and nothing was lost of what they know.
+        They do not if they have begun, and none of their epochs was lost.
         """
         before, here = self._records, self._conducted.learned_until
         self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]
         self._epoch, self._is_rate_used = None, False
         if self._generation is not None and self._records == before:
-            if self._place(at)[1]:  # what decided within this epoch was lost
+            if self._place(at)[1]:  # the steps that ended this epoch are lost
                 self.ended, self.model.stop_training = "", False
             self._generation = self._conducted.generation
             return await self._show(at.step)
         self._generation = None  # until the callbacks have begun
-        self.ended, self.model.stop_training = "", False  # which abandoned epochs have decided
+        self.ended, self.model.stop_training = "", False  # decisions of abandoned epochs
         rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
         read = History.of(rows)
         self.history.epoch, self.history.history = read.epoch, read.history

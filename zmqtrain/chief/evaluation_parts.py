@@ -20,7 +20,7 @@ from zmqtrain.wire.control import Evaluate, Evaluated
 AHEAD = 2  # parts that a worker has: one that it measures, and the next
 
 
-class Parts:
+class EvaluationParts:
     """The parts of one evaluation: measured, lent to a worker, or free."""
 
     def __init__(self, count: int) -> None:
@@ -73,10 +73,10 @@ class EvaluationWorkers:
         """``workers`` returns the workers that may be asked now."""
         self._job, self._send, self._workers = job, send, workers
         self._wanted = Evaluate(0, "")  # by the evaluation under way, but for worker and parts
-        self._parts = Parts(0)
+        self._parts = EvaluationParts(0)
         self._asked: list[int] = []
 
-    def begin(self, parts: Parts, step: int, data: str) -> None:
+    def begin(self, parts: EvaluationParts, step: int, data: str) -> None:
         """Lend parts to workers. ``step``: of the parameters; ``data`` describes the data set."""
         self._parts, self._asked = parts, list(self._workers())
         self._wanted = Evaluate(0, secrets.token_hex(8), step, self._job.evaluate_average, data)
@@ -87,7 +87,7 @@ class EvaluationWorkers:
         """Have the workers stop: the evaluation is over, or given up."""
         for worker in self._asked:
             self._send(Evaluate(worker, self._wanted.evaluation))
-        self._parts, self._asked = Parts(0), []
+        self._parts, self._asked = EvaluationParts(0), []
 
     def on_evaluated(self, request: Request, message: Evaluated) -> None:
         worker = self._parts.holder(message.part)

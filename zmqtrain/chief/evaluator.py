@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from zmqtrain.chief.evaluation_parts import EvaluationWorkers, Parts
+from zmqtrain.chief.evaluation_parts import EvaluationParts, EvaluationWorkers
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
@@ -47,7 +47,7 @@ class Evaluator:
         self._tables = tables
         self._described: str | None = None  # the data set, once it was needed
         self.is_done = not job.evaluate_every  # until the end
-        self._last: tuple[int, Measures] | None = None  # of which step, and what
+        self._last: tuple[int, Measures] | None = None  # its step and its measures
         self._found: dict[int, Measures] = {}
         self.reported: list[tuple[int, Measures]] = []  # by :meth:`report`, for callbacks to see
 
@@ -67,7 +67,7 @@ class Evaluator:
             measures = await self.evaluate(step, parameters)
         except (ConfigError, DataError) as error:
             self.is_done = True
-            log.error("not evaluated at step %d, nor again before the end: %s", step, error)
+            log.error("evaluation at step %d failed, disabled until the end: %s", step, error)
         else:
             log.info("step %d: %s", step, shown(measures))
             self.reported.append((step, measures))
@@ -81,19 +81,19 @@ class Evaluator:
         if self._dataset is None:
             return []
         job = self._job
-        some = first_of(self._dataset, 2)  # whose sums add up
+        some = first_of(self._dataset, 2)  # their sums must add up
         values = job.all_values() | readers_of(job.table_variables())
         return list(evaluate(job.model, values, some, metrics=job.metrics))
 
     async def check(self) -> None:
-        """Measure two examples if the job has metrics, so that one that does not fit is known soon.
+        """Measure two examples, so that what cannot be evaluated is known before training.
 
         Epochs do so by themselves, for they have to know the names.
 
         Raises:
             ConfigError, DataError: as for :meth:`evaluate`.
         """
-        if self._job.metrics and not self._job.has_epochs:
+        if not self._job.has_epochs:
             await asyncio.to_thread(self.names)
 
     def forget(self) -> None:
@@ -101,10 +101,10 @@ class Evaluator:
         self._last = None
 
     async def evaluate(self, step: int, parameters: Parameters | None = None) -> Measures:
-        """Return what is measured on the evaluation set at this step; {} without one.
+        """Return the measures of the evaluation set at this step; {} without one.
 
-        ``parameters``: of this step, or their moving averages; None: the current ones, which
-        nobody changes.
+        ``parameters``: of this step, or their moving averages, and readers of tables unless these
+        are current; None: the current ones, which nobody changes.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.
@@ -129,9 +129,9 @@ class Evaluator:
     async def _measure(
         self, dataset: Dataset, step: int, parameters: Parameters, workers: EvaluationWorkers | None
     ) -> Measures:
-        parameters = {**parameters, **self._tables()}
+        parameters = {**self._tables(), **parameters}
         examples = parts_of(len(dataset), rows_of(self._job.batch_size))
-        parts = Parts(len(examples))
+        parts = EvaluationParts(len(examples))
         part = parts.next()
         try:
             if workers is not None and parts.count > 1:

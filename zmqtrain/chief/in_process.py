@@ -1,6 +1,6 @@
 """A run of one worker that trains alone: no other task, no messages.
 
-What a chief does is done here between two steps.
+The chief's work is done here between two steps.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.figures import PassFigures
-from zmqtrain.coordination.ledger import Ledger, restored_ledger
-from zmqtrain.coordination.status import COUNTED
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.status import figures_of
+from zmqtrain.data.description import describe
 from zmqtrain.exchanges.local import WORKER, LocalExchange, own_shard
+from zmqtrain.fingerprint import DATA
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
-from zmqtrain.planning.job_fingerprint import restored_rate
+from zmqtrain.planning.job_fingerprint import restored_batches, restored_rate
 from zmqtrain.planning.plan import Plan
 from zmqtrain.planning.strategy import MIRRORED
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, Tables, TaskStatus
+from zmqtrain.protocol.status import Status, TableStatuses, TaskStatus
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import PARAMETERS, read_manifest
@@ -91,6 +92,8 @@ class LocalRun:
             KeyboardInterrupt: the run was stopped before it began.
             ZmqTrainError: it cannot begin, or cannot go on.
         """
+        if self._job.logdir:  # its checkpoints say of which data they are
+            self._fingerprint[DATA] = await asyncio.to_thread(describe, self._training)
         await self.saver.check()
         await self._evaluator.check()
         exchange = await self._begin()
@@ -135,7 +138,7 @@ class LocalRun:
             manifest = read_manifest(path)
             shard.restore(path, manifest)
             shard.learning_rate = restored_rate(self._job, manifest)
-            ledger = restored_ledger(manifest, self._fingerprint)
+            ledger = Ledger.restored(restored_batches(manifest, self._fingerprint))
         self.generation = generation + 1
         await self.saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
@@ -210,16 +213,15 @@ class LocalRun:
     async def close(self, exit_code: int, reason: str) -> None:
         self._running.close(exit_code, reason, at_once=True)
 
-    async def table_status(self) -> Tables:
+    async def table_status(self) -> TableStatuses:
         return self._running.shard.table_status()
 
     async def status(self) -> Status:
         exchange, job = self._running, self._job
         coordinator = exchange.coordinator
-        stop, stop_code = ending(coordinator, job.steps)
         steps = (job.epochs or 1) * job.steps_of_epoch(self._training)
         worker = TaskStatus(
-            role=Role.WORKER.value,
+            role=Role.WORKER,
             index=WORKER,
             state="done" if coordinator.finished else "computing",
             incarnation=0,
@@ -234,25 +236,17 @@ class LocalRun:
             policy=job.policy,
             switching="",
             steps=steps,
-            stop=stop,
-            stop_code=stop_code,
             failure=exchange.failure,
             failure_code=exchange.failure_code,
             all_delivered=True,
             save_wanted=False,
-            seconds=exchange.throughput.seconds,
-            steps_per_second=exchange.throughput.steps_per_second,
             loss=exchange.loss,
-            examples=coordinator.ledger.examples,
-            pushes={name: getattr(coordinator, name) for name in COUNTED} | {"duplicate": 0},
-            staleness=exchange.staleness.summary(),
             tasks=(worker,),
             waits=(),
             strategy=MIRRORED if job.devices else "local",
             tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
-            idle_s=exchange.throughput.idle_s(time.monotonic()),
-            epochs=job.epochs,
             epoch_batches=self._epoch_batches,
-            **asdict(await self.progress()),
+            **figures_of(job, coordinator, exchange.throughput, exchange.staleness)
+            | asdict(await self.progress()),
         )

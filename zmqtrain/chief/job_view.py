@@ -289,7 +289,7 @@ def _loss(loss: float) -> str:
 
 
 def _rounds(status: Status) -> str:
-    """Return the rounds of local steps, what they cost, and how alike workers moved in the last."""
+    """Return the number of rounds of local steps, their bytes, and the agreement of the last."""
     if not status.rounds:
         return ""
     most = max((task.progress.local_step for task in status.tasks), default=0)

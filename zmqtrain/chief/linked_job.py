@@ -19,13 +19,14 @@ from zmqtrain.chief.copies import save_copies
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import CheckpointError, ConfigError, FencedError, PeerLostError, ZmqTrainError
-from zmqtrain.exchanges.lanes import map_segment, read_variables
+from zmqtrain.exchanges.lanes import map_segment
+from zmqtrain.exchanges.reads import read_variables
 from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.rows import TableReader, kept, readers_of
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
-from zmqtrain.protocol.status import Status, Tables, TaskStatus, of_all_shards
+from zmqtrain.protocol.status import Status, TableStatuses, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
 from zmqtrain.wire.control import (
     Close,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkedJob:
-    """What the chief does with the tasks that train its job.
+    """The tasks that train the chief's job, reached over its links to all ps.
 
     A request to a ps raises FencedError if the ps was restarted.
     """
@@ -178,9 +179,12 @@ class LinkedJob:
             if task.role == Role.WORKER and task.state not in ("left", "silent", "joining")
         ]
 
-    async def keep(self, version: int) -> list[int]:
-        """Have every ps keep this version for an evaluation; return those that they are at."""
-        keep = Keep(version, self._chief.job.evaluate_average)
+    async def keep(self, version: int, done: int) -> list[int]:
+        """Have every ps keep this version for an evaluation; return those that they are at.
+
+        ``done``: those up to this one are not read any more.
+        """
+        keep = Keep(version, self._chief.job.evaluate_average, done)
         requests = (link.request(keep, reason="it keeps a version") for link in self.links)
         return [reply.expect(Parameters).version for reply in await asyncio.gather(*requests)]
 
@@ -194,9 +198,16 @@ class LinkedJob:
         )
         return values
 
-    def tables(self) -> dict[str, TableReader]:
-        """Return readers of the current rows of the job's tables."""
-        return readers_of(self._chief.job.table_variables(), self._rows)
+    def tables(self, at: int = 0) -> dict[str, TableReader]:
+        """Return readers of the current rows of the job's tables.
+
+        ``at``: of those of this version, which every ps has kept.
+        """
+        tables, source = self._chief.job.table_variables(), self._rows
+        if tables and at:
+            nowhere = [None] * len(self.links)
+            source = ShardRows(tables, self.links, nowhere, self._chief.plan.copies, at)
+        return readers_of(tables, source)
 
     async def keep_tables(self) -> dict[str, TableReader]:
         tables, source = self._chief.job.table_variables(), self._rows
@@ -275,7 +286,7 @@ class LinkedJob:
         ]
         return [reply.expect(Parameters) for reply in replies]
 
-    async def table_status(self) -> Tables:
+    async def table_status(self) -> TableStatuses:
         shown = [each.tables for each in await self._shown(self.links)]
         return of_all_shards(shown, self._chief.plan.copies)
 
@@ -286,7 +297,7 @@ class LinkedJob:
                 link.send(Leave("an engine told it to leave"))
 
     async def shut_down(self, code: int, reason: str, summary: str) -> None:
-        """Tell all tasks that the job is over."""
+        """Send all tasks the end of the job."""
         message = Shutdown(int(code), reason, summary)
         results = await asyncio.gather(
             *(
@@ -298,3 +309,5 @@ class LinkedJob:
         for result in results:
             if isinstance(result, ZmqTrainError):
                 log.warning("%s", result)
+            elif isinstance(result, BaseException):
+                log.error("a ps was not told of the end: %s", result, exc_info=result)

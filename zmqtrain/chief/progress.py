@@ -1,4 +1,4 @@
-"""How the chief reports progress: lines in the log, less and less often."""
+"""Progress for people: a bar, or lines in the log, less and less often."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _speed(status: Status) -> str:
 
 
 def _without_workers(status: Status) -> str:
-    """Say that no worker has joined and, while the job waits for one, when it gives up."""
+    """Return that no worker has joined and, while the job waits for one, when it gives up."""
     ends = [wait.until_s for wait in status.waits if wait.peer == A_WORKER]
     if not ends or ends[0] is None:
         return "none"

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from zmqtrain.chief.job_view import JobView, spent_s
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.config.cluster import Role
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.metrics import numbers
@@ -66,7 +66,7 @@ class RunRecord:
         self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
         self._evaluated: list[dict[str, Any]] = []
         self._seen = 0  # of the evaluations of this life
-        self._watched = Watched()
+        self._watched = StatusHistory()
         self._sampled: Status | None = None
         self._interval_s, self._began_at = SAMPLE_S, clock()
         self._saved_at = self._began_at
@@ -74,7 +74,7 @@ class RunRecord:
         self._is_resumed = False
 
     def take(self, status: Status, *, ended: str = "") -> None:
-        """Note what happened since the last status, and its figures if the last ones are old.
+        """Record the news since the last status, and its figures if the last ones are old.
 
         ``ended``: why the job has ended, if this is its last status.
         """

@@ -1,4 +1,4 @@
-"""A job's checkpoints: when to save, what goes into the manifest, which one to resume from."""
+"""A job's checkpoints: their times, their manifests, and the one to resume from."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from zmqtrain.chief.uploads import Uploads
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import changes_since
@@ -51,11 +52,12 @@ class Saver:
     ) -> None:
         """``write_shards`` writes shards of these layouts into a directory, all at one version.
 
-        ``report`` is told the path of each checkpoint, or else why there is none.
+        ``report`` gets the path of each checkpoint and "", or "" and why there is none.
         """
         self._job, self._layouts, self._fingerprint = job, layouts, fingerprint
         self._metrics = metrics
         self._write_shards, self._report = write_shards, report
+        self._uploads = Uploads(job, self._upload_failed)
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
         for name in ("save_secs", "save_steps"):
             if self._logdir is None and name in job.model_fields_set:
@@ -87,10 +89,13 @@ class Saver:
         return False
 
     async def check(self) -> None:
-        """Check at the start that checkpoints can be written to the logdir.
+        """Check at the start that checkpoints can be written to the logdir, and uploaded.
+
+        The newest one at the address of ``upload`` is fetched if the logdir has none as new.
 
         Raises:
-            CheckpointError: they cannot; the text says why.
+            CheckpointError: they cannot; the text has the reason.
+            ConfigError: a package for uploads is missing.
         """
         if self._logdir is None:
             return
@@ -99,6 +104,7 @@ class Saver:
         except CheckpointError as error:
             raise CheckpointError(f"{error}; choose another directory with --logdir") from error
         probe.rmdir()
+        await self._uploads.fetch(self._logdir)
 
     @contextlib.asynccontextmanager
     async def shared_directory(self) -> AsyncIterator[str]:
@@ -197,7 +203,20 @@ class Saver:
         self.last = str(path)
         self._report(self.last, "")
         log.info("saved %s in %.2f s", path, time.monotonic() - started)
+        self._uploads.begin(path)
         return path
+
+    async def finish(self) -> None:
+        """Wait until the last checkpoint is uploaded, if the job uploads.
+
+        Raises:
+            CheckpointError: it could not be.
+        """
+        await self._uploads.finish()
+
+    def _upload_failed(self, failure: str) -> None:
+        self._metrics.checkpoint_failures.upload.inc()
+        self._report("", failure)
 
     async def _save(
         self, logdir: Path, step: int, generation: int, weights: Mapping[str, Any] | None = None

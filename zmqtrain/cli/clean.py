@@ -68,7 +68,7 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
 
 
 def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[Found]:
-    """Yield every segment, run directory and old note; remove what nobody uses."""
+    """Yield every segment, run directory and old note; remove those that are not in use."""
     for segment in segment_files(segments) if segments is not None else ():
         removed = not (dry_run or segment.owned) and remove_dead(segment.path)
         ps = "alive" if segment.owned else "dead, workers wait" if segment.held else "dead"

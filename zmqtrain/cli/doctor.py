@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import shutil
@@ -16,6 +15,7 @@ import psutil
 from rich.text import Text
 
 from zmqtrain.cli.output import show, table
+from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config.help import command
 from zmqtrain.config.task import METRICS_PORTS, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
@@ -54,9 +54,8 @@ def doctor_command() -> int:
 
 def _machine() -> str:
     memory = psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = data_size(memory.available)
-    return f"{platform.system()}, {counted(cores or 1, 'core')}, {free} of memory free"
+    return f"{platform.system()}, {counted(usable_cores(), 'core')}, {free} of memory free"
 
 
 def _packages() -> str:

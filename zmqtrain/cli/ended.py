@@ -61,7 +61,7 @@ class EndedJob:
 
     @property
     def reason(self) -> str:
-        """Why the job ended."""
+        """The reason for the job's end."""
         return "its end was not recorded" if self.outcome is None else self.outcome.ended
 
     @property
@@ -70,13 +70,13 @@ class EndedJob:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """Advice to the user, as clauses of a sentence."""
         code = None if self.outcome is None else self.outcome.exit_code
         first = [text for known, text in REMEDIES.items() if known == code]
         return "; ".join([*([self.log] if self.log else []), *first, self.again])
 
     def figures(self) -> dict[str, str]:
-        """Return what is known, in the order in which it is shown."""
+        """Return the known figures, in the order in which they are shown."""
         outcome, figures = self.outcome, {"state": f"{self.state}: {self.reason}"}
         if outcome is not None:
             at = datetime.fromtimestamp(outcome.at).astimezone().isoformat(" ", "seconds")
@@ -140,7 +140,7 @@ def state_of(job: Submitted) -> str:
         ZmqTrainError: its engine does not answer.
     """
     state = STOPPED if job.stopped_at else engine_of(job).state(job)
-    if state not in (STOPPED, ENDED):  # these words do not tell how
+    if state not in (STOPPED, ENDED):  # these words have no cause
         return state
     outcome = _outcome_of(job)
     return state if outcome is None and state == ENDED else _state_after(outcome)
@@ -194,7 +194,7 @@ def _state_after(outcome: Outcome | None) -> str:
 
 
 def left_outcome(job: Submitted, known: Outcome) -> Outcome:
-    """Return the outcome that a job leaves once it is stopped, or else what is ``known`` of it."""
+    """Return the outcome that a job leaves once it is stopped, else the ``known`` one."""
     until = time.monotonic() + OUTCOME_S
     while time.monotonic() < until:
         with contextlib.suppress(ZmqTrainError):

@@ -22,12 +22,12 @@ FRAMEWORKS = ("torch", "keras", "jax", "numpy")
 DIGITS = "digits"
 MOST_CLASSES = 1000
 SAMPLE = 10_000
-"""Examples that are looked at, to tell classes from values."""
+"""Examples by which classes are distinguished from values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Data that a job file names: the reader to import, the call, and what the examples are."""
+class DataSource:
+    """Data that a job file names: the reader to import, the call, and the kind of examples."""
 
     reader: str
     call: str
@@ -36,7 +36,7 @@ class Source:
 
     @property
     def names(self) -> dict[str, str]:
-        """What the templates write in place of ``@name@``."""
+        """The values that replace ``@name@`` in the templates."""
         n, outputs, is_class = self.inputs, self.classes or 1, bool(self.classes)
         return {
             "reader": self.reader,
@@ -102,20 +102,20 @@ def _check_name(file: Path) -> None:
         )
 
 
-def source_of(text: str) -> Source:
+def source_of(text: str) -> DataSource:
     """Return the data of this name.
 
     Raises:
         ConfigError, DataError: it cannot be read, or there is nothing to learn in it.
     """
     if text == DIGITS:
-        return Source("Digits", f"{Digits.__name__}()", 64, 10)
+        return DataSource("Digits", f"{Digits.__name__}()", 64, 10)
     if not text.endswith(".csv"):
         raise ConfigError(
             f"--data is {text!r}; expected {DIGITS} or a file .csv; other data are in docs/data.md"
         )
     target = None
-    if Path(text).is_file():  # else CSV says that it is not there
+    if Path(text).is_file():  # else CSV raises an error
         with open(text, newline="") as file:
             target = next(csv.reader(file), [""])[-1]
     training, _ = Holdout(CSV(text, target=target)).load(None)
@@ -123,7 +123,7 @@ def source_of(text: str) -> Source:
     classes = _classes(targets)
     named = repr(target) if classes else f"[{target!r}]"  # a list: (n, 1), as the outputs are
     call = f"Holdout(CSV({text!r}, target={named}))"
-    return Source("CSV, Holdout", call, 1 if inputs.ndim == 1 else inputs.shape[1], classes)
+    return DataSource("CSV, Holdout", call, 1 if inputs.ndim == 1 else inputs.shape[1], classes)
 
 
 def _classes(targets: Any) -> int:

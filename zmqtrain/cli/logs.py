@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,6 +13,7 @@ import click
 from zmqtrain.cli.ended import ended_job
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.programs import in_daemons
 from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.help import command
@@ -83,7 +83,8 @@ def logs_command(
     logs = [Log(engine, job, task, _as_json if as_json else _prefixed(shown)) for task in shown]
     with contextlib.suppress(KeyboardInterrupt):
         if follow:
-            failures = _in_threads([log.follow for log in logs])
+            failures = []
+            in_daemons(lambda log: failures.append(log.follow()), logs)
         else:
             failures = [log.show(previous=previous) for log in logs]
         if failures[-1] is not None and all(failures):
@@ -93,7 +94,7 @@ def logs_command(
 def _without_log(job: Submitted, error: ZmqTrainError) -> ZmqTrainError:
     """Return the error to show if no log can be shown: that the job is over, if it is."""
     ended = None
-    with contextlib.suppress(ZmqTrainError):  # what its engine said first tells more
+    with contextlib.suppress(ZmqTrainError):  # the engine's first error says more
         ended = ended_job(job)
     if ended is None:
         return error
@@ -132,7 +133,7 @@ class Log:
             return True
 
     def show(self, *, follow: bool = False, previous: bool = False, unless: str = "") -> Failure:
-        """Show it; return the error if there is one, which is told ``unless`` it has been."""
+        """Show it; return the error if there is one, which is printed unless it is ``unless``."""
         failure = None
         try:
             self._engine.logs(self._job, self._task, self._add, follow=follow, previous=previous)
@@ -150,21 +151,6 @@ class Log:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._show(self._task, line.decode(errors="replace"))
-
-
-def _in_threads(calls: Sequence[Callable[[], Failure]]) -> list[Failure]:
-    failures: list[Failure] = []
-
-    def note(call: Callable[[], Failure]) -> None:
-        failures.append(call())
-
-    # Daemons: Ctrl-C ends this process without waiting for them.
-    threads = [threading.Thread(target=note, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
 
 
 def _prefixed(tasks: Sequence[Task]) -> Show:

@@ -28,7 +28,7 @@ COMMANDS = {
     "submit": "zmqtrain.cli.submit:submit_command",
     "resubmit": "zmqtrain.cli.resubmit:resubmit_command",
     "upgrade": "zmqtrain.cli.resubmit:upgrade_command",
-    "jobs": "zmqtrain.cli.submit:jobs_command",
+    "jobs": "zmqtrain.cli.jobs:jobs_command",
     "logs": "zmqtrain.cli.logs:logs_command",
     "scale": "zmqtrain.cli.submit:scale_command",
     "checkpoints": "zmqtrain.cli.checkpoints:checkpoints_command",

@@ -302,6 +302,12 @@ def _since(began: float) -> str:
     return f", since {at:%H:%M:%S}" if is_today else f", since {at:%Y-%m-%d %H:%M}"
 
 
+def ways_to(jobs: Sequence[RunningJob]) -> list[str]:
+    """Return the option by which commands find each of these jobs."""
+    ways = [f"--logdir {job.logdir}" if job.logdir else f"--ps {job.ps[0]}" for job in jobs]
+    return ways if len({*ways}) == len(jobs) else [f"--ps {job.ps[0]}" for job in jobs]
+
+
 def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
@@ -309,9 +315,7 @@ def _which(jobs: list[RunningJob]) -> str:
             f"have not started, give the address of the job's ps 0 with {names_of('ps')}; if the "
             "job is over, give its --logdir"
         )
-    ways = [f"--logdir {job.logdir}" if job.logdir else f"--ps {job.ps[0]}" for job in jobs]
-    if len({*ways}) < len(jobs):
-        ways = [f"--ps {job.ps[0]}" for job in jobs]
+    ways = ways_to(jobs)
     width = max(map(len, ways))
     listing = "".join(
         f"\n  {way:<{width}}  {job.job} ({job.task}: process {job.pid}{_since(job.began)})"

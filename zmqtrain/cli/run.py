@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from zmqtrain.chief.progress import ProgressLog
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
@@ -91,7 +91,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
         try:
             hidden: Any = nullcontext(lambda status: None)  # the debugger has the terminal
-            with hidden if is_debugged else _display(job_reference) as on_progress:
+            with hidden if is_debugged else display(job_reference) as on_progress:
                 running = run_processes(
                     job_reference,
                     job,
@@ -134,7 +134,7 @@ def _show_as_json(task: Task, line: str) -> None:
 
 
 @contextmanager
-def _display(title: str) -> Iterator[Callable[[Status], None]]:
+def display(title: str) -> Iterator[Callable[[Status], None]]:
     """Yield a function that shows a status: on a terminal as `top` does, else as lines of the log.
 
     The loggers in NEWS write to the log in both cases.
@@ -145,7 +145,7 @@ def _display(title: str) -> Iterator[Callable[[Status], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield ProgressLog()
         return
-    watched, next_at = Watched(), 0.0
+    watched, next_at = StatusHistory(), 0.0
     starting = Text(f"{title}: starting")
     with Live(starting, console=console, auto_refresh=False) as live, _log_above():
 

@@ -1,4 +1,4 @@
-"""`zmqtrain submit`, `jobs` and `scale`: jobs on an engine that starts tasks."""
+"""`zmqtrain submit` and `scale`: jobs on an engine that starts tasks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import re
 import secrets
 import sys
 import tempfile
-import textwrap
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zmqtrain.cli.ended import ended_job, state_of
-from zmqtrain.cli.output import cell, show_result, table
+from zmqtrain.cli.ended import ended_job
 from zmqtrain.cli.words import RecordedCommand, words_of
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
@@ -29,7 +26,6 @@ from zmqtrain.clusters.submitted import (
     Submitted,
     directory_of,
     submitted_job,
-    submitted_jobs,
 )
 from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job, refuse_script
@@ -40,10 +36,6 @@ from zmqtrain.job import Job
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import Owner, key_files, secret_name
 from zmqtrain.units import counted
-
-SHOWN_STATE = 120  # letters of a state in a table, or one job could fill the screen
-ANSWER_S = 15.0
-"""How long zmqtrain jobs waits for the engines."""
 
 _name = click.argument("name")
 
@@ -112,7 +104,7 @@ def submit_command(
 
 
 def planned(context: click.Context) -> SubmitPlan:
-    """Return what the words of `zmqtrain submit` ask for.
+    """Return the plan that the words of `zmqtrain submit` describe.
 
     Raises:
         ConfigError: an option or the job has a mistake.
@@ -157,29 +149,6 @@ def submit_plan(plan: SubmitPlan) -> None:
     click.echo(f"{plan.name} is submitted to {where}")
     click.echo(f"  watch it    zmqtrain top {plan.name}")
     click.echo(f"  stop it     zmqtrain stop {plan.name}")
-
-
-@command("jobs")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def jobs_command(*, as_json: bool) -> None:
-    """List the jobs that you have submitted.
-
-    \b
-    Examples:
-      zmqtrain jobs
-      zmqtrain jobs --json | jq -r '.jobs[] | select(.state != "completed") | .name'
-    """
-    jobs = submitted_jobs()
-    states = states_of(jobs, state_of)
-    rows = []
-    for job in jobs:
-        where = "/".join(filter(None, (job.context, job.namespace)))
-        state = textwrap.shorten(states[job.name], SHOWN_STATE, placeholder=" ...")
-        rows.append((job.name, job.engine, where, job.job, job.ps, job.workers, state))
-    headings = ("name", "engine", "where", "job", "ps", "workers", "state")
-    view = table(*headings, rows=rows, folded=("state",)) if rows else cell("no job was submitted")
-    known = [asdict(job) | {"state": states[job.name]} for job in jobs]
-    show_result({"jobs": known}, view, as_json=as_json)
 
 
 @command("scale")
@@ -231,11 +200,22 @@ def _recorded(
     Raises:
         TakenError: a job of this name was submitted already.
     """
-    counts = plan.ps, plan.workers, plan.max_workers
-    where = plan.asked.kind, engine.context, engine.namespace
-    how = plan.words, plan.working, plan.logdir or ""
-    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where, *how)
-    job = replace(job, submitted_at=time.time())
+    job = Submitted(
+        name=plan.name,
+        engine=plan.asked.on,
+        job=plan.job,
+        ps=plan.ps,
+        workers=plan.workers,
+        max_workers=plan.max_workers,
+        keys=plan.keys_directory,
+        kind=plan.asked.kind,
+        context=engine.context,
+        namespace=engine.namespace,
+        words=plan.words,
+        working=plan.working,
+        logdir=plan.logdir or "",
+        submitted_at=time.time(),
+    )
     job.claim()
     try:
         job.save()
@@ -306,25 +286,3 @@ def _variables(texts: tuple[str, ...], log_format: str | None) -> dict[str, str]
             )
         pairs[name] = value
     return pairs | ({variable_of("log_format"): log_format} if log_format else {})
-
-
-def states_of(
-    jobs: Sequence[Submitted], ask: Callable[[Submitted], str], limit_s: float = ANSWER_S
-) -> dict[str, str]:
-    """Ask for the states of all jobs at once, and return those that arrive in time, by name."""
-    states = {job.name: f"unknown: no answer within {limit_s:g} s" for job in jobs}
-
-    def note(job: Submitted) -> None:
-        try:
-            states[job.name] = ask(job)
-        except ZmqTrainError as error:
-            states[job.name] = f"unknown: {error}"
-
-    # Daemons: this process ends without those that wait.
-    threads = [threading.Thread(target=note, args=(job,), daemon=True) for job in jobs]
-    until = time.monotonic() + limit_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    return dict(states)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from zmqtrain.chief.progress import line
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import show_ended, status_json
@@ -105,7 +105,7 @@ def _status_at(at: float, job: RemoteJob, seen: int) -> Status:
 
 
 def _show(job: RemoteJob, console: Console) -> None:
-    watched, news = Watched(), deque[str](maxlen=SHOWN_NEWS)
+    watched, news = StatusHistory(), deque[str](maxlen=SHOWN_NEWS)
     title = job.name or job.address
     with Live(console=console, auto_refresh=False) as live:
         for status in statuses(job):
@@ -115,7 +115,7 @@ def _show(job: RemoteJob, console: Console) -> None:
 
 
 def _write_lines(job: RemoteJob) -> None:
-    watched = Watched()
+    watched = StatusHistory()
     for status in statuses(job):
         for text in watched.take(status, time.monotonic()):
             say(_now(text))

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.chief.job_view import JobView
-from zmqtrain.chief.watched import Watched
+from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.output import FirstThatFits, cell, narrowing_line, task_table
 from zmqtrain.observe.metrics import Phases
 from zmqtrain.units import counted, duration
@@ -25,8 +25,10 @@ STYLES = ("blue", "cyan", "green", "magenta", "yellow", "bright_black")
 COLUMNS = ("task", "state", "steps/s", "time of a step", "behind", "silent", "restarts")
 
 
-def top_view(watched: Watched, title: str, news: Iterable[str], console: Console) -> RenderableType:
-    """Return a job for a person, as far as the console has room for its tasks."""
+def top_view(
+    watched: StatusHistory, title: str, news: Iterable[str], console: Console
+) -> RenderableType:
+    """Return a job for a person, with the tasks for which the console has room."""
     view, glyphs = watched.view, ASCII_GLYPHS if console.options.ascii_only else GLYPHS
     failure = view.status.failure
     below = [(text, "yellow") for text in view.absences()[:SHOWN_WAITS]]

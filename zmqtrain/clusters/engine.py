@@ -17,12 +17,12 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ExitCode, NotRunningError, PeerLostError
 
 Remedies = Mapping[str, str]
-"""What a user can do, by patterns of the reasons why a task does not run."""
+"""Advice to a user, by patterns of the reasons why a task does not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the engine does not run something; ``what``: a task, or an object of the engine."""
+    """The reason why the engine does not run ``what``: a task, or an object of the engine."""
 
     what: str
     text: str
@@ -53,7 +53,7 @@ class Engine(ABC):
     """Whether tasks read the job's own directory of keys, so that nothing has to be sent."""
 
     logs_hold_all_lives: ClassVar[bool] = True
-    """Whether a task's log has what its earlier lives have written."""
+    """Whether a task's log includes the logs of its earlier lives."""
 
     keys_arrive_s: ClassVar[float] = 0.0
     """The time from :meth:`send_keys` until all tasks have the keys."""
@@ -70,7 +70,7 @@ class Engine(ABC):
     @staticmethod
     @abstractmethod
     def rendered(plan: SubmitPlan) -> str:
-        """Return what would be submitted, as text; ask nobody.
+        """Return the submission as text, without a request to the engine.
 
         Raises:
             ConfigError: the engine cannot run such a job.
@@ -100,7 +100,7 @@ class Engine(ABC):
 
     @abstractmethod
     def outcome(self, job: Submitted) -> str:
-        """Return what the chief wrote about the end of the job, "" if there is nothing.
+        """Return the chief's record of the end of the job, "" if there is none.
 
         Its form is that of :mod:`zmqtrain.observe.outcome`.
         """
@@ -127,7 +127,7 @@ class Engine(ABC):
             PeerLostError: the engine accepted the number, but did not change it.
         """
 
-    def send_keys(self, job: Submitted) -> None:  # noqa: B027
+    def send_keys(self, job: Submitted) -> None:
         """Bring the job's secrets and registry to its tasks."""
 
     @abstractmethod
@@ -136,8 +136,8 @@ class Engine(ABC):
     ) -> None:
         """Pass on a task's log.
 
-        ``follow``: and what it writes from then on, also in later lives. ``previous``: instead
-        what its earlier lives have written, on engines whose logs do not hold all lives.
+        ``follow``: and later lines, also those of later lives. ``previous``: the logs of earlier
+        lives instead, on engines whose logs do not hold all lives.
 
         Raises:
             PeerLostError, NotRunningError: it has none yet.

@@ -146,7 +146,7 @@ class Kubernetes(Engine):
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
             events = self._json("get", "events", "--field-selector=type=Warning")
-        except RefusedError:  # the objects that may be read say enough
+        except RefusedError:  # the other objects are enough
             events = {"items": []}
         return reasons_of(job.name, self._objects(job), self._pods(job.name), events)
 

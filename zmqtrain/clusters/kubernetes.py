@@ -261,7 +261,7 @@ def _pod(plan: SubmitPlan, role: Role, port: str) -> Manifest:
 
 
 def _filled(template: str, **values: object) -> Manifest:
-    """Return a template with these values, without what is None."""
+    """Return a template with these values, without items that are None."""
     text = filled(template, **{name: json.dumps(value) for name, value in values.items()})
     manifest: Manifest = _pruned(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     return manifest

@@ -1,6 +1,6 @@
 """The tasks of a submitted job and their resources, for any engine. Pure.
 
-A Submission is what the user asks for; a :class:`SubmitPlan` adds what follows from the job.
+A Submission has the user's options; a :class:`SubmitPlan` adds the requirements of the job.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan(WithTasks):
-    """The tasks of a job and what they need.
+    """The tasks of a job and their needs.
 
     ``asked``: the submission, for the options of its engine. ``job``: its reference for the tasks.
     ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine

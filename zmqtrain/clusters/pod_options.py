@@ -79,7 +79,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _set_by_us(change: dict[str, Any]) -> Iterator[str]:
-    """Yield what a template sets although the job depends on it.
+    """Yield the fields that a template sets although zmqtrain sets them.
 
     Raises:
         ValueError: a part is of another type.

@@ -1,4 +1,4 @@
-"""Why tasks of a job do not run, by what Kubernetes says about them. Pure."""
+"""Reasons why tasks of a job do not run, from what Kubernetes reports about them. Pure."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NAMED_BY = {
 
 
 def changed(pod: Manifest, asked: PodOptions, role: Role, container: str) -> Manifest:
-    """Return the pod template of a role with what flags and templates ask for.
+    """Return the pod template of a role with the changes by flags and templates.
 
     ``container``: the name of the task's container in this kind of job.
     """

@@ -9,10 +9,12 @@ import re
 import shlex
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from math import inf
+from typing import IO, Any, TypeVar
 
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 
@@ -20,6 +22,7 @@ TIMEOUT_S = 60.0
 POLL_S = 0.05
 
 Write = Callable[[bytes], object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Programs:
     mistakes: Mapping[type[ZmqTrainError], Mapping[str, str]]
 
     def call(self, words: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> str:
-        """Run a program, and return what it writes to stdout.
+        """Run a program, and return its stdout.
 
         Raises:
             ConfigError: the program is missing.
@@ -44,7 +47,7 @@ class Programs:
         try:
             done = subprocess.run(
                 words,
-                input=stdin,  # nobody can answer what it might ask for
+                input=stdin,  # nobody can answer its questions
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
@@ -60,7 +63,7 @@ class Programs:
         return done.stdout
 
     def show(self, words: Sequence[str], out: Write, *, stdin: str = "") -> None:
-        """Run a program until its end, and pass on what it writes to stdout.
+        """Run a program until its end, and pass its stdout on.
 
         Raises:
             ConfigError: the program is missing.
@@ -146,3 +149,16 @@ def missing(program: str) -> ConfigError:
         f"{program} is not on PATH; expected the engine's own program, with which you are logged "
         "in; install it, or run this command where it is installed"
     )
+
+
+def in_daemons(call: Callable[[T], object], items: Iterable[T], limit_s: float = inf) -> None:
+    """Make a call for each item, in parallel, and wait for them at most ``limit_s``.
+
+    The threads are daemons, so this process ends without waiting for them.
+    """
+    threads = [threading.Thread(target=call, args=(item,), daemon=True) for item in items]
+    until = time.monotonic() + limit_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(None if limit_s == inf else max(0.0, until - time.monotonic()))

@@ -30,7 +30,7 @@ ANSWER_S = 30.0
 """The longest time for a running actor to answer."""
 
 CONNECT_S = 5.0
-_one_at_a_time = threading.RLock()
+one_at_a_time = threading.RLock()
 """Ray connects a process to one cluster at a time, and zmqtrain jobs asks all of them."""
 
 FOLLOW_S = 1.0
@@ -77,7 +77,7 @@ class Ray(Engine):
         return f"Ray at {self.context}"
 
     def state(self, job: Submitted) -> str:
-        with _one_at_a_time:
+        with one_at_a_time:
             job_actor = self._actor(job.name)
             if job_actor is None:
                 return GONE
@@ -121,12 +121,12 @@ class Ray(Engine):
     ) -> None:
         job_actor, offset = self._present(job.name), 0
         while True:
-            text = self._answer_of(job_actor.log.remote(task, offset))
-            if text is None:
+            found = self._answer_of(job_actor.log.remote(task, offset))
+            if found is None:
                 raise PeerLostError(f"{task} of {job.name} has not started")
+            text, offset, has_ended = found
             out(text)
-            offset += len(text)
-            if not text and not follow:
+            if not text and (has_ended or not follow):
                 return
             time.sleep(0 if text else FOLLOW_S)
 
@@ -180,7 +180,7 @@ class Ray(Engine):
         return ray
 
     def _answer_of(self, call: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Return what an actor answers."""
+        """Return the answer of an actor."""
         ray = self._connected()
         try:
             return ray.get(call, timeout=timeout_s)

@@ -9,6 +9,7 @@ actors.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -29,6 +30,8 @@ from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import dying_with
 from zmqtrain.observe.outcome import FILE
 
+log = logging.getLogger(__name__)
+
 TEND_S = 0.5
 ANSWER_S = 2.0
 """Seconds that the job's actor waits for that of a task, which answers at once if it runs."""
@@ -45,7 +48,7 @@ class RayTask:
     def __init__(self, plan: SubmitPlan, task: Task) -> None:
         """``plan`` has no other keys than this task's."""
         self._plan, self._task = plan, task
-        self._held = contextlib.ExitStack()  # zmqtrain clean removes what nobody holds
+        self._held = contextlib.ExitStack()  # zmqtrain clean removes files without a holder
         self._directory = self._held.enter_context(run_directory())
         for name, text in plan.keys.items():
             descriptor = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -80,16 +83,22 @@ class RayTask:
         return RUNNING if code is None else str(code), self._address
 
     def log(self, offset: int) -> bytes:
-        """Return a part of the task's log; a negative ``offset`` counts from its end."""
+        """Return a part of the task's log."""
         path = self._directory / "log"
         if not path.exists():
             return b""
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
+            file.seek(offset)
             return file.read(LOG_NBYTES)
 
+    def tail(self) -> tuple[int, bytes]:
+        """Return the last part of the task's log, and where it begins."""
+        path = self._directory / "log"
+        offset = max(0, path.stat().st_size - LOG_NBYTES) if path.exists() else 0
+        return offset, self.log(offset)
+
     def outcome(self) -> str:
-        """Return what the task wrote about the end of the job, "" if there is nothing."""
+        """Return the task's record of the end of the job, "" if there is none."""
         with contextlib.suppress(OSError):
             return (self._directory / FILE).read_text()
         return ""
@@ -141,8 +150,10 @@ class RayJob:
         self._calls: dict[Task, Any] = {}
         self._states: dict[Task, str] = {}
         self._addresses: dict[Task, str] = {}
-        self._logs: dict[Task, bytes] = {}
-        self._outcome = ""  # kept like the logs, once the job is done
+        # Kept once the job is done: the last part of each log, and where it begins.
+        self._logs: dict[Task, tuple[int, bytes]] = {}
+        self._outcome = ""
+        self._is_over = False
         self._lock = threading.Lock()  # one thread tends, others answer
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -162,17 +173,20 @@ class RayJob:
         leader = self._plan.leader
         return self._addresses.get(leader, "") if self._states.get(leader) == RUNNING else ""
 
-    def log(self, task: Task, offset: int) -> bytes | None:
-        """Return a part of a task's log, None if the task has not been placed."""
+    def log(self, task: Task, offset: int) -> tuple[bytes, int, bool] | None:
+        """Return a part of a task's log, the offset of the next part, and whether the task has
+        ended; None if it has not been placed."""
         if task in self._logs:
-            return self._logs[task][offset:]
-        if task not in self._actors or self._states.get(task, PENDING) == PENDING:
+            begin, kept = self._logs[task]
+            return kept[max(0, offset - begin) :], max(offset, begin + len(kept)), True
+        state = self._states.get(task, PENDING)  # before the log, which grows until the end
+        if task not in self._actors or state == PENDING:
             return None
         text: bytes = self._ray.get(self._actors[task].log.remote(offset), timeout=GRACE_S)
-        return text
+        return text, offset + len(text), state.isdecimal()
 
     def outcome(self) -> str:
-        """Return what the chief wrote about the end of the job, "" if there is nothing."""
+        """Return the chief's record of the end of the job, "" if there is none."""
         task = self._plan.concluding
         if self._outcome or task not in self._actors or self._states.get(task) == PENDING:
             return self._outcome
@@ -194,12 +208,15 @@ class RayJob:
         return replace(self._plan, workers=self._workers).tasks
 
     def _run(self) -> None:
-        while self._workers and not self._logs:
+        while self._workers and not self._is_over:
             with self._lock:
-                if self._states.get(self._plan.concluding) == "0":
-                    self._conclude()
-                elif self._workers:
-                    self._tend()
+                try:
+                    if self._states.get(self._plan.concluding) == "0":
+                        self._conclude()
+                    elif self._workers:
+                        self._tend()
+                except Exception:  # nobody else would see it, nor tend the job
+                    log.exception("could not tend %s; trying again", self._plan.name)
             time.sleep(TEND_S)
 
     def _tend(self) -> None:
@@ -239,15 +256,31 @@ class RayJob:
         return actor(self._ray, RayTask, options).remote(own, task)
 
     def _conclude(self) -> None:
-        """Keep the logs of a job that is done, and give its resources back."""
-        logs = {
-            task: self._ray.get(each.log.remote(-LOG_NBYTES), timeout=GRACE_S)
-            for task, each in self._actors.items()
-            if self._states.get(task) != PENDING
-        }
-        self._outcome = self.outcome()
+        """Keep the logs of a job that is done, and give its resources back.
+
+        Tasks that Ray has lost, or that do not answer, keep nothing from ending.
+        """
+        if not self._logs:
+            self._keep()
         self._end(list(self._actors))
-        self._logs = logs
+        self._is_over = True
+
+    def _keep(self) -> None:
+        placed = [task for task in self._actors if self._states.get(task) != PENDING]
+        calls = {task: self._actors[task].tail.remote() for task in placed}
+        of_chief = self._actors[self._plan.concluding].outcome.remote()
+        asked = [*calls.values(), of_chief]
+        self._ray.wait(asked, num_returns=len(asked), timeout=GRACE_S)
+        self._outcome = self._answer(of_chief, "")
+        self._logs = {task: self._answer(call, (0, b"")) for task, call in calls.items()}
+
+    def _answer(self, call: Any, lost: Any) -> Any:
+        """Return the answer to a call if it is there by now, ``lost`` otherwise."""
+        try:
+            return self._ray.get(call, timeout=0)
+        except self._ray.exceptions.RayError as error:
+            log.warning("a part of what %s leaves is lost: %s", self._plan.name, error)
+            return lost
 
     def _end(self, tasks: Sequence[Task]) -> None:
         """Stop those of these tasks that run gracefully, and remove their actors."""

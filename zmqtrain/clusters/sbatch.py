@@ -162,7 +162,7 @@ class Slurm(Engine):
 
 
 def parts_of(listing: str, name: str) -> list[BatchJob]:
-    """Return the parts of a job in what squeue lists, with :data:`FORMAT`."""
+    """Return the parts of a job in a listing of squeue with :data:`FORMAT`."""
     found = []
     for line in listing.splitlines():
         array, index, title, state, reason, nodes = line.split("|")

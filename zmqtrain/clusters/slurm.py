@@ -111,7 +111,7 @@ def _task(plan: SubmitPlan, role: Role, *, supervised: bool = True) -> str:
 
 
 def _head(plan: SubmitPlan, role: Role, options: list[str]) -> str:
-    """Return the lines before a script's work: what it asks for, and the tasks' variables."""
+    """Return the lines before a script's work: its options, and the tasks' variables."""
     asked, wanted = plan.asked, plan.resources[role]
     partition = asked.worker_partition if role is Role.WORKER else None
     partition = partition or asked.partition

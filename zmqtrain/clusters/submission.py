@@ -20,7 +20,7 @@ from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError
 
 MAX_NAME = 40
-"""With the role, two numbers and what engines add, it has to fit into the 63 letters of DNS."""
+"""With the role, two numbers and additions of engines it must fit into DNS's 63 letters."""
 
 CHIEF_CPU = 0.1
 """CPUs of the chief, which mostly waits."""

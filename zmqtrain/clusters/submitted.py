@@ -82,7 +82,7 @@ class Submitted(WithTasks):
     """A job on an engine.
 
     ``keys``: the directory of its keys. ``context``, ``namespace``: where on the engine, in its own
-    words. ``kind``: what it is on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
+    words. ``kind``: its kind on Kubernetes. ``words``: the arguments of `zmqtrain submit`; the
     values of variables, which may be secret, are left out. ``working``: where it was called.
     ``logdir``: "" if there is none. ``submitted_at``: Unix time, 0.0 if an older version wrote the
     record. ``stopped_at``: Unix time at which the job was removed from its

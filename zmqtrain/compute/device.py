@@ -33,9 +33,9 @@ class Device(Protocol):
         """Copy the device's values to the host; the copies are complete on return."""
 
     def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> Callable[[], None] | None:
-        """Begin to copy what the device's values are after all that was launched on it.
+        """Begin to copy the device's values after all work that was launched on it.
 
-        Return what waits for the copies; None: there are none to wait for. Until then the twins
+        Return a function that waits for the copies; None: they are complete. Until then the twins
         must not change.
         """
 
@@ -130,7 +130,7 @@ class Gpu:
         return mapped(self._placed, arrays)
 
     def _placed(self, leaf: Any) -> Any:
-        """Return an array on the device; the model moves what is none of NumPy's."""
+        """Return an array on the device; the model moves values that are no NumPy arrays."""
         is_numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
         return self._cupy.asarray(leaf) if is_numeric else leaf
 

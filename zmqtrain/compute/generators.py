@@ -14,7 +14,7 @@ import numpy as np
 def generators_kept() -> Iterator[None]:
     """Leave the generators at the end of the block as they were before it.
 
-    Training seeds them for each batch; what the caller draws next must not depend on that.
+    Training seeds them for each batch; the caller's next random numbers must not depend on that.
     """
     states = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")

@@ -17,7 +17,7 @@ DEADLINE_S = 60.0
 
 _NOT_READY = 600  # cudaErrorNotReady
 
-# Kernels of two communicators on the same devices may wait for one another for ever.
+# Kernels of two communicators on the same devices may wait for one another forever.
 _one_at_a_time = threading.Lock()
 
 
@@ -94,7 +94,7 @@ class Nccl:
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for the sums; a stream's own method would wait for ever for a GPU that hangs."""
+        """Wait for the sums; a stream's own method would wait forever for a GPU that hangs."""
         until = time.monotonic() + DEADLINE_S
         for stream in self._streams:
             while self._query(stream.ptr) == _NOT_READY:
@@ -103,7 +103,7 @@ class Nccl:
                 if time.monotonic() > until:
                     raise TimeoutError(f"the sum is not there after {DEADLINE_S:g} s")
                 time.sleep(20e-6)
-            stream.synchronize()  # raises what has failed
+            stream.synchronize()  # raises the error of a failed operation
 
     def close(self) -> None:
         for communicator in self._communicators:

@@ -29,7 +29,7 @@ class Offload:
         self._in_thread = 0  # calls
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` returns, raise what it raises."""
+        """Return the result of ``work``, or raise its error."""
         if self.in_place and self._last_s < LONG_S and not self._in_thread:
             return self._timed(work)
         return await self.run_in_thread(partial(self._timed, work))

@@ -111,7 +111,7 @@ def _own_pages(root: NDArray[Any]) -> range:
     """Return the addresses of the pages that nothing but this array and its owner has a part of."""
     start, page = root.ctypes.data, mmap.PAGESIZE
     stop = start + root.nbytes
-    owner = getattr(root.base, "obj", root.base)  # NumPy keeps a memoryview of what owns a buffer
+    owner = getattr(root.base, "obj", root.base)  # NumPy keeps a memoryview of a buffer's owner
     if isinstance(owner, mmap.mmap):  # which begins and ends with a page
         return range(start // page * page, -(-stop // page) * page)
     return range(-(-start // page) * page, stop // page * page)

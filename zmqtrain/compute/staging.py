@@ -25,12 +25,12 @@ SIZE = 1 << 18
 
 
 class State(Enum):
-    """Who may use a buffer."""
+    """The current user of a buffer."""
 
-    FREE = "free"  # nobody needs what it holds
-    FILLING = "filling"  # the host writes what the device will read
+    FREE = "free"  # its content is not needed
+    FILLING = "filling"  # the host writes it, for the device
     IN_FLIGHT = "in flight"  # the device reads it or writes it
-    READY = "ready"  # the host reads what the device has written
+    READY = "ready"  # the host reads it, written by the device
 
 
 class Staging:

@@ -88,7 +88,9 @@ class Shares:
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    """Return how many cores this process may use: all, where the system has no affinity."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
 
 
 def _run_all(left: Iterator[Call]) -> None:

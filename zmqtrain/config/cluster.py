@@ -24,7 +24,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 class Role(StrEnum):
-    """What a task does in the cluster."""
+    """The role of a task in the cluster."""
 
     PS = "ps"
     WORKER = "worker"
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def hyphenated(self) -> str:
-        """Its name where a blank is in the way: of files, and on engines."""
+        """The task's name without a blank, for files and engines."""
         return f"{self.role}-{self.index}"
 
 

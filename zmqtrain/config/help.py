@@ -17,7 +17,7 @@ ALL = "zmqtrain.help_all"
 """Key of a context's ``meta`` under which ``--help-all`` is noted."""
 
 SHORT = 14
-"""Options of which a command may have so many without hiding one."""
+"""Number of options up to which a command hides none."""
 
 EXAMPLES = 2
 USUAL = (
@@ -28,7 +28,7 @@ USUAL = (
 
 
 _CLAUSE = re.compile(r"(?:(?:\S+ ){0,2}\S+: )?.*?(?=; |: | \(|$)", re.DOTALL)
-"""The first clause of a text, after a few words that say where it applies, such as an engine."""
+"""The first clause of a text, after the name of the engine or command that it applies to."""
 
 
 class Command(click.Command):

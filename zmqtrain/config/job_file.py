@@ -72,7 +72,7 @@ def load_job(reference: str, **overrides: Any) -> Job:
 
 
 def run_as_script(reference: str) -> None:
-    """Run what :func:`load_job` has loaded once more, as Python's main module without arguments."""
+    """Run the file that :func:`load_job` has loaded as Python's main module, without arguments."""
     sys.argv[1:] = []
     source = reference if reference.endswith(".py") else reference.partition(":")[0]
     if source.endswith(".py"):
@@ -240,7 +240,7 @@ def _import_from(directory: Path) -> None:
 
 @contextmanager
 def _importing(what: str, path: Path | None = None) -> Iterator[None]:
-    """Turn what a job file raises into a ConfigError that names the line."""
+    """Turn an error of a job file into a ConfigError that names the line."""
     token = _LOADING.set(what)
     try:
         yield
@@ -248,13 +248,21 @@ def _importing(what: str, path: Path | None = None) -> Iterator[None]:
         place = place_of(error)
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except (Exception, SystemExit) as error:
-        extra = EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
-        remedy = f"; install it with pip install 'zmqtrain[{extra}]'" if extra else ""
-        if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
-            remedy = _as_module(path)
+        remedy = _remedy(error, path)
         raise ConfigError(f"{what} cannot be imported: {described(error)}{remedy}") from error
     finally:
         _LOADING.reset(token)
+
+
+def _remedy(error: BaseException, path: Path | None) -> str:
+    """Return what to do about an error of an import; "" if that is not known."""
+    if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
+        return _as_module(path)
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing == "tensorflow" and any(name.startswith("keras.") for name in sys.modules):
+        return "; Keras runs on torch or jax here: set KERAS_BACKEND to one before it is imported"
+    extra = EXTRAS.get(missing or "")
+    return f"; install it with pip install 'zmqtrain[{extra}]'" if extra else ""
 
 
 def _as_module(path: Path) -> str:
@@ -269,7 +277,7 @@ def _as_module(path: Path) -> str:
 def refuse_while_loading(entry: str) -> None:
     """Refuse to train while a job file is loaded: each task that loads it would train, too.
 
-    ``entry``: what the file has called.
+    ``entry``: the function that the file has called.
 
     Raises:
         ConfigError: a job file is being loaded.

@@ -145,7 +145,7 @@ class _Option(click.Option):
 
 @dataclass(frozen=True, slots=True)
 class Metavar:
-    """Metadata of a field whose texts are not those of its type: what ``--help`` calls them."""
+    """The name in ``--help`` of the values of a field whose texts are not those of its type."""
 
     name: str
 

@@ -57,7 +57,7 @@ class Advice(StrEnum):
 
 
 def advice(exit_code: int) -> Advice:
-    """Return what to do with a task that ended with this code; 128 + n is a kill by signal n.
+    """Return the advice on a task that ended with this code; 128 + n is a kill by signal n.
 
     Other codes than those of :class:`ExitCode` are crashes, after which a restart may help.
     """
@@ -74,7 +74,7 @@ def advice(exit_code: int) -> Advice:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At most ``max_restarts`` restarts within any ``within_s`` seconds."""
+    """A limit of ``max_restarts`` restarts within any ``within_s`` seconds."""
 
     max_restarts: int
     within_s: float
@@ -85,7 +85,7 @@ USUAL_LIMITS = Limits(10, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one run of a process ended. Times are of the monotonic clock.
+    """The end of one run of a process. Times are of the monotonic clock.
 
     ``returncode`` is as in `subprocess`: -n means that signal n killed it.
     """
@@ -134,7 +134,7 @@ class Restart:
 class End:
     """Do not restart it; ``reason`` is "" if it ended as wanted.
 
-    ``exit_code``: what to pass on instead of that of the last run; 0: that one. ``used_up``: no
+    ``exit_code``: the code to pass on instead of that of the last run; 0: that one. ``used_up``: no
     restart is left.
     """
 
@@ -144,7 +144,7 @@ class End:
 
 
 def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Restart | End:
-    """Return what to do after these endings, the oldest first.
+    """Return the decision after these endings, the oldest first.
 
     ``jitter`` from 0 to 1 shortens the delay by up to a half, so that processes that died together
     do not all restart at the same moment.

@@ -19,7 +19,7 @@ import psutil
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.restarts import Restart
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
-from zmqtrain.files import read_file
+from zmqtrain.files import read_file, replace_file
 from zmqtrain.transport.own_directory import for_small_files
 
 NOTE_S = 3600.0
@@ -198,14 +198,10 @@ def _files(directory: Path) -> list[Path]:
 
 def _write(path: Path, text: str) -> None:
     """Write a whole file, also if several tasks of a job note its end at once."""
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        draft.write_text(text)
-        draft.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}; expected room for a small file; free "
             "some space, or set TMPDIR"
         ) from None
-    finally:
-        draft.unlink(missing_ok=True)

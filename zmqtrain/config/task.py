@@ -1,4 +1,4 @@
-"""The configuration of a task; no other module of zmqtrain reads options.
+"""The configuration of a task, from its flags and its environment.
 
 A value comes from the first of: its flag, its variable ``ZMQTRAIN_*``, TF_CONFIG (cluster and
 index), honcho (cluster and index), the engine (index), its default. Each option is declared once,
@@ -8,6 +8,7 @@ as a field below.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -38,7 +39,7 @@ from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
-from zmqtrain.store.segment_files import default_directory
+from zmqtrain.store.segment_files import can_be_shared, default_directory
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import PATIENCE_S, Security
 
@@ -46,7 +47,7 @@ ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process."""
 
 RESOLVERS = (tf_config.resolve, honcho.resolve, engine.resolve)
-"""Sources of the cluster around this process; each adds what those before it did not find.
+"""Sources of the cluster around this process; each adds options that earlier ones lack.
 
 A resolver gets the role, the options known so far and the variables. It returns what it finds of
 index, ps, workers, worker_addresses, chief and its address.
@@ -61,7 +62,7 @@ METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
 
 
 class SharedConfig(Timing):
-    """What is the same for all tasks of a cluster, its addresses apart."""
+    """Options that are the same for all tasks of a cluster, except for its addresses."""
 
     lane: Literal["auto", "memory", "shm", "tcp"] = Field(
         "auto",
@@ -97,8 +98,19 @@ class SharedConfig(Timing):
 
     @property
     def segment_directory(self) -> Path | None:
-        """The directory for the memory of a ps; None if this host has none."""
-        return Path(self.segment_dir) if self.segment_dir else default_directory()
+        """The directory for the memory of a ps; None if this host has none.
+
+        Raises:
+            ConfigError: one is given, but this system cannot share memory in files.
+        """
+        if self.segment_dir is None:
+            return default_directory()
+        if not can_be_shared():
+            raise ConfigError(
+                f"{names_of('segment_dir')} is {self.segment_dir!r}, but {sys.platform} cannot "
+                "share a ps's memory in files; expected Linux; omit it"
+            )
+        return Path(self.segment_dir)
 
 
 class TaskConfig(SharedConfig):

@@ -9,6 +9,8 @@ from zmqtrain.errors import ConfigError
 
 
 class Timing(BaseModel):
+    """The intervals and deadlines of a task, in seconds."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     join_timeout_s: float = Field(

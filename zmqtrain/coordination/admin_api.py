@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from zmqtrain.actors.actor import Request
+from zmqtrain.actors.actor import Request, ResendId
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.base import called_by_steps
@@ -23,20 +23,14 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.job_conflicts import NOT_LOCAL, conflict_with_local, without_own_optimizer
+from zmqtrain.planning.switch import obstacle_to_switch
 from zmqtrain.policies import try_policy
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
-from zmqtrain.transport.base import RoutingId
 from zmqtrain.wire import control, messages
 from zmqtrain.wire.buffers import Tensor
 
 log = logging.getLogger(__name__)
-
-
-Asking: TypeAlias = tuple[RoutingId, str, int]
-"""A sender and the number of its request, which stay the same when it is sent again."""
 
 
 @dataclass(slots=True)
@@ -50,6 +44,8 @@ class Saving:
 
 
 class AdminApi:
+    """Handles the requests of the chief and of people, on ps 0."""
+
     def __init__(
         self, host: JobActor, leader: Leader, host_status: Callable[[], HostStatus]
     ) -> None:
@@ -62,12 +58,13 @@ class AdminApi:
         self._intervals = [steps for steps in every if steps]
         self._multiples = [0 for _ in self._intervals]  # passed at the last review
         self._save_failure = ""  # why the last checkpoint failed
-        self._save_requests: dict[Asking, Request] = {}
-        self._in_snapshot: set[Asking] = set()  # requests before the last snapshot order
-        self._stop_requests: list[Request] = []
-        self._switch_requests: list[Request] = []
-        self._close_requests: list[Request] = []
-        self._watchers: list[Request] = []
+        # Requests that wait; one that is sent again is answered once, at its new connection.
+        self._save_requests: dict[ResendId, Request] = {}
+        self._in_snapshot: set[ResendId] = set()  # requests before the last snapshot order
+        self._stop_requests: dict[ResendId, Request] = {}
+        self._switch_requests: dict[ResendId, Request] = {}
+        self._close_requests: dict[ResendId, Request] = {}
+        self._watchers: dict[ResendId, Request] = {}
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
 
@@ -149,7 +146,7 @@ class AdminApi:
             self._saving.pop(directory).request.refuse(error)
 
     def ps_left(self, peer: Peer) -> None:
-        """Refuse all saves: a ps has left with a checkpoint, and another one needs every ps."""
+        """Refuse all saves: a ps has left with a checkpoint, or has lost its key."""
         for request in self._save_requests.values():
             _refuse_save(request, peer)
         self._save_requests.clear()
@@ -165,9 +162,11 @@ class AdminApi:
 
     def on_get_status(self, request: Request, message: control.GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self._event:
-            self._watchers.append(request)
-            answer = guarded(self._answer, self._host.crash)
-            asyncio.get_running_loop().call_later(message.wait_s, answer, request)
+            asking = request.resend_id
+            if asking not in self._watchers:
+                answer = guarded(self._answer, self._host.crash)
+                asyncio.get_running_loop().call_later(message.wait_s, answer, asking)
+            self._watchers[asking] = request
             return
         request.reply(self.status())
 
@@ -179,34 +178,21 @@ class AdminApi:
             policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
-        if not policy.coordinated and self._leader.plan.copies > 1:
-            raise RefusedError(
-                f"under {policy.spec} each part decides alone, so its copies would differ; "
-                "expected another policy, such as hogwild:whole"
-            )
-        job = self._leader.job
-        if job.clip_norm is not None and policy.step_per_push != job.clips_alone:
-            raise RefusedError(
-                f"clip_norm is of the mean under policies that average gradients, else of each "
-                f"worker's gradient, so {job.policy} cannot become {policy.spec} in a running job; "
-                f"stop it, and start it again with --policy {policy.spec}"
-            )
-        for option in NOT_LOCAL:
-            if text := conflict_with_local(policy, option, getattr(job, option)):
-                raise RefusedError(text)
-        if text := without_own_optimizer(policy, job.optimizer):
-            raise RefusedError(text)
-        if isinstance(policy, LocalSteps) and job.table_variables():
-            raise RefusedError(
-                f"the job has tables, whose workers send rows at every step, so {policy.spec} "
-                "cannot train them; keep a policy without local steps"
-            )
+        if obstacle := obstacle_to_switch(self._leader.plan, policy):
+            raise RefusedError(obstacle)
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 
     def _switch(self, request: Request, spec: str) -> None:
-        self._switch_requests.append(request)
-        self._leader.event(control.SwitchPolicy(spec))
+        asking, coordinator = request.resend_id, self._leader.coordinator
+        is_repeated = asking in self._switch_requests
+        if not is_repeated and coordinator.next_policy is None and coordinator.policy.spec == spec:
+            request.reply(messages.Done(spec))  # it may have crossed the answer
+            return
+        self._switch_requests[asking] = request
+        if not is_repeated:
+            log.info("changing the policy to %s at the next barrier", spec)
+            self._leader.event(control.SwitchPolicy(spec))
 
     def on_request_save(self, request: Request, _: control.RequestSave) -> None:
         if not self._leader.job.logdir:
@@ -214,11 +200,11 @@ class AdminApi:
         if (left := self._ps_that_left()) is not None:
             _refuse_save(request, left)
             return
-        self._save_requests[_asking(request)] = request
+        self._save_requests[request.resend_id] = request
         self._notify()
 
     def on_request_stop(self, request: Request, _: control.RequestStop) -> None:
-        self._stop_requests.append(request)
+        self._stop_requests[request.resend_id] = request
         self._notify()
 
     def on_save(self, request: Request, message: control.Save) -> None:
@@ -256,8 +242,13 @@ class AdminApi:
     def on_close(self, request: Request, close: control.Close) -> None:
         self._leader.peers.member(request)
         self._check_begun("there is nothing to end")
-        self._close_requests.append(request)
-        self._leader.event(close)
+        if self._leader.coordinator.finished:
+            request.reply(messages.Done())
+            return
+        is_repeated = request.resend_id in self._close_requests
+        self._close_requests[request.resend_id] = request
+        if not is_repeated:
+            self._leader.event(close)
 
     def on_directive(self, request: Request, directive: control.Extend | control.SetRate) -> None:
         self._leader.peers.member(request)
@@ -293,25 +284,26 @@ class AdminApi:
         request.reply(messages.Done())
 
     def _check_begun(self, lacking: str) -> None:
-        """Raise RefusedError with what is lacking, before the first generation."""
+        """Raise RefusedError with the text ``lacking`` before the first generation."""
         if not self._leader.has_begun:
             raise RefusedError(f"{lacking}: the job is not initialised")
 
     def _notify(self) -> None:
         """Answer the status requests that wait for a change."""
         self._event += 1
-        watchers, self._watchers = self._watchers, []
-        for request in watchers:
+        watchers, self._watchers = self._watchers, {}
+        for request in watchers.values():
             request.reply(self.status())
 
-    def _answer(self, watcher: Request) -> None:
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+    def _answer(self, asking: ResendId) -> None:
+        if (watcher := self._watchers.pop(asking, None)) is not None:
             watcher.reply(self.status())
 
 
 def _without(peer: Peer) -> str:
-    return f"{peer} has left with the last checkpoint; another one needs every ps"
+    if peer.left:
+        return f"{peer} has left with the last checkpoint; another one needs every ps"
+    return f"{peer} {peer.absence}; a checkpoint needs every ps"
 
 
 def _refuse_save(request: Request, left: Peer) -> None:
@@ -322,11 +314,7 @@ def _refuse_save(request: Request, left: Peer) -> None:
         request.refuse(RefusedError(f"{_without(left)}; ask again when it is back"))
 
 
-def _asking(request: Request) -> Asking:
-    return request.peer, str(request.sender), request.envelope.request_id
-
-
-def _answer_all(requests: list[Request], message: messages.Message) -> None:
-    for request in requests:
+def _answer_all(requests: dict[ResendId, Request], message: messages.Message) -> None:
+    for request in requests.values():
         request.reply(message)
     requests.clear()

@@ -1,6 +1,6 @@
-"""Local steps without rounds: how many batches a worker gets, and how its result counts. Pure.
+"""Local steps without rounds: the batches that each worker gets, and its share of momentum. Pure.
 
-A worker gets batches in proportion to its speed, the fastest one as many as the policy says, so
+A worker gets batches in proportion to its speed, the fastest one the policy's number, so
 that their results come equally often (dynamic local updates: Liu et al., arXiv:2401.09135). Nothing
 here knows a clock: a worker's speed is its share of all batches that are counted while it computes.
 """
@@ -19,7 +19,7 @@ _ALMOST_ONE = 1 - 1e-6  # sums of shares are rounded
 
 @dataclass
 class Arrivals:
-    """What is known of the workers' results. It is plain data: see :mod:`.state`."""
+    """Counts of the workers' results, as plain data: see :mod:`.state`."""
 
     under_way: dict[int, int] = field(default_factory=dict)  # worker -> batches of its next result
     paces: dict[int, list[float]] = field(default_factory=dict)  # worker -> its batches, and all

@@ -25,7 +25,6 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
 from zmqtrain.policies import Decision, Policy, Release, make_policy
 from zmqtrain.policies.base import Lockstep
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.protocol.orders import (
     Accumulate,
     Answer,
@@ -195,8 +194,9 @@ class Coordinator:
             or not all(member.on_board for member in self.members.values())
         ):
             return
-        given = self.policy, self.ledger, self._up_to_evaluation(), self.lookahead
-        roster = self.roster = roster_for(workers, *given)
+        steps = self._up_to_evaluation()
+        roster = roster_for(workers, self.policy, self.ledger, steps, self.lookahead)
+        self.roster = roster
         if roster is not None:  # it must be there when they are released
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
@@ -395,30 +395,41 @@ class Coordinator:
             steps = min(steps, len(self.ledger.leases.get(worker, ())))
         if self._is_async:
             self.arrivals.under_way[worker] = steps
-        given = batches, stop, steps, self._is_async
-        return Answer(worker, member.incarnation, member.sequence, *given)
+        return Answer(
+            worker=worker,
+            incarnation=member.incarnation,
+            sequence=member.sequence,
+            batches=batches,
+            stop=stop,
+            local_steps=steps,
+            sends_difference=self._is_async,
+        )
 
     @property
     def _is_async(self) -> bool:
         """Whether a worker's result of local steps counts by itself."""
-        return isinstance(self.policy, LocalSteps) and self.policy.at_arrival
+        return self.policy.at_arrival and self._most_local_steps > 0
+
+    @property
+    def _most_local_steps(self) -> int:
+        """Number of steps that the policy lets a worker make by itself, at most; 0: none."""
+        return min(self.policy.local_steps(self.version), self.policy.most_local_steps)
 
     def _local_steps(self, worker: int) -> int:
         """Return how many steps a worker makes by itself from this one on, at most; 0: none."""
-        policy = self.policy
-        most = policy.local_steps(self.version) if isinstance(policy, LocalSteps) else 0
+        most = self._most_local_steps
         if self._is_async:
             most = self.arrivals.batches(worker, most)
         return most and max(1, min(most, self._room()))
 
     def _steps_of_round(self, workers: Iterable[int]) -> int:
         """Return how many steps a reduction is that ends a round; 0: it ends none."""
-        if not (isinstance(self.policy, LocalSteps) and self.policy.local_steps(self.version)):
+        if not self._most_local_steps:
             return 0
         return max(len(self.ledger.pending.get(worker, ())) for worker in workers)
 
     def _note_arrival(self, order: Apply) -> None:
-        """Say how the result of a worker counts, of which each batch is a step."""
+        """Set how the result of a worker counts; each of its batches is a step."""
         steps = order.local_steps = len(self.ledger.pending.get(order.worker, ())) or 1
         order.among = len(self.members) - len(self.workers_by_state["joining"])
         order.cycle = self.arrivals.counted(order.worker, steps, order.among)

@@ -56,7 +56,7 @@ class OrderDelivery:
         self.sent = 0  # number of the others' last order
         self._switch = 0  # number of the last order that all must know first
         self._to_send: list[Numbered] = []  # to the others, at the end of this turn
-        self._to_answer: set[int] = set()  # shards whose reports came in this turn
+        self._to_answer: set[int] = set()  # shards that have reported in this turn
         self._unacknowledged: deque[Numbered] = deque()
         self._acknowledged: dict[int, int] = {}
         self._states = StateLogger(log)
@@ -144,7 +144,7 @@ class OrderDelivery:
         return LastOrders(generation, self.sent + 1 - len(orders), orders, self._saved())
 
     def state(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, as plain data and orders."""
+        """Return the state for :meth:`restore`, as plain data and orders."""
         return {
             "coordinated": self._coordinated,
             "given": self._given,

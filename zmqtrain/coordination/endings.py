@@ -1,4 +1,4 @@
-"""Why a job ends by itself: its steps are done, or too many gradients were refused."""
+"""The reasons for which a job ends by itself: its steps are done, or its gradients are refused."""
 
 from __future__ import annotations
 

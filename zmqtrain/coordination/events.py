@@ -25,7 +25,7 @@ class Joined:
 
 @dataclass(slots=True)
 class Left:
-    """A worker said goodbye, or its lease expired."""
+    """A worker has left, or its lease expired."""
 
     worker: int
 
@@ -63,8 +63,17 @@ class PushArrived:
     @classmethod
     def of(cls, worker: int, sequence: int, step: Any) -> PushArrived:
         """Return the arrival of a step: its report, or the push of it."""
-        measured = step.examples, step.finite, step.loss, step.sums, step.weight, step.batches
-        return cls(worker, sequence, step.batch, *measured)
+        return cls(
+            worker=worker,
+            sequence=sequence,
+            batch=step.batch,
+            examples=step.examples,
+            finite=step.finite,
+            loss=step.loss,
+            sums=step.sums,
+            weight=step.weight,
+            batches=step.batches,
+        )
 
 
 @dataclass(slots=True)
@@ -94,13 +103,13 @@ class Stepped:
     def since(self, before: Stepped) -> Stepped:
         """Return the steps after those of an earlier event of this roster."""
         return Stepped(
-            self.steps - before.steps,
-            self.examples - before.examples,
-            self.loss - before.loss,
-            self.over,
-            gained(self.sums, before.sums),
-            self.losses,
-            weight_of(self) - weight_of(before),
+            steps=self.steps - before.steps,
+            examples=self.examples - before.examples,
+            loss=self.loss - before.loss,
+            over=self.over,
+            sums=gained(self.sums, before.sums),
+            losses=self.losses,
+            weight=weight_of(self) - weight_of(before),
         )
 
 

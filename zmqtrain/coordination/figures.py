@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination import waiting
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Event, PushArrived, PushesReported
@@ -38,14 +39,14 @@ class PassFigures:
     def of(cls, coordinator: Coordinator) -> PassFigures:
         ledger = coordinator.ledger
         return cls(
-            coordinator.version,
-            ledger.uncounted,
-            ledger.limit,
-            ledger.mean_loss,
-            ledger.pass_examples,
-            ledger.pass_sums,
-            ledger.pass_weight,
-            coordinator.learning_rate,
+            step=coordinator.version,
+            uncounted=ledger.uncounted,
+            limit=ledger.limit,
+            pass_loss=ledger.mean_loss,
+            pass_examples=ledger.pass_examples,
+            pass_sums=ledger.pass_sums,
+            pass_weight=ledger.pass_weight,
+            learning_rate=coordinator.learning_rate,
         )
 
 
@@ -99,13 +100,13 @@ class JobFigures:
 
     @property
     def agreement(self) -> float:
-        """How alike the workers' moves were in the last round, on all shards as far as known."""
+        """Agreement of the workers' moves in the last round, on all shards that have reported."""
         reports = [peer.report for peer in self._peers if peer.report is not None]
         return agreement_of((self._moves, *(report.moves for report in reports)))
 
     def _observe_staleness(self, worker: int, versions: int, gradients: int = 1) -> None:
         self.staleness.observe(versions, gradients)
-        if (peer := self._peers.get("worker", worker)) is not None:
+        if (peer := self._peers.get(Role.WORKER, worker)) is not None:
             peer.staleness.observe(versions, gradients)
 
     def count_waits(
@@ -132,14 +133,14 @@ class JobFigures:
         self._losses = {w: self._losses[w] for w in sorted(self._losses) if w in present}
         member = coordinator.members.get(worker)
         step = sequence + (member.unpushed if member is not None else 0)
-        peer = self._peers.get("worker", worker)
+        peer = self._peers.get(Role.WORKER, worker)
         if peer is not None:
             step += peer.joined_at
             peer.pushes, peer.loss = step, loss
         self._metrics.worker_step[worker].set(step)
 
     def level_steps(self) -> None:
-        """Show all workers as far as the first one."""
+        """Show all workers at the step of the first one."""
         workers = list(self._peers.workers())
         most = max((peer.pushes for peer in workers), default=0)
         for peer in workers:

@@ -47,7 +47,7 @@ class Gathering:
         self.group = group
         self._lease_s = lease_s
         self._heard_at = dict.fromkeys(group.members, now) | dict(heard_at or {})
-        self._hears: dict[int, tuple[float, Collection[int]]] = {}  # said when, of whom
+        self._hears: dict[int, tuple[float, Collection[int]]] = {}  # time and peers of a report
         self._circle: tuple[int, ...] = (worker,)
         self._since = now  # when the circle became this one
 

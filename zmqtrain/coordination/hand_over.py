@@ -1,4 +1,4 @@
-"""How ps hand their parameters on if others are lost, where parts have copies. Pure.
+"""The hand-over of parameters that have copies, after some ps are lost. Pure.
 
 Every ps of a generation has carried out the same orders, except for the last few. The remaining ps
 become equal by the last orders that one of them knows, and together they hold all parts unless a
@@ -56,7 +56,7 @@ class OrderLog:
 def agreed(
     plan: Plan, known: Mapping[int, LastOrders]
 ) -> tuple[LastOrders, Saved, dict[int, ShardLayout]]:
-    """Return the latest orders with a known outcome, this outcome, and who writes what of it.
+    """Return the latest orders with a known outcome, this outcome, and the layout of each writer.
 
     ``known``: the last orders of each shard that is left.
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.endings import divergence
@@ -52,7 +53,7 @@ def nothing() -> None:
 
 
 class RosterHost(Protocol):
-    """Where the workers of a roster make steps by themselves."""
+    """Host of a roster, whose workers make steps by themselves."""
 
     def halt(self, worker: int | None = None) -> Stepped | None:
         """End the roster, or only take the seat of a worker; return its progress."""
@@ -62,6 +63,8 @@ class RosterHost(Protocol):
 
 
 class Leader:
+    """Journals events, has the coordinator decide, and delivers the orders to every shard."""
+
     def __init__(
         self,
         host: JobActor,
@@ -119,7 +122,7 @@ class Leader:
         shards once the worker reports that it has finished.
         """
         stopped = self.coordinator.workers_by_state["stopped"]
-        peers = [self.peers.get("worker", worker) for worker in stopped]
+        peers = [self.peers.get(Role.WORKER, worker) for worker in stopped]
         have_finished = all(peer and peer.finished for peer in peers)
         is_done = self.delivery.is_done and not self._measuring.held
         return self.has_begun and is_done and have_finished
@@ -203,7 +206,7 @@ class Leader:
         self.event(GivenUp(int(code), text))
         self._on_change()
 
-    # What happens
+    # Arrivals and reports
 
     def joined(self, peer: Peer) -> None:
         if peer.is_worker:
@@ -254,7 +257,7 @@ class Leader:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
 
     def measured(self, event: Measured) -> None:
-        """Note what a shard has measured, unless it is known."""
+        """Note the square that a shard has measured, unless it is known."""
         if self._measuring.lacks(event):
             self.event(event)
 
@@ -273,7 +276,7 @@ class Leader:
         return Saved(coordinator.version, self.policy, ledger, marks=marks, learning_rate=rate)
 
     def holds_lease(self, worker: int, batch: int, batches: int = 1) -> bool:
-        """Return whether a push of so many batches from this one on may come from this worker.
+        """Return whether this worker may push ``batches`` batches, of which this is the first.
 
         A worker that pushes has left its roster, so this ends the roster.
         """

@@ -9,19 +9,16 @@ is recorded together with the update.
 from __future__ import annotations
 
 import heapq
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zmqtrain.coordination.events import PushArrived, Stepped
-from zmqtrain.fingerprint import EPOCHS
 from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.checkpoint import LedgerState
-from zmqtrain.store.manifest import Manifest
 
-log = logging.getLogger(__name__)
+_OF_PASS = "limit", "pass_examples", "pass_loss", "pass_sums", "pass_weight"
 
 
 @dataclass(slots=True)
@@ -47,6 +44,14 @@ class Ledger:
 
     def __post_init__(self) -> None:
         heapq.heapify(self.returned)
+
+    @classmethod
+    def restored(cls, state: LedgerState) -> Ledger:
+        """Return the ledger that continues a checkpoint's."""
+        of_pass = {name: getattr(state, name) for name in _OF_PASS}
+        # An older checkpoint has no weights: they were the numbers of examples.
+        of_pass["pass_weight"] = state.pass_weight or float(state.pass_examples)
+        return cls(state.next_batch, list(state.open_batches), state.examples, **of_pass)
 
     @property
     def may_lease(self) -> bool:
@@ -76,7 +81,7 @@ class Ledger:
         return batch
 
     def holds(self, worker: int, batch: int, batches: int = 1) -> bool:
-        """Return whether a worker has leased this batch, and so many from it on."""
+        """Return whether a worker has leased ``batches`` batches, of which this is the first."""
         leases = self.leases.get(worker, [])
         return batch in leases and len(leases) - leases.index(batch) >= batches
 
@@ -150,8 +155,8 @@ class Ledger:
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
     def state(self) -> LedgerState:
-        of_pass = self.limit, self.pass_examples, self.pass_loss, self.pass_sums, self.pass_weight
-        return LedgerState(self.next_batch, self.open_batches(), self.examples, *of_pass)
+        of_pass = {name: getattr(self, name) for name in _OF_PASS}
+        return LedgerState(self.next_batch, self.open_batches(), self.examples, **of_pass)
 
     def _last_pending(self, worker: int) -> list[int]:
         """Remove and return the batches of the worker's last pending push."""
@@ -164,27 +169,3 @@ class Ledger:
             del self.pending[worker]
         self.outstanding -= len(batches)
         return batches
-
-
-def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledger:
-    """Return the ledger of a checkpoint for a job of this fingerprint.
-
-    With other batches the data starts again; the counts stay.
-    """
-    state = manifest.ledger
-    for option in ("batch_size", "seed", EPOCHS):
-        then, now = manifest.fingerprint.get(option), fingerprint.get(option)
-        if then != now and (option != EPOCHS or None in (then, now)):
-            log.warning("%s was %s, is %s: the data starts again", option, then, now)
-            return Ledger(examples=state.examples)
-    return Ledger(
-        state.next_batch,
-        list(state.open_batches),
-        state.examples,
-        limit=state.limit,
-        pass_examples=state.pass_examples,
-        pass_loss=state.pass_loss,
-        pass_sums=state.pass_sums,
-        # An older checkpoint has no weights: they were the numbers of examples.
-        pass_weight=state.pass_weight or float(state.pass_examples),
-    )

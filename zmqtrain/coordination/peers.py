@@ -57,7 +57,7 @@ class Peer:
     gone: bool = False  # it left, or its lease expired
     left: bool = False  # it has sent a Leave
     died: bool = False  # its process has ended without a Leave
-    lanes: str = "tcp"  # to every ps, as a worker says
+    lanes: str = "tcp"  # to every ps, as a worker reports them
     pushes: int = 0  # of a worker to the leader's host, from ``joined_at`` on
     joined_at: int = 0  # the pushes of the slowest worker at its join
     loss: float = 0.0  # of the last of them
@@ -267,8 +267,16 @@ class PeerTable:
         self._incarnations[name] = incarnation
         self.outlive(incarnation)
         earlier = self._peers.get(name)
-        identity = message.nonce, message.process, message.metrics, message.process_identity
-        peer = self._peers[name] = Peer(name, incarnation, *identity, request, time.monotonic())
+        peer = self._peers[name] = Peer(
+            name=name,
+            incarnation=incarnation,
+            nonce=message.nonce,
+            process=message.process,
+            metrics=message.metrics,
+            process_identity=message.process_identity,
+            contact=request,
+            heard_at=time.monotonic(),
+        )
         if earlier is not None:
             peer.restarts = earlier.restarts + (not earlier.is_of_process(message.nonce))
         log.info("%s joined (%s, incarnation %d)", peer, peer.process, incarnation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination import waiting
@@ -13,9 +14,11 @@ from zmqtrain.coordination.endings import ending
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import A_WORKER, Peer, names_of
+from zmqtrain.coordination.statistics import Staleness, Throughput
+from zmqtrain.job import Job
 from zmqtrain.job_checks import ENDLESS
 from zmqtrain.policies import Held
-from zmqtrain.protocol.status import State, Status, Tables, TaskStatus, Wait, of_all_shards
+from zmqtrain.protocol.status import State, Status, TableStatuses, TaskStatus, Wait, of_all_shards
 
 SILENT_BEATS = 2.5  # missed heartbeats after which a task is silent
 COUNTED = "applied", "dropped", "refused"  # pushes
@@ -30,7 +33,7 @@ class HostStatus:
     waits: tuple[Wait, ...]
     duplicates: int  # repeated requests of workers
     started_at: float  # of the monotonic clock
-    tables: Tables = field(default_factory=dict)  # what its shard holds of them
+    tables: TableStatuses = field(default_factory=dict)  # the rows that its shard holds
 
 
 def status_of(
@@ -43,29 +46,21 @@ def status_of(
     save_failure: str = "",
 ) -> Status:
     coordinator = leader.coordinator
-    stop, stop_code = ending(coordinator, leader.job.steps)
     reported = (peer.report.tables for peer in leader.peers if peer.report is not None)
     following, behind = coordinator.next_policy, waiting.behind(coordinator)
+    throughput, staleness = leader.figures.throughput, leader.figures.staleness
     return Status(
         event=event,
         initialised=leader.has_begun,
         policy=leader.policy,
         switching=following.spec if following is not None else "",
         steps=leader.job.steps if leader.job.steps < ENDLESS else 0,
-        stop=stop,
-        stop_code=stop_code,
         failure=leader.failure,
         failure_code=leader.failure_code,
         all_delivered=leader.all_delivered,
         save_wanted=save_wanted,
         stop_wanted=stop_wanted,
-        seconds=leader.figures.throughput.seconds,
-        steps_per_second=leader.figures.throughput.steps_per_second,
         loss=leader.figures.loss,
-        examples=coordinator.ledger.examples,
-        pushes={name: getattr(coordinator, name) for name in COUNTED}
-        | {"duplicate": host.duplicates},
-        staleness=leader.figures.staleness.summary(),
         tasks=(host.task, *(_task(leader, peer, behind) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
         rosters=coordinator.rosters,
@@ -73,15 +68,38 @@ def status_of(
         group_members=leader.plan.members if leader.plan.group else (),
         strategy=leader.plan.strategy,
         exchange=leader.plan.exchange.name,
-        idle_s=leader.figures.throughput.idle_s(time.monotonic()),
         save_failure=save_failure,
         tables=of_all_shards((host.tables, *reported), leader.plan.copies),
         rounds=leader.figures.rounds,
         agreement=leader.figures.agreement,
-        epochs=leader.job.epochs,
         epoch_batches=leader.epoch_batches,
-        **asdict(PassFigures.of(coordinator)),
+        **figures_of(leader.job, coordinator, throughput, staleness, duplicates=host.duplicates),
     )
+
+
+def figures_of(
+    job: Job,
+    coordinator: Coordinator,
+    throughput: Throughput,
+    staleness: Staleness,
+    *,
+    duplicates: int = 0,
+) -> dict[str, Any]:
+    """Return the fields of a :class:`Status` that jobs of all kinds count alike."""
+    stop, stop_code = ending(coordinator, job.steps)
+    pushes = {name: getattr(coordinator, name) for name in COUNTED}
+    return {
+        "stop": stop,
+        "stop_code": stop_code,
+        "seconds": throughput.seconds,
+        "steps_per_second": throughput.steps_per_second,
+        "idle_s": throughput.idle_s(time.monotonic()),
+        "examples": coordinator.ledger.examples,
+        "pushes": pushes | {"duplicate": duplicates},
+        "staleness": staleness.summary(),
+        "epochs": job.epochs,
+        **asdict(PassFigures.of(coordinator)),
+    }
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
@@ -162,8 +180,8 @@ def _is_silent(leader: Leader, peer: Peer) -> bool:
 
 
 def _in_order(leader: Leader) -> list[Peer]:
-    ranks = {"ps": 0, "chief": 1, "worker": 2}
-    return sorted(leader.peers, key=lambda peer: (ranks[peer.role], peer.index))
+    ranks = {Role.PS: 0, Role.CHIEF: 1, Role.WORKER: 2}
+    return sorted(leader.peers, key=lambda peer: (ranks[Role(peer.role)], peer.index))
 
 
 def _task(leader: Leader, peer: Peer, behind: Mapping[int, int]) -> TaskStatus:

@@ -58,7 +58,7 @@ class ArrayDataset:
                     f"{path} has {found} bytes, and had {size} when it was opened; data must not "
                     "change during training; start the task again with whole files"
                 )
-        return plain_batch(tuple(array[indices] for array in self.arrays), self)
+        return plain_batch(tuple(_rows(array, indices) for array in self.arrays), self)
 
     def __repr__(self) -> str:
         return f"ArrayDataset({described(self.arrays)})"
@@ -73,6 +73,13 @@ def _checked(array: Array, what: str) -> Array:
         )
     is_other = isinstance(array, np.ma.MaskedArray) or is_of_frame(array)
     return plain(array, what) if is_other else array
+
+
+def _rows(array: Array, indices: Array) -> Array:
+    """Return rows; for plain arrays and numbers ``take`` needs half the time of indexing."""
+    are_numbers = isinstance(indices, np.ndarray) and indices.dtype.kind == "i"
+    is_plain = are_numbers and type(array) is np.ndarray
+    return array.take(indices, axis=0) if is_plain else array[indices]
 
 
 def _size(path: Any) -> int:

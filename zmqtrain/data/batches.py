@@ -20,7 +20,7 @@ class BatchPlan:
     positions b * batch_size .. (b + 1) * batch_size - 1. So every batch is full, a batch may cross
     the border between two passes, and each example occurs exactly once in each pass.
 
-    ``exact``: no batch crosses such a border; the last batch of a pass is shorter if need be.
+    ``exact``: no batch crosses such a border; the last batch of a pass may be shorter.
 
     Raises:
         DataError: there are no examples.

@@ -106,9 +106,12 @@ def as_dataset(examples: Any) -> Dataset:
     arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
+        advice = "convert lists with numpy.array"
+        if any(isinstance(part, dict) for part in parts):
+            advice += ", and give the arrays of a dict one by one, in the order of their names"
         raise DataError(
             f"the examples are {kinds}; expected arrays such as (features, labels), or an object "
-            "with __len__ and take(indices); convert lists with numpy.array"
+            f"with __len__ and take(indices); {advice}"
         )
     return ArrayDataset(*arrays)
 

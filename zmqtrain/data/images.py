@@ -30,7 +30,7 @@ class ImageFolder:
 
     Images of 8 and of 16 bits a channel are divided by their own range, so folders may mix them;
     images of floats must be in 0 .. 1. Others, such as those of 32-bit integers, are refused.
-    Alpha is dropped, and images are not turned as EXIF says. Hidden files and folders are left out.
+    Alpha is dropped, and EXIF's orientation is ignored. Hidden files and folders are left out.
     """
 
     directory: str | Path

@@ -22,7 +22,7 @@ def load(data: Data, directory: str | None) -> tuple[Dataset, Dataset | None]:
         case (Dataset() as training, (Dataset() | None) as evaluation):
             if evaluation is None:
                 return Typed(training, data), None
-            if not len(evaluation):  # a stream has no length, and says what to do
+            if not len(evaluation):  # a stream has no length; its error advises
                 raise DataError("the evaluation set has 0 examples; expected at least 1, or no set")
             return Typed(training, data), Typed(evaluation)
     parts = loaded if isinstance(loaded, tuple) else ()

@@ -62,11 +62,13 @@ class Readers(Seeded):
                 for reader, (rows, of_rows) in zip(readers, shares, strict=True):
                     reader.ask(rows, seed, of_rows)
                 answers = [reader.answer() for reader in readers]
-            except (EOFError, OSError) as error:  # it has closed its socket
+            except BaseException as error:
                 for reader in self._readers:
-                    reader.end()
+                    reader.end()  # else the next batch would get the answers to this request
                 self._readers = []
-                raise DataError(
+                if not isinstance(error, EOFError | OSError):
+                    raise
+                raise DataError(  # it has closed its socket
                     f"a process that reads {self.dataset!r} has died, perhaps memory ran out; "
                     "use fewer processes, or smaller batches"
                 ) from error
@@ -87,7 +89,7 @@ class _Reader:
     def __init__(self, dataset: Dataset) -> None:
         self._link, its = socket.socketpair()
         parent = os.getpid()
-        self._pid = os.fork()  # so what a job's file defines needs no pickle
+        self._pid = os.fork()  # so classes of the job's file need no pickle
         if not self._pid:
             try:
                 self._link.close()

@@ -15,7 +15,7 @@ class NoisyLine:
     """Data on the line y = ``slope`` * x + ``intercept``, plus normal noise.
 
     x is uniform in -1 .. 1, ``noise`` is the standard deviation. There are ``examples`` points
-    for training and a fifth as many others, at least one, for evaluation. Features and targets
+    for training and a fifth of that number, rounded up, for evaluation. Features and targets
     are float32 (n, 1). The best loss (mean squared error) is ``noise`` squared.
     """
 

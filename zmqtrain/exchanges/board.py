@@ -1,8 +1,8 @@
 """The exchange over the board: workers of one host make steps in its ps's memory by themselves.
 
-Whenever the ps has its say (at the begin, when someone joins, leaves or dies, for a checkpoint) the
-workers push by messages, as ever. With the answer they find their seats on the board, and go on
-there until one is taken.
+At the beginning, for a checkpoint, and when a task joins, leaves or dies, the workers push by
+messages, as usual. With the answer they find their seats on the board, and go on there until one
+is taken.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BoardExchange(ParameterServerExchange):
         return self._seated(super().finish(report))
 
     def _push_after_all(self, report: StepReport) -> Awaitable[StepResult]:
-        """The roster is over, or ends by what this push tells the ps."""
+        """The roster is over, or this push to the ps ends it."""
         self._seat = None
         self.begin()
         return self._push(report)
@@ -108,12 +108,15 @@ class BoardExchange(ParameterServerExchange):
         actor, reached = self._actor, self.lanes[0].reached
         if self._place is None and reached is not None:
             segment, job = reached.whole(), actor.job
-            is_shared, tables = segment.path is not None, None
-            layout, size = actor.plan.layouts[0], job.worker_batch_size
-            if (memory := self.lanes[0].rows) is not None:
-                tables = Tables(job.table_updates(), memory)
-            given = layout, job.update(), segment
-            shard = Shard(*given, safe=is_shared, batch_size=size, tables=tables)
+            memory = self.lanes[0].rows
+            shard = Shard(
+                actor.plan.layouts[0],
+                job.update(),
+                segment,
+                safe=segment.path is not None,
+                batch_size=job.worker_batch_size,
+                tables=None if memory is None else Tables(job.table_updates(), memory),
+            )
             self._place = Board(segment), shard
         if self._place is not None:
             board, shard = self._place
@@ -129,7 +132,7 @@ class BoardExchange(ParameterServerExchange):
         await self._until(seat, DONE)
         batch = seat.end_step()
         self.versions[0] = seat.version
-        self.take_in_exact()
+        self.copy_byte_state()
         held_s = all_made_at - began_at + await self._turn() - updated_at
         if self._awaited >= 0:
             worker = seat.holders[self._awaited].worker

@@ -71,7 +71,7 @@ class Evaluations:
         read: ReadVariables,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """``dataset``: the evaluation set. ``read`` is told whether averages are wanted."""
+        """``dataset``: the evaluation set. ``read`` gets whether averages are wanted."""
         self._job, self._dataset, self._loop = job, dataset, loop
         self._read, self._spawn = read, spawn
         self._current = ""  # the evaluation that is under way

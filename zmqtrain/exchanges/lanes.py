@@ -1,4 +1,4 @@
-"""How tensors travel between a ps and the tasks that connect to it: agreed at join, by proof.
+"""Lanes: the ways of tensors between a ps and the tasks that connect to it, agreed at join.
 
 memory, shm: the task has reached the ps's segment. It reads parameters where they lie and writes
 its gradient where the ps takes it from; messages carry no tensors. tcp: tensors travel as chunks.
@@ -6,26 +6,20 @@ its gradient where the ps takes it from; messages carry no tensors. tcp: tensors
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from zmqtrain.actors.joining import Admission
 from zmqtrain.actors.link import Link
 from zmqtrain.compute.arrays import Flat, zeros
+from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, SegmentError
-from zmqtrain.optim import AVERAGE
-from zmqtrain.planning.plan import Plan
-from zmqtrain.store.layout import ShardLayout, empty_values
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import nearest
 from zmqtrain.store.row_buffer import RowBuffer
 from zmqtrain.store.segment import Reached, reach
-from zmqtrain.store.segment_layout import CLOCK, VERSION
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.store.table_memory import reach as reach_tables
@@ -33,15 +27,12 @@ from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Add, Chunks, Encode
 from zmqtrain.wire.compression import Compressor, Decompressor, make_compression
-from zmqtrain.wire.messages import Mapped, MapSegment, Parameters, Read
+from zmqtrain.wire.messages import Mapped, MapSegment
 
 if TYPE_CHECKING:
     from zmqtrain.actors.task import JobActor
 
 log = logging.getLogger(__name__)
-
-_ATTEMPTS = 8
-_YIELD = threading.Event()  # never set: waiting for it frees the core for the ps
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class Lane:
     row_buffer: RowBuffer | None = None
 
     def split(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
-        """Return the chunks of the gradient for a push, or what is inline in it."""
+        """Return the chunks of the gradient for a push, or the tensors inline in it."""
         if self.reached is not None:
             return None, ()
         return chunks.split(self.gradient, sequence, self._encode)
@@ -84,7 +75,7 @@ class Lane:
 
     @property
     def out(self) -> Flat | None:
-        """Where parameters that travel are laid; None: none do."""
+        """The array that receives parameters from the ps; None: the lane transfers none."""
         owned = self.layout.owned
         return self.parameters[owned] if self.reached is None and owned.stop else None
 
@@ -113,9 +104,15 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
     if reached is not None:
         segment, number, rows = reached
         try:
-            own = segment.parameters, segment.gradient(number)
-            row_buffer = None if rows is None else rows.buffer(number)
-            return Lane(segment.lane, layout, *own, segment, rows=rows, row_buffer=row_buffer)
+            return Lane(
+                name=segment.lane,
+                layout=layout,
+                parameters=segment.parameters,
+                gradient=segment.gradient(number),
+                reached=segment,
+                rows=rows,
+                row_buffer=None if rows is None else rows.buffer(number),
+            )
         except SegmentError as error:
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
@@ -123,9 +120,9 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
     compression = make_compression(actor.job.compression)
     if compression is None:
         return Lane("tcp", layout, parameters, gradient)
-    trained = layout.trained
-    both_ways = Compressor(compression, trained), Decompressor(compression, trained).add
-    return Lane("tcp", layout, parameters, gradient, None, *both_ways)
+    compressor = Compressor(compression, layout.trained)
+    add = Decompressor(compression, layout.trained).add
+    return Lane("tcp", layout, parameters, gradient, compressor=compressor, add=add)
 
 
 class Near(NamedTuple):
@@ -163,8 +160,8 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
     if wanted in ("memory", "shm"):
         await _check_known(link)
         raise ConfigError(
-            f"the lane to {link.peer} shall be {wanted}, but {reason}; run both on one host (and "
-            "memory: in one process) with the same --lane, or use --lane auto"
+            f"{names_of('lane')} is {wanted}, but {link.peer} cannot be reached so: {reason}; "
+            "run both on one host (and memory: in one process) with the same --lane, or use auto"
         )
     log.info("tensors travel to %s by tcp: %s", link.peer, reason)
     return None
@@ -179,77 +176,4 @@ async def _prove(link: Link, segment: Reached) -> int:
 
 async def _check_known(link: Link) -> None:
     """Ask whether the ps is still the one that has welcomed us; raise FencedError if not."""
-    try:
-        await link.request(MapSegment("shm", nonce=""), reason="it may have been restarted")
-    except FencedError:
-        raise
-    except RefusedError as refusal:
-        log.debug("%s knows us: %s", link.peer, refusal)
-
-
-async def read_variables(
-    plan: Plan,
-    links: Sequence[Link],
-    segments: Sequence[Reached | None],
-    *,
-    average: bool = False,
-    at: int = 0,
-) -> tuple[dict[str, Any], list[int]]:
-    """Return all variables, or their moving averages, and the version of each shard.
-
-    ``at``: what the shards have kept of this one.
-    """
-    layouts, job = plan.layouts, plan.job
-    flats = [zeros(layout.size) for layout in layouts]
-    reading = (
-        read_parameters(*each, average=average, at=at)
-        for each in zip(links, segments, layouts, flats, strict=True)
-    )
-    versions = await asyncio.gather(*reading)
-    values = empty_values(job.variables())
-    for layout, flat in zip(layouts, flats, strict=True):
-        layout.scatter(flat, values)
-    return values | job.frozen(), versions
-
-
-async def read_parameters(
-    link: Link,
-    segment: Reached | None,
-    layout: ShardLayout,
-    out: Flat,
-    *,
-    copies: bool = False,
-    average: bool = False,
-    at: int = 0,
-) -> int:
-    """Copy what a shard owns (or its moving average), as it is at one version; return the version.
-
-    ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: copy what it has
-    kept of this version.
-    """
-    part = slice(None) if copies else layout.owned
-    if segment is not None and not at:
-        source = segment.slots[AVERAGE] if average else segment.parameters
-        if copy_consistently(segment.words, source[part], out[part]):
-            return segment.words[VERSION]
-    message = Read(average, copies=copies, at=at)
-    reply = await link.request(message, reason="its parameters are read", out=out[part])
-    return reply.expect(Parameters).version
-
-
-def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
-    """Copy ``source`` while no update changes it; False if updates did in every attempt.
-
-    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
-    stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
-    than a store may be late.
-    """
-    for _ in range(_ATTEMPTS):
-        before = words[CLOCK]
-        if before % 2 == 0:
-            np.copyto(out, source)
-            if words[CLOCK] == before:
-                return True
-        else:
-            _YIELD.wait(0.0005)
-    return False
+    await link.request(MapSegment("shm", nonce=""), reason="it may have been restarted")

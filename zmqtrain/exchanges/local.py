@@ -71,7 +71,7 @@ class OwnRows:
 class LocalExchange:
     """One worker's exchange with a shard of its own, which holds all parameters.
 
-    ``failure`` says why the job cannot go on; ``failure_code`` is the exit code then.
+    ``failure``: why the job cannot go on, else ""; ``failure_code``: the exit code then.
     """
 
     def __init__(
@@ -110,9 +110,16 @@ class LocalExchange:
         self._handle(Joined(WORKER, incarnation=1))
         self._handle(PullArrived(WORKER))
         batches, stop, begun = self._take_release()
-        layouts, parameters = [self.shard.layout], [self.shard.parameters]
-        memory = layouts, parameters, [self._gradient]
-        return Membership(*memory, batches, stop, is_own=True, rows=self.rows, round=begun)
+        return Membership(
+            layouts=[self.shard.layout],
+            parameters=[self.shard.parameters],
+            gradients=[self._gradient],
+            batches=batches,
+            stop=stop,
+            is_own=True,
+            rows=self.rows,
+            round=begun,
+        )
 
     def begin(self) -> None:
         """Nothing to do: the gradient buffer is free."""
@@ -136,8 +143,15 @@ class LocalExchange:
             self._fail(ExitCode.DIVERGED, refused)
         await self._between_steps()
         batches, stop, begun = self._take_release()
-        given = self._result, batches, stop, self._reason
-        return StepResult(*given, update_s=update_s, round=begun, step=self.shard.version)
+        return StepResult(
+            result=self._result,
+            batches=batches,
+            stop=stop,
+            reason=self._reason,
+            update_s=update_s,
+            round=begun,
+            step=self.shard.version,
+        )
 
     async def wait_for_end(self) -> None:
         """Return at once: there is no ps that could need the worker again."""
@@ -168,9 +182,9 @@ class LocalExchange:
             self._fail(ExitCode.PEER_LOST, text)
         if release is None or self.failure or self.coordinator.finished:
             return (), True, None
-        steps, shard = release.local_steps, self.shard
-        given = shard.learning_rate, release.sends_difference
-        begun = Round(shard.version, steps, *given) if steps else None
+        begun, shard, steps = None, self.shard, release.local_steps
+        if steps:
+            begun = Round(shard.version, steps, shard.learning_rate, release.sends_difference)
         return release.batches, release.stop, begun
 
     def _fail(self, code: int, text: str) -> None:

@@ -1,7 +1,7 @@
 """Sending a gradient by tcp while the model computes the rest of it: the job's option ``overlap``.
 
 The model reports which variables' gradients are complete (models.written). Their chunks are sent
-first; the push itself follows when the loss is known.
+first; the rest, rows of tables and the push itself follow when the loss is known.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.exchanges.lanes import Lane
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.finite import all_finite
 from zmqtrain.wire import chunks
 from zmqtrain.wire.messages import Push
+from zmqtrain.wire.rows import WithRows, chunks_of
 
 
 class Overlap:
@@ -43,7 +45,7 @@ class Overlap:
         reason = f"push {sequence} is sent while it is computed"
         for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
             if lane.compressor is not None:
-                lane.compressor.hold([])  # what the last gradient lacked goes with the first chunks
+                lane.compressor.hold([])  # the last gradient's feedback goes first
             to_come = lane.chunks_to_come(sequence)
             if to_come is not None:
                 self._requests[shard] = link.begin(
@@ -63,10 +65,16 @@ class Overlap:
                     complete = self._count(shard, start, stop)
                     self._loop.call_soon_threadsafe(self._send, shard, complete)
 
-    def complete(self, shard: int, push: Push) -> Outstanding | None:
-        """Send the rest of a push; return None if the push was not begun here."""
+    def complete(self, shard: int, push: Push, rows: Sequence[RowsOf] = ()) -> Outstanding | None:
+        """Send the rest of a push, and the rows of its gradient, which are known only now.
+
+        Return None if the push was not begun here.
+        """
         request = self._requests.pop(shard, None)
         if request is not None:
+            if rows and request.chunks is not None:
+                request.chunks.add(range(len(request.chunks)))
+                request.chunks = WithRows(request.chunks, chunks_of(rows, push.sequence))
             self._links[shard].complete(request, push, with_chunks=push.finite)
             compressor = self._lanes[shard].compressor
             if compressor is not None and not push.finite:

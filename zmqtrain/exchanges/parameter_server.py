@@ -1,6 +1,6 @@
 """The exchange with parameter servers: gradients are pushed, the answer brings new parameters.
 
-A step is one round trip to every ps. The answer of the leader also says which batches come next.
+A step is one round trip to every ps. The answer of the leader also has the next batches.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import CheckpointError
-from zmqtrain.exchanges.lanes import Lane, copy_consistently, open_lanes, read_parameters
+from zmqtrain.exchanges.lanes import Lane, open_lanes
 from zmqtrain.exchanges.overlap import Overlap
+from zmqtrain.exchanges.reads import copy_consistently, read_parameters
 from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
@@ -28,7 +29,7 @@ from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
 from zmqtrain.wire.rows import WithRows, chunks_of
 
-Answer = TypeVar("Answer", PullReply, PushReply)
+Reply = TypeVar("Reply", PullReply, PushReply)
 
 
 class ParameterServerExchange:
@@ -40,8 +41,8 @@ class ParameterServerExchange:
         self.lanes: list[Lane] = []
         self._outs: list[Flat | None] = []  # where parameters that travel are laid, by shard
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
-        # By shard: what of them is carried byte by byte, if others change it.
-        self._exact: dict[int, Flat] = {}
+        # By shard: parameters that are carried byte by byte, if other tasks change them.
+        self._byte_state: dict[int, Flat] = {}
         self.versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
@@ -63,7 +64,9 @@ class ParameterServerExchange:
         self._sources = [self._source(lane) for lane in self.lanes]
         own = {shard: lane.layout for shard, lane in enumerate(self.lanes) if not lane.is_shared}
         rests = {shard: layout.size - layout.averaged for shard, layout in own.items()}
-        self._exact = {shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())}
+        self._byte_state = {
+            shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())
+        }
         if self._actor.job.overlap:
             self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
         if self._has_tables:
@@ -72,14 +75,14 @@ class ParameterServerExchange:
             self.rows = ShardRows(tables, self._links, readers, copies)
         reply = await self._answer(self._pull(), PullReply)
         return Membership(
-            [*own.values()],
-            [self._sources[shard] for shard in own],
-            [self.lanes[shard].gradient for shard in own],
-            reply.batches,
-            reply.stop,
-            [*self._exact.values()],
+            layouts=[*own.values()],
+            parameters=[self._sources[shard] for shard in own],
+            gradients=[self.lanes[shard].gradient for shard in own],
+            batches=reply.batches,
+            stop=reply.stop,
+            byte_state=[*self._byte_state.values()],
             rows=self.rows,
-            round=self._round(reply),
+            round=self._begin_round(reply),
         )
 
     def begin(self) -> None:
@@ -98,24 +101,13 @@ class ParameterServerExchange:
         rows = by_shard(given, shards, self._actor.plan.copies)
         each = zip(self._links, self.lanes, self._outs, rows, strict=True)
         for shard, (link, lane, out, of_tables) in enumerate(each):
-            push = Push(
-                self._sequence,
-                self.versions[shard],
-                report.batch,
-                report.examples,
-                report.loss,
-                report.finite,
-                {} if shard else report.sums,
-                out is not None,
-                lane.layout.numbers_of(report.absent),
-                report.weight,
-                self._counts(of_tables),
-                report.batches,
-            )
+            push = self._push_of(shard, report, of_tables)
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
                 lane.compressor.hold([slice(start, stop) for _, start, stop in runs])
-            request = self._overlap.complete(shard, push) if self._overlap is not None else None
+            request = None
+            if self._overlap is not None:
+                request = self._overlap.complete(shard, push, of_tables)
             if request is None:
                 chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())
                 parts = self._with_rows(lane, chunks, of_tables)
@@ -133,6 +125,23 @@ class ParameterServerExchange:
             self.rows.ask(report.ahead, self._sequence)
         return self._result(requests)
 
+    def _push_of(self, shard: int, report: StepReport, rows: Sequence[RowsOf]) -> Push:
+        """Return the message of a gradient; ``rows``: those of tables that the shard gets."""
+        return Push(
+            sequence=self._sequence,
+            version=self.versions[shard],
+            batch=report.batch,
+            examples=report.examples,
+            loss=report.loss,
+            finite=report.finite,
+            sums={} if shard else report.sums,
+            wants_parameters=self._outs[shard] is not None,
+            absent=self.lanes[shard].layout.numbers_of(report.absent),
+            weight=report.weight,
+            rows=self._counts(rows),
+            batches=report.batches,
+        )
+
     def _counts(self, rows: Sequence[RowsOf]) -> tuple[int, ...]:
         """Return how many of the rows are of each table; () if there are none."""
         if not rows:
@@ -141,7 +150,7 @@ class ParameterServerExchange:
         return tuple(counts.get(t.number, 0) for t in self._actor.job.table_variables())
 
     def _with_rows(self, lane: Lane, chunks: Parts | None, rows: Sequence[RowsOf]) -> Parts | None:
-        """Write the rows of a push to where its ps finds them, or add them to what is sent."""
+        """Write the rows of a push to memory that its ps reads, or add them to the message."""
         if lane.row_buffer is not None:
             lane.row_buffer.write(rows)
         elif rows:
@@ -184,21 +193,33 @@ class ParameterServerExchange:
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
         reply = await self._answer(requests, PushReply)
-        given = reply.result, reply.batches, reply.stop, reply.reason, reply.held_s
         return StepResult(
-            *given, round=self._round(reply), step=reply.version, sequence=reply.sequence
+            result=reply.result,
+            batches=reply.batches,
+            stop=reply.stop,
+            reason=reply.reason,
+            held_s=reply.held_s,
+            round=self._begin_round(reply),
+            step=reply.version,
+            sequence=reply.sequence,
         )
 
-    def _round(self, reply: PullReply | PushReply) -> Round | None:
-        steps, given = reply.local_steps, (reply.learning_rate, reply.sends_difference)
+    def _begin_round(self, reply: PullReply | PushReply) -> Round | None:
+        """Return the round that an answer begins, None if it asks for a gradient.
+
+        Where rounds follow gradients, or the other way round, compressors forget what they owe.
+        """
+        steps = reply.local_steps
         if (steps > 0) != self._in_rounds:
             self._in_rounds = steps > 0
             for lane in self.lanes:
-                if lane.compressor is not None:  # what gradients lacked is nothing of a difference
+                if lane.compressor is not None:  # feedback of gradients has another unit
                     lane.compressor.forget()
-        return Round(reply.version, steps, *given) if steps else None
+        if not steps:
+            return None
+        return Round(reply.version, steps, reply.learning_rate, reply.sends_difference)
 
-    async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
+    async def _answer(self, requests: Sequence[Outstanding], kind: type[Reply]) -> Reply:
         """Wait until every shard has let this worker go on; take in their parameters.
 
         Returns the leader's answer.
@@ -217,28 +238,28 @@ class ParameterServerExchange:
             for link, lane, source in zip(self._links, self.lanes, self._sources, strict=True):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, lane.layout, source, copies=True)
-        for shard, exact in self._exact.items():
-            await self._read_exact(shard, exact)
+        for shard, state in self._byte_state.items():
+            await self._read_byte_state(shard, state)
         return replies[0].expect(kind)
 
-    def take_in_exact(self) -> None:
-        """Copy what is carried byte by byte, which nobody changes now."""
-        for shard, exact in self._exact.items():
+    def copy_byte_state(self) -> None:
+        """Copy the state that is carried byte by byte, which nobody changes now."""
+        for shard, state in self._byte_state.items():
             source = self._sources[shard]
-            np.copyto(exact, source[len(source) - len(exact) :])
+            np.copyto(state, source[len(source) - len(state) :])
 
-    async def _read_exact(self, shard: int, exact: Flat) -> None:
-        """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
+    async def _read_byte_state(self, shard: int, state: Flat) -> None:
+        """Copy the state that is carried byte by byte: read while it changes, it would be torn."""
         source, lane = self._sources[shard], self.lanes[shard]
         reached = lane.reached
-        tail = slice(len(source) - len(exact), None)
+        tail = slice(len(source) - len(state), None)
         # A copy; or a board's, which changes when this worker's next gradient is ready.
         if reached is None or self._actor.job.consistent_reads or reached.board[IN_FORCE]:
-            np.copyto(exact, source[tail])
-        elif not copy_consistently(reached.words, source[tail], exact):
+            np.copyto(state, source[tail])
+        elif not copy_consistently(reached.words, source[tail], state):
             whole = zeros(len(source))
             await read_parameters(self._links[shard], reached, lane.layout, whole, copies=True)
-            np.copyto(exact, whole[tail])
+            np.copyto(state, whole[tail])
 
     def _take_in(self, shard: int, reply: Envelope, version: int) -> None:
         before = self.versions[shard]

@@ -1,4 +1,4 @@
-"""How a task reads rows of tables: where they lie, if it has reached them; else by messages.
+"""Reading rows of tables: in shared memory if the task has reached it, else by messages.
 
 A model reads rows in a thread, which waits here for the messages; these are the event loop's.
 """
@@ -35,7 +35,7 @@ class Reader(Protocol):
 class _Piece(NamedTuple):
     """Rows of one shard that are wanted."""
 
-    place: int  # in what is wanted
+    place: int  # in the list of wanted rows
     where: NDArray[np.int64] | None  # their places there; None: all
     table: int
     ids: Ids
@@ -68,12 +68,14 @@ class ShardRows:
         links: Sequence[Link],
         readers: Sequence[Reader | None],
         copies: int = 1,
+        at: int = 0,
     ) -> None:
         """``readers``: by shard, None: its rows travel. ``copies``: how many shards hold each row.
+        ``at``: a version that all shards have kept, whose rows travel; 0: the current one.
 
         Made on the event loop of the links.
         """
-        self._tables, self._links, self._readers = tables, links, readers
+        self._tables, self._links, self._readers, self._at = tables, links, readers, at
         self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
@@ -86,10 +88,6 @@ class ShardRows:
         return None in self._readers
 
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
-        """
-        Raises:
-            FencedError, PeerLostError: a shard has a new life, or is lost; or the task ends.
-        """
         if len(self._readers) == 1 and (reader := self._readers[0]) is not None:
             return [reader.read(table, ids) for table, ids in wanted]
         asked = self._asked
@@ -183,7 +181,7 @@ class ShardRows:
     ) -> None:
         ids = [piece.ids[run] for piece, run in some]
         counts = tuple(map(len, ids))
-        lookup = Lookup(tuple(piece.table for piece, _ in some), counts, after)
+        lookup = Lookup(tuple(piece.table for piece, _ in some), counts, after, self._at)
         reason = "it has not sent the rows of a batch yet"
         async with self._turns[shard]:
             link = self._links[shard]

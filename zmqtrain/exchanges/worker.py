@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from zmqtrain.actors.actor import Request
@@ -19,9 +18,10 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import FencedError, ZmqTrainError
+from zmqtrain.exchanges.board import BoardExchange
 from zmqtrain.exchanges.evaluations import Evaluations
-from zmqtrain.exchanges.lanes import read_variables
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.exchanges.reads import read_variables
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.rows import readers_of
 from zmqtrain.planning.plan import Plan
@@ -40,8 +40,8 @@ def open_exchange(actor: JobActor, links: Sequence[Link]) -> ParameterServerExch
 
     ``links``: one to each task that holds a shard, in the order of the shards.
     """
-    made: ParameterServerExchange = resolve_name(actor.plan.exchange.made_by)(actor, links)
-    return made
+    made = BoardExchange if actor.plan.exchange.is_board else ParameterServerExchange
+    return made(actor, links)
 
 
 class Worker(JobActor):

@@ -83,6 +83,10 @@ async def run_all(actors: Sequence[JobActor], *, serve_on: bool = False) -> list
             actor.crash(error)
         if left:
             await asyncio.wait([task for _, task in left])
+        for actor, task in zip(actors, tasks, strict=True):
+            other = None if task.cancelled() else task.exception()
+            if not isinstance(other, ZmqTrainError | None):  # a bug that gather passes over
+                log.error("%s failed, too: %s", actor.task, other, exc_info=other)
         raise
     finally:
         for task in tasks:

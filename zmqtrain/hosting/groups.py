@@ -117,7 +117,7 @@ class Gatherer(JobActor):
 
         Raises:
             PeerLostError: there is no quorum of the group.
-            CheckpointError: what was agreed on cannot be read or written in time.
+            CheckpointError: the agreed group cannot be read or written in time.
         """
         config, timing, states = self._config, self.timing, StateLogger(log)
         addresses = self.plan.worker_addresses
@@ -308,7 +308,7 @@ def _newest(logdir: str, addresses: Sequence[str]) -> Group:
 
 
 def _check_begun(logdir: str, generation: int, lost: PeerLostError) -> None:
-    """Check that a new chief in this process finds what the job, in this generation, has saved.
+    """Check that a new chief in this process finds this generation's checkpoints of the job.
 
     Raises:
         PeerLostError: it would not; or the job never began: some task was never started.

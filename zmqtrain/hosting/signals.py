@@ -18,7 +18,7 @@ def that_end() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def restored() -> Iterator[list[signal.Signals]]:
-    """Yield the signals that end a process; undo afterwards what the block does to them.
+    """Yield the signals that end a process; restore their handlers after the block.
 
     Only the main thread may change handlers; elsewhere there is nothing to undo.
     """
@@ -37,7 +37,7 @@ def restored() -> Iterator[list[signal.Signals]]:
 def interrupts_kept() -> Iterator[None]:
     """Raise KeyboardInterrupt at the end of the block if Ctrl-C came in it, and was lost.
 
-    What a signal raises where Python calls back is printed and forgotten. Each import calls back.
+    An error that a signal raises in a callback of Python is printed and lost. Imports call back.
     """
     interrupts: list[int] = []
 

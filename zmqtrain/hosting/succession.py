@@ -1,4 +1,4 @@
-"""How the remaining workers of a group save its state, if its parts have copies.
+"""Saving the state of a group from its remaining workers, if its parts have copies.
 
 The lowest worker has each of them carry out the last orders that any of them knows, and write a
 part of a checkpoint. The next group then loses no step; if this fails, it goes on from the previous
@@ -21,7 +21,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import CheckpointError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.checkpoint import LastOrders
-from zmqtrain.server.orphaned_shard import OrphanedShard, Reply
+from zmqtrain.server.orphaned_shard import GONE, OrphanedShard, Reply
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.wire.control import HandedOver, HandOver
 
@@ -50,7 +50,7 @@ class Succession:
             self._known[self._hosts.index(worker)] = last
 
     async def save(self, workers: Collection[int]) -> None:
-        """Save what these workers hold together; if they cannot, log the reason."""
+        """Save a checkpoint from the shards of these workers; if they cannot, log the reason."""
         actor = self._actor
         if self._plan.copies == 1:
             return
@@ -91,8 +91,7 @@ class Succession:
 
     def _hand_over(self, message: HandOver, reply: Reply) -> None:
         if self._remains is None:
-            reason = f"{self._actor.task}: nothing is left of its part"
-            reply(HandedOver(message.directory, None, reason))
+            reply(HandedOver(message.directory, None, f"{self._actor.task}: {GONE}"))
         else:
             self._remains.hand_over(message, self._plan, self._work, reply)
 

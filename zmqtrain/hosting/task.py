@@ -71,7 +71,7 @@ async def serve(
     show, since = on_progress or ProgressLog(), None
 
     async def serve_group(in_group: Plan, actors: list[JobActor]) -> int:
-        return await _serve_group(config, in_group, on_start, actors, show, since)
+        return await serve_in_group(config, in_group, on_start, actors, show, since)
 
     async def gather(gatherer: Gatherer) -> int:
         with contextlib.ExitStack() as stack:
@@ -92,7 +92,7 @@ async def serve(
         ignore_signals()
 
 
-async def _serve_group(
+async def serve_in_group(
     config: TaskConfig,
     plan: Plan,
     on_start: OnStart,
@@ -141,7 +141,7 @@ async def _serve_group(
 
 
 def _traces(share: float, task: Task, stack: contextlib.ExitStack) -> Traces:
-    """Return what exports the traces of a task, until the stack is closed."""
+    """Return the exporter of a task's traces, which ends when the stack is closed."""
     from zmqtrain.observe.traces import Traces  # OpenTelemetry is imported only if asked for
 
     traces = Traces(share, str(task))

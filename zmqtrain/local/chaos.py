@@ -176,6 +176,7 @@ class Chaos:
                 if silent_s > self._back_s:
                     text = f"the job has not answered for {silent_s:.0f} s: {error}"
                     raise PeerLostError(text) from error
+                time.sleep(POLL_S)
             else:
                 silence_s = time.monotonic() - began
                 report.longest_silence_s = max(report.longest_silence_s, silence_s)

@@ -19,7 +19,7 @@ from zmqtrain.local.supervisor import Process, start
 from zmqtrain.observe.logs import LogLine, line_as_text
 
 OUTPUT_TIMEOUT_S = 1.0  # for the output of a task to close after its end
-MAX_LINE_NBYTES = 1 << 16  # of what a task writes; a longer line is shown in parts
+MAX_LINE_NBYTES = 1 << 16  # of a task's output; a longer line is shown in parts
 SHOWN_LINES = 15  # last lines of a task that ended without an error in its log
 
 OnOutput = Callable[[Task, str], None]
@@ -110,7 +110,7 @@ class Child:
 
 
 class _Output(asyncio.Protocol):
-    """Takes what a process writes, line by line, and keeps the last lines."""
+    """Receives the output of a process line by line, and keeps the last lines."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.lines: deque[str] = deque(maxlen=100)

@@ -36,7 +36,7 @@ class ForkedProcess:
         self.returncode: int | None = None  # negative: the signal that ended it
         self._link, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         die_with_parent = dying_with(signal.SIGTERM)
-        # What Ctrl-C raises in the callbacks of a fork would be lost.
+        # A KeyboardInterrupt in the callbacks of a fork would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.pid = os.fork()
@@ -45,7 +45,8 @@ class ForkedProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not self.pid:
-            die_with_parent()
+            if die_with_parent is not None:
+                die_with_parent()
             for link in (self._link, *(other._link for other in others)):
                 link.close()
             sys.exit(_run(its))

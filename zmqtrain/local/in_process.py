@@ -63,9 +63,9 @@ def run(
     level INFO, if that is shown (``logging.basicConfig(level="INFO")``). Without an evaluation set
     the summary's ``loss`` and ``accuracy`` are NaN; ``train_loss`` is there.
 
-    If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho says that this process is a task of a cluster, it is
-    that task until the job ends. The chief's process has the parameters; in the others they are
-    refused, and the rest of the summary is what the chief has told.
+    If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
+    task until the job ends. The chief's process has the parameters; in the others they are refused,
+    and the rest of the summary comes from the chief.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; if the job had begun, ``summary`` of the error is the run's.
@@ -133,7 +133,7 @@ def train_here(
 
 
 def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:
-    """Call what runs an event loop of its own, and return what it does.
+    """Call a function that runs an event loop of its own, and return its result.
 
     Where a loop runs already, as in a notebook, that loop stands still while another thread makes
     the call. Ctrl-C reaches only this thread.

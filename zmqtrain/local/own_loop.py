@@ -55,7 +55,7 @@ def attach(job: Job) -> Session:
     If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
     task. A ps and a chief that does not compute get no batches. When the job ends, the loop of the
     chief ends with the trained weights in ``module``. The script of a ps ends there with exit code
-    0: it has no weights for what follows.
+    0: it has no weights for the rest.
 
     Raises:
         SystemExit: a variable has a mistake; see the log.
@@ -272,10 +272,16 @@ class Session:
     def _check_measures(self, names: set[str]) -> None:
         if self._measured is None:
             self._measured = names if self._job.has_epochs else set()
+        if names and not self._job.has_epochs:
+            raise ConfigError(
+                f"step() got the measures {sorted(names)}, which nothing takes in a job without "
+                "callbacks and epochs; give Job(callbacks=[JSONLogger('run.jsonl')]) or another "
+                "callback, or write them by session.log"
+            )
         if names != self._measured:
             raise ConfigError(
-                f"step() got the measures {sorted(names)}; expected {sorted(self._measured)}: each "
-                "step has those of the first one, and a job without callbacks and epochs has none"
+                f"step() got the measures {sorted(names)}; expected {sorted(self._measured)}, as "
+                "in the first step: give the same names in each"
             )
 
     def _check_stepped(self) -> None:

@@ -1,4 +1,4 @@
-"""A whole cluster as processes of this host: what `zmqtrain run` starts.
+"""A whole cluster as processes of this host, as `zmqtrain run` starts it.
 
 The chief runs in this process. Each ps and worker is a process of its own. They connect by Unix
 sockets in a private directory.
@@ -258,7 +258,7 @@ async def _keep(
 
 
 async def _save_in_a_last_life(child: Child, chief: Chief, error: RunFailedError) -> None:
-    """Start a ps once more, with what it has in shared memory, for the chief to end the run."""
+    """Start a ps once more, with its shard in shared memory, for the chief to end the run."""
     log.warning("%s; starting it for a last time, so that the chief can save", error)
     chief.fail(error)
     await child.start()

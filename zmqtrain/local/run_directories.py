@@ -33,17 +33,21 @@ class RunDirectory:
 def run_directory() -> Iterator[Path]:
     """Make a private directory, and remove it at the end of the block."""
     with contextlib.ExitStack() as stack:
-        while not (path := _made(stack)).exists():
-            pass  # another run has taken it for that of a dead one
+        while (path := _made(stack)) is None:
+            pass  # another run looks at it, or has taken it for that of a dead one
         stack.callback(shutil.rmtree, path, ignore_errors=True)
         yield path
 
 
-def _made(stack: contextlib.ExitStack) -> Path:
+def _made(stack: contextlib.ExitStack) -> Path | None:
+    """Return a new directory that is locked, None if another process was faster."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+    try:
         stack.enter_context(_locked(path))
-    return path
+    except (BlockingIOError, FileNotFoundError):
+        shutil.rmtree(path, ignore_errors=True)
+        return None
+    return path if path.exists() else None
 
 
 def ps_address(directory: Path, index: int) -> str:
@@ -92,14 +96,14 @@ def remove_run(path: Path) -> bool:
 
 def _is_free(path: Path) -> bool:
     try:
-        with _locked(path):
+        with _locked(path, fcntl.LOCK_SH):  # two processes that check must not see each other
             return True
     except OSError:
         return False
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold the lock on a directory.
 
     Raises:
@@ -107,7 +111,7 @@ def _locked(path: Path) -> Iterator[None]:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

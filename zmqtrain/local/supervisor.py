@@ -49,7 +49,7 @@ async def start(
     Raises:
         ConfigError: the command cannot be started.
     """
-    prepare = dying_with(death_signal) if sys.platform == "linux" else None
+    prepare = dying_with(death_signal)
     # JAX warns that its threads and a fork deadlock; this one becomes another program at once.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     try:
@@ -176,8 +176,13 @@ class _Stop:
                 os.kill(self._process.pid, number)
 
 
-def dying_with(number: signal.Signals) -> Callable[[], None]:
-    """Return what a child calls to get this signal when this process dies (Linux)."""
+def dying_with(number: signal.Signals) -> Callable[[], None] | None:
+    """Return a function that gives a child this signal when this process dies; None without it.
+
+    Only Linux has it.
+    """
+    if sys.platform != "linux":
+        return None
     return partial(_die_with, os.getpid(), number, ctypes.CDLL(None).prctl)
 
 

@@ -112,7 +112,7 @@ class MLP(BaseModel):
     ) -> None:
         """Write the gradients, last layer first.
 
-        ``inputs`` and ``deltas`` hold, for each layer, what went in and the gradient of what came
+        ``inputs`` and ``deltas`` hold, for each layer, its input and the gradient of what came
         out. Only the last delta is given; the others are computed here.
         """
         xp = array_module(inputs[0])

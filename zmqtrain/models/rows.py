@@ -18,7 +18,7 @@ from zmqtrain.models.tables import Ids, Rows, RowsOf, TableVariable, Trained
 
 
 class RowSource(Protocol):
-    """Where rows are read, by a thread that may block."""
+    """A source of rows, for a thread that may block."""
 
     @property
     def may_wait(self) -> bool:
@@ -89,7 +89,7 @@ class TableReader:
         return self.rows(unique)[places]
 
     def whole(self) -> Rows:
-        """Return all rows, shape (rows, dim), of a table that has so many."""
+        """Return all rows, shape (rows, dim), of a table with a known number of rows."""
         assert self.variable.rows is not None
         return self._source.read([(self.variable.number, np.arange(self.variable.rows))])[0]
 

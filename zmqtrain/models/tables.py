@@ -25,11 +25,25 @@ Ids: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.float32]
 """Rows of a table, of shape (n, dim)."""
 
+Places: TypeAlias = NDArray[np.int64]
+"""Numbers of the records of rows, of shape (n,)."""
+
 MOST_COUNTED = 1 << 16
 """Gradients of a row that are counted before it is admitted, at most."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _PARTS = 12  # uniform numbers in the sum that stands for a normal one
+
+
+class Found(NamedTuple):
+    """Where a task has found rows in the memory of a shard: their ``places``, -1 for none.
+
+    It is right as long as the shard has forgotten no row of the table: ``sweeps`` says how often it
+    had before.
+    """
+
+    sweeps: int
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,7 @@ class RowsOf:
     table: int  # its number
     ids: Ids
     rows: Rows
+    found: Found | None = None  # in the memory of a shard; None: it is not known where
 
 
 class Initial(Protocol):
@@ -131,12 +146,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Table:
-    """What a job says of tables whose names fit a pattern: ``Job(tables={"user*": Table(...)})``.
+    """Options of the tables whose names fit a pattern: ``Job(tables={"user*": Table(...)})``.
 
     ``optimizer``: the rule of its rows; None: the job's. ``rows``: number of rows, whose ids are
-    below it; None: what the model says, else any int64 is an id. ``dim``: elements of a row; None:
-    what the model says. ``initial``: values of rows that were never trained; None: what the model
-    says, else ``Uniform(0.05)``. A row is trained from its gradient number ``admit_after`` + 1 on.
+    below it; None: the model's number, else any int64 is an id. ``dim``: elements of a row; None:
+    the model's number. ``initial``: values of rows that were never trained; None: the model's,
+    else ``Uniform(0.05)``. A row is trained from its gradient number ``admit_after`` + 1 on.
     ``forget_after``: updates after which a row that none of them has trained is forgotten, or up to
     a quarter more; ``max_rows``: trained rows that are kept, those trained last; each ps has its
     share of them, and keeps 15 of 16 when they are more.
@@ -207,7 +222,7 @@ def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def shards_of(ids: Ids, shards: int) -> NDArray[np.int64]:
-    """Return which of so many shards holds each row, shape (n,): a hash of the id."""
+    """Return the shard that holds each row, shape (n,): a hash of the id modulo ``shards``."""
     high = mixed(ids.view(np.uint64) + _GOLDEN) >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
 
@@ -218,7 +233,7 @@ def owned_by(owners: Sequence[int], shards: int, ids: Ids) -> NDArray[np.bool_]:
 
 
 class RowPlace(NamedTuple):
-    """Which rows a shard holds: its own of ``shards``, and those of the ``copies - 1`` before it.
+    """The rows that a shard holds: its own of ``shards``, and those of ``copies - 1`` before it.
 
     The first shard follows the last, as in ``with_copies`` of store/placement.py.
     """

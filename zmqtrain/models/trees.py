@@ -72,7 +72,7 @@ def copied(tree: Tree) -> Tree:
 def split(batch: Tree, examples: int | None, size: int, purpose: str) -> list[Tree]:
     """Return the parts of a batch, of ``size`` examples each and fewer in the last one.
 
-    ``examples``: in the batch; None: the rows of its first leaf. ``purpose``: what needs the parts.
+    ``examples``: in the batch; None: the rows of its first leaf. ``purpose``: for errors.
 
     Raises:
         ConfigError: a leaf does not have a row for each example.

@@ -27,7 +27,7 @@ def weight_of(step: Any) -> float:
 
 
 def weights_of(model: BaseModel, batch: Batch, examples: int) -> tuple[float, float]:
-    """Return the weights of the mean loss of so many examples, and of their other mean measures.
+    """Return the weights of the batch's mean loss and of its other mean measures.
 
     Raises:
         ConfigError: the model returns no weight.

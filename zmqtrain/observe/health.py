@@ -100,7 +100,7 @@ class Server(ThreadingMixIn, TCPServer):
         stalled_s: Callable[[], float],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Serve what the actor says of itself on ``host:port`` (port 0: any free one) until closed.
+        """Serve the actor's metrics and state on ``host:port`` (port 0: any free one) until closed.
 
         ``stalled_s`` returns the seconds since the event loop last ran (`LoopMonitor.stalled_s`).
         It and the actor are asked from the server's threads. With ``tls`` only https is served.

@@ -26,7 +26,7 @@ class LogLine:
 
     @classmethod
     def parsed(cls, line: str) -> LogLine | None:
-        """Return what :meth:`json` wrote; None of something else, such as output of a print()."""
+        """Return the line that :meth:`json` wrote; None for anything else, such as a print()."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError, RecursionError):
@@ -116,7 +116,7 @@ class RateLimit(logging.Filter):
     """Limits the lines per second from each place in the code; zmqtrain repeats none in a second.
 
     Otherwise a peer that sends invalid messages could fill the disk with log lines, and tasks that
-    share a process would say everything twice. DEBUG is not limited.
+    share a process would log everything twice. DEBUG is not limited.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class Counter(prometheus_client.Counter):
         self._sum = 0.0
 
     def rise_to(self, total: float) -> None:
-        """Make it as high as what is counted elsewhere."""
+        """Raise it to a total that is counted elsewhere."""
         self._sum = max(self._sum, total)
 
     def _child_samples(self) -> Iterable[Sample]:
@@ -112,7 +112,7 @@ class Pushes:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Where a worker's step spends its time, in seconds; the phases of a step add up to it.
+    """Seconds that a worker's step spends in each phase; the phases of a step add up to it.
 
     ``update``: in place, on the board or without other tasks; otherwise a ps does it during
     ``push``.
@@ -141,6 +141,7 @@ class CheckpointStages:
     write: Counter
     manifest: Counter
     restore: Counter
+    upload: Counter
 
 
 class Level:
@@ -316,7 +317,7 @@ class Metrics:
         self.auth_failures = make.counter("auth_failures", text)
 
     def show_tables(self, tables: Mapping[str, TableStatus]) -> None:
-        """Expose what a shard holds of tables: of the first 50, to have few series."""
+        """Expose the tables of a shard, the first 50 of them, to have few series."""
         for name, one in islice(tables.items(), 50):
             self.table_rows[name].set(one.trained)
             self.table_bytes[name].set(one.nbytes)

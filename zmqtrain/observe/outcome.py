@@ -1,4 +1,4 @@
-"""How a run ended: a small file that outlives its tasks.
+"""The outcome of a run: a small file that outlives its tasks.
 
 The chief writes it into the logdir, and where the job's engine looks for it. A job that goes on
 has none.
@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from zmqtrain.errors import RETRYABLE, ZmqTrainError
+from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError, host_error
 from zmqtrain.files import open_file, replace_file
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import Summary, as_json
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
-    ``ended``: why. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last one;
-    ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
+    ``ended``: the reason. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last
+    one; ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
     ``checkpoint``: the newest one, "" if there is none.
     """
 
@@ -53,14 +53,14 @@ class Outcome:
     @classmethod
     def of(cls, summary: Summary) -> Outcome:
         return cls(
-            summary.job,
-            summary.ended,
-            int(summary.exit_code),
-            time.time(),
-            summary.global_step,
-            summary.train_loss,
-            dict(list(numbers(summary.measures).items())[:MOST_MEASURES]),
-            summary.checkpoint or "",
+            job=summary.job,
+            ended=summary.ended,
+            exit_code=int(summary.exit_code),
+            at=time.time(),
+            step=summary.global_step,
+            train_loss=summary.train_loss,
+            measures=dict(list(numbers(summary.measures).items())[:MOST_MEASURES]),
+            checkpoint=summary.checkpoint or "",
         )
 
     def text(self) -> str:
@@ -99,25 +99,34 @@ def recorded(
     outcome = None
     try:
         yield
-    except ZmqTrainError as error:
-        if error.exit_code < RETRYABLE or not may_go_on:
-            outcome = Outcome(job, str(error), int(error.exit_code), time.time())
+    except Exception as error:
+        mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
+        if mistake is None:
+            text, code = f"a bug: {type(error).__name__}: {error}", ExitCode.CRASH
+        else:
+            text, code = str(mistake), mistake.exit_code
+        if code < RETRYABLE or not may_go_on:
+            outcome = Outcome(job, text, int(code), time.time())
         raise
     finally:
         if (found := summary()) is not None:
             outcome = Outcome.of(found)
         if outcome is not None:
-            _write(outcome, own, Path(file) if file else None)
+            content = outcome.text().encode()
+            for path, write in ((own, _write_own), (file, _write_in_place)):
+                try:
+                    if path is not None:
+                        write(Path(path), content)
+                except OSError as error:
+                    log.warning("zmqtrain status cannot show how the job ended: %s", error)
 
 
-def _write(outcome: Outcome, own: Path | None, other: Path | None) -> None:
-    content = outcome.text().encode()
-    try:
-        if own is not None:
-            own.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(own, content)
-        if other is not None:  # in place: it may be mounted, as /dev/termination-log is
-            with open(open_file(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as opened:
-                opened.write(content)
-    except OSError as error:
-        log.warning("zmqtrain status cannot show how the job ended: %s", error)
+def _write_own(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+
+
+def _write_in_place(path: Path, content: bytes) -> None:
+    """Write a file that may be mounted, as /dev/termination-log is."""
+    with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as opened:
+        opened.write(content)

@@ -31,7 +31,8 @@ class Summary:
     ``rosters``: how often workers began to make steps by themselves, over the board.
     ``ps`` leaves those out that workers host.
     ``tables``: those of the model by name; ``rows`` is None where any int64 is an id.
-    ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is the mean
+    ``measures`` are of the evaluation set, {} if it was not evaluated, and so are ``loss`` and
+    ``accuracy``, NaN without one; ``train_loss`` is the mean
     of the workers' last ones. ``staleness`` counts the updates by all workers between a gradient's
     pull and its push. ``ended``: why the run ended. ``evaluations`` are all of this process:
     ``step`` and the measures. ``exit_code`` is 0, or how the run failed: 76 if it diverged; the
@@ -167,7 +168,7 @@ class Summary:
         return [*map(printable, lines)]
 
     def _evaluated(self) -> str:
-        """Return what was measured last, for a run that was not evaluated at its end."""
+        """Return the last evaluation, for a run that was not evaluated at its end."""
         if not self.evaluations:
             return "not evaluated"
         last = numbers(self.evaluations[-1])

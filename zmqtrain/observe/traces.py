@@ -43,7 +43,7 @@ Spans = Mapping[str, tuple[str, float, float]]
 
 
 class Traces:
-    """Exports the spans of a task by OTLP, as the variables ``OTEL_EXPORTER_OTLP_...`` say."""
+    """Exports the spans of a task by OTLP, configured by variables ``OTEL_EXPORTER_OTLP_...``."""
 
     def __init__(self, share: float, task: str) -> None:
         """``share``: of the pushes, from 0 to 1; all tasks of a job have the same."""
@@ -91,14 +91,14 @@ class Traces:
         self.note(push, spans, now, result)
 
     def close(self) -> None:
-        """Export what is left, unless the collector does not take it in time."""
+        """Export the remaining spans, unless the collector does not take them in time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 class _Ids:
-    """Gives the ids that it is told."""
+    """Generates the ids that were set."""
 
     trace, span = 0, 0
 

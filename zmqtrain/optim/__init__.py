@@ -1,4 +1,4 @@
-"""Update rules, learning-rate schedules, and what a ps makes of them."""
+"""Update rules, learning-rate schedules, and the updates that a ps makes by them."""
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.base import Rule, Slot, new_slots

@@ -59,7 +59,7 @@ def _check_switch(owner: object, name: str) -> None:
 
 
 class Checked:
-    """A dataclass whose fields are checked as their types say, one by one in their order."""
+    """A dataclass whose fields are checked by their types, one by one in their order."""
 
     __slots__ = ()
 

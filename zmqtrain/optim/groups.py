@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.units import shortened
 
 Pattern: TypeAlias = str | tuple[str, ...]
 Groups: TypeAlias = Mapping[Pattern, Mapping[str, Any]]
@@ -36,6 +37,31 @@ def check_groups(groups: object) -> None:
     for pattern, options in groups.items():
         if not is_pattern(pattern) or not isinstance(options, Mapping):
             raise ConfigError(f"groups has {pattern!r}: {options!r:.80}; {_EXPECTED}")
+
+
+def check_patterns(
+    option: str, patterns: Iterable[Pattern], names: Iterable[str], model: Any
+) -> None:
+    """Check that each pattern is the first that fits for one of the ``names`` of ``model``.
+
+    Raises:
+        ConfigError: one fits no name, or those before it fit all of its names.
+    """
+    names, what = list(names), "table" if option == "tables" else "variable that is trained"
+    left = names
+    for pattern in patterns:
+        fitting = [name for name in names if fits(name, pattern)]
+        if not fitting:
+            raise ConfigError(
+                f"{option} has {pattern!r}, which fits no {what}; {model!r} has "
+                f"{', '.join(names) or 'none'}"
+            )
+        if not set(fitting).intersection(left):
+            raise ConfigError(
+                f"{option} has {pattern!r}, and patterns before it fit {shortened(fitting)}; the "
+                "first that fits counts, so give this one before them, or leave it out"
+            )
+        left = [name for name in left if name not in fitting]
 
 
 def with_options(rule: Any, pattern: Pattern, options: Mapping[str, Any]) -> tuple[Any, bool]:

@@ -34,7 +34,7 @@ class Inner(Protocol):
         """Return copies of the moments and other state, without that of schedules."""
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what :meth:`state` of an optimizer of this kind has returned."""
+        """Take over the :meth:`state` of an optimizer of this kind."""
 
 
 @dataclass(frozen=True, slots=True)

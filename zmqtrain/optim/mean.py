@@ -1,4 +1,4 @@
-"""The mean of gradients: what an update is given, and the rule that assigns it."""
+"""The mean of gradients that an update gets, and the rule that assigns it."""
 
 from __future__ import annotations
 

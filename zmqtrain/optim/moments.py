@@ -22,7 +22,7 @@ from zmqtrain.optim.schedules import Coefficient, Rate, momentum_at, rate_at
 
 @dataclass(frozen=True, slots=True)
 class Moments(FormulaRule):
-    """What Adam and its descendants have in common: slots "m" and "v", 0 at first."""
+    """Base class of Adam and its descendants: slots "m" and "v", 0 at first."""
 
     zero_slots = ("m", "v")
     learning_rate: Rate = 0.001

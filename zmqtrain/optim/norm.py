@@ -20,7 +20,7 @@ from zmqtrain.compute.blocks import blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
 _LARGEST_SQUARE = 2.0**256  # of a float32
-_LIMB_BITS = 40  # so many bits of 2^23 numbers fit into an int64
+_LIMB_BITS = 40  # the sum of 2^23 numbers of 40 bits fits into an int64
 
 
 def clip_scale(square: float, limit: float) -> float:

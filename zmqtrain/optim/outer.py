@@ -1,4 +1,4 @@
-"""How a shard takes over the results of workers that have trained by themselves for a while."""
+"""The outer update of local steps: it applies the results of workers to a shard."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a job and a cluster become a plan: shards, layouts, exchange, copies, hosts, policy. Pure."""
+"""One plan from a job and a cluster: shards, layouts, exchange, copies, hosts, policy. Pure."""

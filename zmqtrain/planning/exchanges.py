@@ -1,11 +1,12 @@
 """The registry of exchanges: how gradients become parameters.
 
 A row has the obstacles to an exchange, the number of workers that hold shards if there are no ps,
-the number of tasks that hold each slice, and the class of a worker's side.
+and the number of tasks that hold each slice.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim import Muon
 from zmqtrain.policies.base import Lockstep
+from zmqtrain.store.segment_files import can_be_shared
 from zmqtrain.units import counted
 
 
@@ -38,13 +40,12 @@ class Site:
 class ExchangeKind:
     """One way from gradients to parameters.
 
-    ``made_by``: "module:Class" of a worker's side. ``obstacles``: what keeps a site from this
-    exchange, as clauses of a sentence. ``shards``: how many workers hold shards at a site without
-    ps. ``copies``: how many tasks hold each slice, by the number of shards.
+    ``obstacles``: the obstacles to it at a site, as clauses of a sentence. ``shards``: how many
+    workers hold shards at a site without ps. ``copies``: how many tasks hold each slice, by the
+    number of shards.
     """
 
     name: str
-    made_by: str
     obstacles: Callable[[Site], list[str]]
     shards: Callable[[Site], int]
     copies: Callable[[Site, int], int]
@@ -90,6 +91,7 @@ def _obstacles_to_board(site: Site) -> list[str]:
         f"copies is {job.copies}": job.copies > 1,
         "lane is tcp": site.lane == "tcp",
         "crash_safe is off": not site.crash_safe,
+        f"{sys.platform} cannot share memory in files": not can_be_shared(),
     }
     far = [address for address in site.addresses if not is_of_this_host(address)]
     return [
@@ -109,7 +111,7 @@ def _obstacles_to_one_shot(site: Site) -> list[str]:
 
 
 def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
-    """Return what keeps several tasks from holding equal copies of a slice."""
+    """Return the obstacles to equal copies of a slice on several tasks."""
     job = site.job
     if not site.on_workers:
         return ["there are ps; expected workers that hold the parameters (--ps 0)"]
@@ -154,24 +156,16 @@ def _copies(site: Site, shards: int) -> int:
     return min(site.job.copies, shards)
 
 
-_BY_MESSAGES = "zmqtrain.exchanges.parameter_server:ParameterServerExchange"
-
 BOARD = ExchangeKind(
     "board",
-    "zmqtrain.exchanges.board:BoardExchange",
     obstacles=_obstacles_to_board,
     shards=lambda site: 1,
     copies=lambda site, shards: 1,
 )
-DIRECT = ExchangeKind(
-    "direct", _BY_MESSAGES, obstacles=lambda site: [], shards=_by_size, copies=_copies
-)
-TO_ONE = ExchangeKind(
-    "to-one", _BY_MESSAGES, obstacles=_more_than_one_ps, shards=_fewest, copies=_copies
-)
+DIRECT = ExchangeKind("direct", obstacles=lambda site: [], shards=_by_size, copies=_copies)
+TO_ONE = ExchangeKind("to-one", obstacles=_more_than_one_ps, shards=_fewest, copies=_copies)
 ONE_SHOT = ExchangeKind(
     "one-shot",
-    _BY_MESSAGES,
     obstacles=_obstacles_to_one_shot,
     shards=lambda site: site.workers,
     copies=lambda site, shards: shards,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from zmqtrain.fingerprint import (
+    DATA,
     DEVICES,
     EPOCHS,
     INITIAL,
@@ -16,6 +18,7 @@ from zmqtrain.fingerprint import (
     short,
 )
 from zmqtrain.job import Job
+from zmqtrain.protocol.checkpoint import LedgerState
 from zmqtrain.store.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -65,8 +68,31 @@ def restored_rate(job: Job, manifest: Manifest) -> float | None:
     rate = manifest.learning_rate
     if rate is None or manifest.fingerprint.get("optimizer") == short(optimizer_text(job)):
         return rate
-    log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
+    log.warning("the optimizer was edited: ignoring a callback's learning rate %g", rate)
     return None
+
+
+def restored_batches(manifest: Manifest, fingerprint: Mapping[str, str]) -> LedgerState:
+    """Return the batches of a checkpoint for a job of this fingerprint.
+
+    With other batches the data starts again; the count of examples stays.
+    """
+    if change := _change_of_batches(manifest.fingerprint, fingerprint):
+        epochs = ", with the first epoch" if EPOCHS in fingerprint else ""
+        log.warning("%s: the data starts again%s", change, epochs)
+        return LedgerState(0, (), manifest.ledger.examples)
+    return manifest.ledger
+
+
+def _change_of_batches(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the option in which the batches of two fingerprints differ, "" if none does."""
+    for name in ("batch_size", "seed", EPOCHS):
+        old, new = then.get(name), now.get(name)
+        if old != new and (name != EPOCHS or None in (old, new)):
+            return f"{name} was {old}, is {new}"
+    had, has = (each.get(DATA, "").partition(" of ")[0] for each in (then, now))
+    # Checkpoints of older versions of a run in one process do not have it.
+    return f"the data had {had}, has {has}" if had and has and had != has else ""
 
 
 def _tables_text(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""How the tasks of a cluster train a job: decided once, by one pure function.
+"""The plan by which the tasks of a cluster train a job: decided once, by one pure function.
 
 Every task computes the same plan from the same options, so no message has to carry it.
 """
@@ -10,6 +10,7 @@ from functools import cached_property, partial
 
 from zmqtrain import policies
 from zmqtrain.config.cluster import IPC, Cluster, Role, Task, connect_endpoint
+from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
@@ -43,7 +44,7 @@ class Plan:
     shard 0, 1, ...; else empty.
     ``worker_addresses``: where all workers listen, as far as that is known.
     ``group``: number of the group of workers; 0: the job ends if one is lost for good.
-    ``remedy``: what a person can do if a ps is missing, as the end of a sentence.
+    ``remedy``: advice to a person if a ps is missing, as the end of a sentence.
     """
 
     job: Job
@@ -104,10 +105,10 @@ class Plan:
 
     @cached_property
     def layouts(self) -> tuple[ShardLayout, ...]:
-        """What each shard holds.
+        """The layout of each shard.
 
-        Where each holds everything, no variable is cut: it is the layout of a single ps. Nor is one
-        whose rule looks at all of it.
+        If each shard holds everything, no variable is cut, as on a single ps. Variables whose rules
+        look at whole variables are never cut.
         """
         job, shards = self.job, self.shards
         copied = partial(with_copies, copies=self.copies, has_tables=bool(job.table_variables()))
@@ -153,7 +154,7 @@ class Plan:
         """Return the owner of a task's key: a ps or chief that a worker hosts has that worker's."""
         hosted: dict[str, int] = {Role.PS: len(self.members), Role.CHIEF: int(not self.has_chief)}
         if self.members and 0 <= index < hosted.get(role, 0):
-            return Owner(Role.WORKER.value, self.members[index])
+            return Owner(Role.WORKER, self.members[index])
         return Owner(role, index)
 
     def security(self, config: TaskConfig) -> Security:
@@ -204,8 +205,15 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
     listed = strategy.worker_addresses(cluster) if on_workers else cluster.worker_addresses
     workers = len(listed) if on_workers else cluster.workers
     job = as_trained(job, on_workers=on_workers)
-    site = Site(job, workers, listed if on_workers else cluster.ps, on_workers, lane, crash_safe)
-    _check(job, alone=False)
+    site = Site(
+        job=job,
+        workers=workers,
+        addresses=listed if on_workers else cluster.ps,
+        on_workers=on_workers,
+        lane=lane,
+        crash_safe=crash_safe,
+    )
+    _check(job)
     _check_loss(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
@@ -235,10 +243,28 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return config.of(task), plan
 
 
-def _check(job: Job, *, alone: bool) -> None:
-    tables.check(job, alone=alone)
-    if text := without_own_optimizer(policies.make_policy(job.policy), job.optimizer):
+def _check(job: Job) -> None:
+    tables.check(job)
+    policy = policies.make_policy(job.policy)
+    if text := without_own_optimizer(policy, job.optimizer) or _without_logdir(job):
         raise ConfigError(text)
+
+
+def _without_logdir(job: Job) -> str:
+    """Return why a job needs a logdir that it does not have; "" if it has one, or needs none."""
+    if job.logdir is not None:
+        return ""
+    if job.inner_state == "keep":
+        return (
+            "inner_state is 'keep', and the job has no logdir, in which the state is kept beside "
+            f"the checkpoints; give {names_of('logdir')}, or use inner_state fresh"
+        )
+    if job.upload is not None:
+        return (
+            f"upload is {job.upload!r}, and the job has no logdir, from which checkpoints are "
+            f"uploaded; give {names_of('logdir')}, too"
+        )
+    return ""
 
 
 def _check_loss(job: Job, workers: int) -> None:
@@ -256,13 +282,13 @@ WITHOUT_PS = (
     "; start it or, if the workers shall hold the parameters themselves, give all tasks "
     f"--strategy {strategy.MULTI_WORKER_MIRRORED}"
 )
-"""What to do if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
+"""Advice if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
 
 
 def plan_alone(job: Job) -> Plan:
     """Return how one worker trains a job by itself, in this process."""
     job = as_trained(job, on_workers=strategy.is_mirrored(job, alone=True))
-    _check(job, alone=True)
+    _check(job)
     return Plan(job, (f"{IPC}alone",), 1, 1, has_chief=True, exchange=DIRECT, copies=1)
 
 

@@ -1,4 +1,4 @@
-"""Where parameters live: which tasks a job's strategy makes of a cluster. Pure.
+"""Strategies: the tasks of a cluster that hold the parameters of a job. Pure.
 
 ``parameter-server``: on ps. ``multi-worker-mirrored``: on the workers, and no task is a ps.
 ``mirrored``: the same with one worker, which has several devices. ``auto``: on ps if the cluster

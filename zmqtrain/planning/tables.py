@@ -9,14 +9,11 @@ from zmqtrain import policies
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim import MatrixRule, RowwiseAdagrad, Rule
-from zmqtrain.policies.local_steps import LocalSteps
 from zmqtrain.store.layout import Variable
 
 
-def check(job: Job, *, alone: bool) -> None:
+def check(job: Job) -> None:
     """Check that a job's options suit its tables, and that no other variable has a rule of rows.
-
-    ``alone``: one worker trains in its process, without other tasks.
 
     Raises:
         ConfigError: some option is impossible with tables, or a rule of rows without them.
@@ -27,17 +24,8 @@ def check(job: Job, *, alone: bool) -> None:
         return
     job.table_updates()
     found = {
-        f"devices are {', '.join(job.devices)}: use one device, and more workers": (
-            len(job.devices) > 1
-        ),
-        "ps_device is gpu: rows are updated in the memory of the host; use cpu": (
-            job.ps_device == "gpu"
-        ),
         f"the policy is {job.policy}: workers send rows at every step; use another policy": (
-            isinstance(policies.make_policy(job.policy), LocalSteps)
-        ),
-        "overlap is on: rows are sent when the whole gradient is there; use --no-overlap": (
-            job.overlap
+            policies.make_policy(job.policy).most_local_steps > 0
         ),
         "consistent_reads is on: rows are read when the model asks for them, later than the other "
         "parameters; use sync-replicas, where nothing changes meanwhile, and leave it out": (
@@ -48,10 +36,6 @@ def check(job: Job, *, alone: bool) -> None:
         ),
         "a callback has restore_best: rows of the best epoch are not kept; use the checkpoints of "
         "a logdir": any(getattr(one, "restore_best", False) for one in job.callbacks),
-        f"evaluate_every is {job.evaluate_every}: only dense parameters are kept for an evaluation "
-        "beside the training; use epochs with steps_per_epoch, between which nobody trains": (
-            bool(job.evaluate_every) and not alone
-        ),
     }
     if obstacles := [text for text, is_there in found.items() if is_there]:
         names = ", ".join(table.name for table in tables)

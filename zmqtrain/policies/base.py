@@ -70,82 +70,64 @@ class TokenQueue(Protocol):
     """The number taken since the policy began."""
 
 
-@runtime_checkable
-class Policy(Protocol):
-    """The rule of a run. Workers are named by their index. :class:`BasePolicy` has defaults.
+class Policy(ABC):
+    """The rule of a run. Workers are named by their index. A subclass needs :meth:`push` only.
 
     For ``module:Class:options`` the class is called with the options' text, for ``module:Class``
     with "" if it takes a parameter, else with nothing.
 
     A worker is *computing* from its Release until its next ``push``. Between ``join`` and
-    ``leave`` it is live.
+    ``leave`` it is live. By default it is released when it joins, and never held: a policy that
+    holds workers overrides :meth:`join`, :meth:`leave` and :meth:`held`, too.
     """
+
+    coordinated: bool = True
+    """False if every push is applied and released at once, independent of others."""
+    step_per_push: bool = True
+    """True if every accepted push is one global step; False if several make one."""
+    staleness_bound: int | None = None
+    """Most steps that a gradient can be behind a live worker's clock, None if unbounded."""
+    most_local_steps: int = 0
+    """Most steps that a worker makes by itself before it sends their result, up to 1000.
+
+    0: it sends the gradient of each batch.
+    """
+    at_arrival: bool = False
+    """True if a result of local steps counts when it arrives (an Apply), and each of its batches
+    is a step; False if those of a round count together (a Reduce)."""
 
     @property
     def spec(self) -> str:
-        """The string that makes an equal policy."""
+        """The string that makes an equal policy: the module and the class, if it has no options."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
 
-    @property
-    def coordinated(self) -> bool:
-        """False if every push is applied and released at once, independent of others."""
-
-    @property
-    def step_per_push(self) -> bool:
-        """True if every accepted push is one global step; False if several make one."""
-
-    @property
-    def staleness_bound(self) -> int | None:
-        """Most steps that a gradient can be behind a live worker's clock, None if unbounded."""
+    def local_steps(self, step: int) -> int:
+        """Return how many steps a worker makes by itself from this step on, at most; 0: none."""
+        return self.most_local_steps
 
     def start(self, version: int, workers: int) -> None:
         """Begin at ``version`` with no worker live; the job expects ``workers`` of them."""
 
     def join(self, worker: int) -> list[Decision]:
         """A worker joins and waits for its first Release."""
+        return [Release(worker)]
 
     def leave(self, worker: int) -> list[Decision]:
         """A worker is gone, or has no data to compute on; it may join again."""
+        return []
 
+    @abstractmethod
     def push(self, worker: int) -> list[Decision]:
         """The gradient of a computing worker has arrived on all shards."""
 
     def drain(self) -> list[Decision]:
-        """Decide on what is pending: the policy ends, and no worker is computing."""
+        """Decide on pending gradients: the policy ends, and no worker is computing."""
+        return []
 
     def held(self) -> Iterable[Held]:
         """Yield the live workers that are neither computing nor released."""
-
-
-class BasePolicy(ABC):
-    """A policy that releases a worker when it joins, and holds none: three methods make another.
-
-    Overriding :meth:`join`, :meth:`push` and :meth:`leave` makes a policy that holds workers; it
-    should then tell of them in :meth:`held`.
-    """
-
-    coordinated: bool = True
-    step_per_push: bool = True
-    staleness_bound: int | None = None
-
-    @property
-    def spec(self) -> str:
-        """The module and the class, for a class that takes no options."""
-        return f"{type(self).__module__}:{type(self).__qualname__}"
-
-    def start(self, version: int, workers: int) -> None:
-        return
-
-    def join(self, worker: int) -> list[Decision]:
-        return [Release(worker)]
-
-    def leave(self, worker: int) -> list[Decision]:
-        return []
-
-    @abstractmethod
-    def push(self, worker: int) -> list[Decision]: ...
-
-    def drain(self) -> list[Decision]:
-        return []
-
-    def held(self) -> Iterable[Held]:
         return ()
+
+
+BasePolicy = Policy
+"""The same, for modules that call it so."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import BasePolicy, Decision, Held, Release
+from zmqtrain.policies.base import Decision, Held, Policy, Release
 from zmqtrain.protocol.orders import Apply
 
 
-class BoundedStaleness(BasePolicy):
+class BoundedStaleness(Policy):
     """Apply every push at once; hold its worker while it is more than ``bound`` steps ahead.
 
     ``unit``: of a worker's steps, for people.

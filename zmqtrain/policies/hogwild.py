@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from zmqtrain.policies.base import BasePolicy, Decision, Release
+from zmqtrain.policies.base import Decision, Policy, Release
 from zmqtrain.protocol.orders import Apply
 
 
-class Hogwild(BasePolicy):
+class Hogwild(Policy):
     """No worker waits; staleness is measured, not bounded.
 
     ``whole``: a step counts on every shard or on none, even if its worker dies between its pushes

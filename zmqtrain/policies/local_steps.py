@@ -17,7 +17,7 @@ MAX_BATCHES = 1000
 """Most batches of a round: messages, and the memory of a ps, hold the number of each."""
 
 BOUND = 4
-"""Most rounds that a worker is ahead of the slowest one, unless the policy's text says another."""
+"""Most rounds that a worker is ahead of the slowest one, unless the policy names another number."""
 
 
 class LocalSteps(Replicas):
@@ -29,7 +29,8 @@ class LocalSteps(Replicas):
     _step = "this round"
 
     def __init__(self, batches: int, after: int = 0) -> None:
-        self.batches, self.after = batches, after
+        self.batches = self.most_local_steps = batches
+        self.after = after
         self.start(0, 0)
 
     @property
@@ -37,13 +38,7 @@ class LocalSteps(Replicas):
         return f"local-steps:{self.batches}" + (f",after={self.after}" if self.after else "")
 
     def local_steps(self, step: int) -> int:
-        """Return how many batches a worker computes alone from this step on, at most; 0: none."""
         return self.batches if step >= self.after else 0
-
-    @property
-    def at_arrival(self) -> bool:
-        """Whether the result of one worker counts by itself, and each of its batches is a step."""
-        return False
 
 
 class AsyncLocalSteps(LocalSteps):
@@ -51,6 +46,8 @@ class AsyncLocalSteps(LocalSteps):
 
     A worker that is more than ``bound`` of its rounds ahead of the slowest live one waits for it.
     """
+
+    at_arrival = True
 
     def __init__(self, batches: int, after: int = 0, bound: int = BOUND) -> None:
         self.bound, self.staleness_bound = bound, bound * batches
@@ -62,7 +59,7 @@ class AsyncLocalSteps(LocalSteps):
         return f"{super().spec},async" + (f",bound={self.bound}" if self.bound != BOUND else "")
 
     @property
-    def at_arrival(self) -> bool:
+    def _is_clocked(self) -> bool:
         return self.version >= self.after
 
     def start(self, version: int, workers: int) -> None:
@@ -70,26 +67,26 @@ class AsyncLocalSteps(LocalSteps):
         self.clocks.start(version, workers)
 
     def join(self, worker: int) -> list[Decision]:
-        return self.clocks.join(worker) if self.at_arrival else super().join(worker)
+        return self.clocks.join(worker) if self._is_clocked else super().join(worker)
 
     def leave(self, worker: int) -> list[Decision]:
-        if self.at_arrival:
+        if self._is_clocked:
             return self.clocks.leave(worker)
         return self._clocked(super().leave(worker))
 
     def push(self, worker: int) -> list[Decision]:
-        return self.clocks.push(worker) if self.at_arrival else self._clocked(super().push(worker))
+        return self.clocks.push(worker) if self._is_clocked else self._clocked(super().push(worker))
 
     def held(self) -> Iterable[Held]:
-        return self.clocks.held() if self.at_arrival else super().held()
+        return self.clocks.held() if self._is_clocked else super().held()
 
     @property
     def steps(self) -> Mapping[int, int]:
-        return self.clocks.steps if self.at_arrival else super().steps
+        return self.clocks.steps if self._is_clocked else super().steps
 
     def _clocked(self, decisions: list[Decision]) -> list[Decision]:
         """Count the rounds of workers that go on after the last step of gradients."""
-        for decision in decisions if self.at_arrival else ():
+        for decision in decisions if self._is_clocked else ():
             if isinstance(decision, Release):
                 self.clocks.join(decision.worker)
         return decisions

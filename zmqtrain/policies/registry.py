@@ -38,9 +38,7 @@ FORMS = (
     'the name of an installed plug-in, or "module:Class"'
 )
 
-_METHODS = ("start", "join", "leave", "push", "drain", "held")
-
-_LOADED: dict[str, type] = {}
+_LOADED: dict[str, type[Policy]] = {}
 """The policy classes that jobs of this process name, by "module:Class"."""
 
 
@@ -124,33 +122,28 @@ def _shown(spec: str) -> str:
     return f"{spec!r:.80}"
 
 
-def _made(kind: type, options: str | None, spec: str) -> Policy:
+def _made(kind: type[Policy], options: str | None, spec: str) -> Policy:
     """Return an instance; the class gets the options if there are some or it takes them."""
     with _refusing(spec):
         takes = options is not None or _takes_options(kind)
-        policy: Policy = kind(options or "") if takes else kind()
-    needed = [name for name in vars(Policy) if not name.startswith("_")]
-    _check_has(policy, needed, f"made a {kind.__name__}", spec)
+        make: Callable[..., Policy] = kind
+        policy = make(options or "") if takes else make()
+    if policy.most_local_steps > MAX_BATCHES:
+        raise ConfigError(
+            f"policy {_shown(spec)} has most_local_steps={policy.most_local_steps}; expected "
+            f"{MAX_BATCHES} at most; give a smaller number"
+        )
     return policy
 
 
-def _policy_class(found: object, spec: str) -> type:
-    """Return the object that a spec names, if it is a class with the methods of a policy."""
-    if not isinstance(found, type):
-        raise ConfigError(
-            f"policy {_shown(spec)} names a {type(found).__name__}, expected a class that has what "
-            "zmqtrain.policies.Policy has"
-        )
-    _check_has(found, _METHODS, f"names the class {found.__name__}", spec)
-    return found
-
-
-def _check_has(found: object, names: Iterable[str], what: str, spec: str) -> None:
-    if missing := [name for name in names if not hasattr(found, name)]:
-        raise ConfigError(
-            f"policy {_shown(spec)} {what}, which lacks {', '.join(missing)}; expected what "
-            "zmqtrain.policies.Policy has"
-        )
+def _policy_class(found: object, spec: str) -> type[Policy]:
+    """Return the object that a spec names, if it is a class of policies."""
+    if isinstance(found, type) and issubclass(found, Policy):
+        return found
+    what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    raise ConfigError(
+        f"policy {_shown(spec)} names {what}; expected a subclass of zmqtrain.policies.Policy"
+    )
 
 
 def _meant(name: str) -> str:
@@ -236,7 +229,7 @@ def _entry(name: str) -> EntryPoint | None:
     return next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
 
 
-def _installed(name: str) -> type | None:
+def _installed(name: str) -> type[Policy] | None:
     entry = _entry(name)
     if entry is None:
         return None
@@ -244,7 +237,7 @@ def _installed(name: str) -> type | None:
         return _policy_class(entry.load(), name)
 
 
-def _imported(module: str, attribute: str, spec: str) -> type:
+def _imported(module: str, attribute: str, spec: str) -> type[Policy]:
     """Return the policy class that a module has under this name."""
     with _refusing(spec):
         home = _module(module)
@@ -259,7 +252,7 @@ def _imported(module: str, attribute: str, spec: str) -> type:
 
 
 def _module(name: str) -> ModuleType | None:
-    """Import a module; return None if there is none, raise what it raises otherwise."""
+    """Import a module; return None if there is none, and raise all other errors."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from zmqtrain.policies.base import BasePolicy, Decision, Held, Release
+from zmqtrain.policies.base import Decision, Held, Policy, Release
 from zmqtrain.protocol.orders import Accumulate, Drop, Reduce
 
 
-class _Averaging(BasePolicy):
+class _Averaging(Policy):
     """A step is the mean of the gradients in hand."""
 
     step_per_push = False
@@ -165,7 +165,7 @@ class TokenSyncReplicas(_Averaging):
     The ``tokens`` initial tokens carry the starting step, so the first gradients computed with them
     are wasted; a later token has the step of its taker's next gradient. A dead worker's token is
     lost. A step gives out a token for each worker, at least R, and needs R of them. Once too many
-    are lost (any, without backup workers), all workers wait for ever, as in TensorFlow, but not
+    are lost (any, without backup workers), all workers wait forever, as in TensorFlow, but not
     with :class:`SyncReplicas`.
     """
 

@@ -10,8 +10,8 @@ from typing import TypeAlias
 class Apply:
     """Apply the worker's gradient as one update; ``square``: see :class:`Reduce`.
 
-    ``local_steps``: apply what so many steps of its own have added to its parameters instead, as an
-    update that is all of these steps. It counts as one of ``among`` workers; ``cycle``: see
+    ``local_steps``: number of local steps whose result is applied instead, as one update that
+    counts as all of these steps. It counts as one of ``among`` workers; ``cycle``: see
     optim/outer.py.
     """
 
@@ -43,8 +43,8 @@ class Reduce:
 
     The gradients are summed in the order of ``workers``. ``square``: sum of squares of the mean on
     all shards, in the units of optim/norm.py; None if the norm is not limited, or if there is
-    one shard. ``local_steps``: they are results of so many steps that each worker made by itself,
-    and the update is all of these steps; 0: they are gradients, and it is one step.
+    one shard. ``local_steps``: number of local steps of each worker whose results these are, and
+    of steps that the update counts as; 0: they are gradients, and the update is one step.
     """
 
     workers: tuple[int, ...]
@@ -75,9 +75,9 @@ class Drop:
 class Answer:
     """Answer push ``sequence`` of a worker's life, or its pull (0), with its next batches.
 
-    ``stop``: the job needs no more of its gradients. ``local_steps``: it goes on with the result of
-    so many steps that it makes by itself, on its first batches; 0: with a gradient of the first.
-    ``sends_difference``: the result is what these steps have added to its parameters.
+    ``stop``: the job needs no more of its gradients. ``local_steps``: number of local steps that
+    it makes next, on the first of these batches; 0: it computes a gradient of the first one.
+    ``sends_difference``: it pushes the difference that these steps make to its parameters.
     """
 
     worker: int

@@ -56,7 +56,7 @@ _COUNTED = "trained", "nbytes", "waiting", "updated", "forgotten"
 
 @dataclass(slots=True)
 class Moves:
-    """How far workers moved a shard's parameters in the last round of local steps.
+    """Moves of a shard's parameters by workers in the last round of local steps.
 
     ``mean``: the square of the norm of their weighted mean move. ``each``: the weighted mean of the
     squares of each worker's. Both are 0 before the second worker's first round.
@@ -79,10 +79,10 @@ def agreement_of(shards: Iterable[Moves]) -> float:
 
 @dataclass(slots=True)
 class Progress:
-    """What a worker has done since it started.
+    """Counts of a worker since it started.
 
-    ``batches``: that it has computed. ``nbytes``: of messages sent and received. ``local_step``:
-    how many batches of its current round are computed.
+    ``batches``: batches that it has computed. ``nbytes``: bytes of messages sent and received.
+    ``local_step``: number of batches of its current round that are computed.
     """
 
     batches: int = 0
@@ -90,13 +90,13 @@ class Progress:
     local_step: int = 0
 
 
-Tables: TypeAlias = dict[str, TableStatus]
-"""Tables by name: what one shard holds of them, or all do."""
+TableStatuses: TypeAlias = dict[str, TableStatus]
+"""Status of each table by name, on one shard or over all of them."""
 
 
-def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
-    """Return what all shards hold of each table; ``copies``: how many shards hold each row."""
-    found: Tables = {}
+def of_all_shards(shards: Iterable[TableStatuses], copies: int) -> TableStatuses:
+    """Return the status of each table over all shards; ``copies``: number of holders of a row."""
+    found: TableStatuses = {}
     for tables in shards:
         for name, one in tables.items():
             found[name] = _sum(found[name], one) if name in found else one
@@ -104,14 +104,14 @@ def of_all_shards(shards: Iterable[Tables], copies: int) -> Tables:
 
 
 def _once(one: TableStatus, copies: int) -> TableStatus:
-    """Return what shards hold of a table, each row counted once."""
+    """Return the status of a table over some shards, with each row counted once."""
     counts = {name: getattr(one, name) // copies for name in _COUNTED if name != "nbytes"}
     by_count = sorted(dict(sorted(one.hottest)).items(), key=lambda pair: (-pair[1], pair[0]))
     return replace(one, **counts, hottest=tuple(by_count[:10]))
 
 
 def _sum(one: TableStatus, other: TableStatus) -> TableStatus:
-    """Return what two shards hold of a table together."""
+    """Return the status of a table over two shards."""
     sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTED}
     return replace(one, **sums, hottest=one.hottest + other.hottest)
 
@@ -218,6 +218,6 @@ class Status:
 
     @property
     def of_rounds(self) -> dict[str, float]:
-        """What is known of rounds of local steps, for logs and charts; {} before the first one."""
+        """Figures of the rounds of local steps, for logs and charts; {} before the first round."""
         known = {"agreement": self.agreement, "nbytes_per_batch": self.nbytes_per_batch}
         return {name: x for name, x in known.items() if self.rounds and not math.isnan(x)}

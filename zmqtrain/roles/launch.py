@@ -1,4 +1,4 @@
-"""Start a task from its command line: what `python -m zmqtrain.roles.<role>` does."""
+"""The start of a task from its command line, `python -m zmqtrain.roles.<role>`."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
     own, plan = planned(config, job)
     if config.threads is not None:
         limit_threads(config.threads)
-    gc.freeze()  # what is loaded stays: looking for garbage in it holds steps up
+    gc.freeze()  # loaded objects stay: collecting garbage among them delays steps
     gc.set_threshold(OBJECTS)
     if own.role is Role.WORKER and job.own_loop:
         task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))

@@ -103,7 +103,7 @@ def _is_task() -> bool:
 
 
 def end_of_process(text: str, code: int) -> BaseException:
-    """Return what ends this process with an exit code.
+    """Return the exception that ends this process with an exit code.
 
     In one that multiprocessing has started it is a RunFailedError: a pool would never learn of the
     end of its process, and wait forever.

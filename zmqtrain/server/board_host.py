@@ -37,7 +37,7 @@ class _Stuck(NamedTuple):
 class BoardHost:
     """Opens the board for the leader's rosters, and reports their progress.
 
-    The leader closes the board once a report says that the roster is over.
+    The leader closes the board once the roster is reported as over.
     """
 
     def __init__(self, state: ShardState, waits: Waits, patience_s: float) -> None:

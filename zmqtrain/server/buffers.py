@@ -50,6 +50,9 @@ class GradientBuffers:
 
     def on_map_segment(self, request: Request, message: MapSegment) -> None:
         peer = self._peers.member(request)
+        if not message.nonce:  # it has asked whether it is a member
+            request.reply(Mapped(-1))
+            return
         if message.nonce != self._state.shard.segment.nonce:
             raise RefusedError(
                 f"{request.sender} has not reached the segment of {self._state.task}"

@@ -1,4 +1,4 @@
-"""Ends a ps that has no chief, instead of waiting for ever."""
+"""Ends a ps that has no chief, instead of waiting forever."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 
 from zmqtrain.actors.waits import PATIENCE_S
+from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.errors import GroupOverError, OrphanedError, PeerLostError
@@ -38,7 +39,7 @@ class ChiefWatch:
             GroupOverError: it has been silent for too long, and another worker can host it.
             OrphanedError: it has been silent for too long.
         """
-        chief = peers.get("chief", 0)
+        chief = peers.get(Role.CHIEF, 0)
         heard_at = chief.heard_at if chief is not None else self.began_at
         silent_s = time.monotonic() - heard_at
         self._log(chief, silent_s)

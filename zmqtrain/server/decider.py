@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +10,14 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.protocol.orders import Numbered
-from zmqtrain.server.executor import Executor, Outcome
+from zmqtrain.server.executor import Executor, OrderOutcome
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import ShardState, WorkerRecord
 
 Handler = Callable[[Request, Any], None]
 
 
-class Decider:
+class Decider(ABC):
     """Takes a shard's requests and the outcomes of orders; a kind for ps 0, one for the others."""
 
     def __init__(self, actor: JobActor, state: ShardState) -> None:
@@ -26,36 +27,36 @@ class Decider:
         self.executor = Executor(actor, state, self.note)
 
     @property
+    @abstractmethod
     def handlers(self) -> dict[type, Handler]:
         """The handlers of its messages."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arrived(self, worker: WorkerRecord) -> Sequence[Numbered]:
         """Return this shard's orders after the arrival of a worker's request."""
-        raise NotImplementedError
 
-    def note(self, outcome: Outcome) -> None:
+    @abstractmethod
+    def note(self, outcome: OrderOutcome) -> None:
         """Take the outcome of an order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_rest(self, call: Callable[[], None]) -> None:
         """Call as soon as no roster of workers changes the shard by itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self) -> bool:
         """Begin the shard's new generation, in which requests are answered.
 
         Return False if a killed ps could not recover it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def recover(self) -> None:
         """Continue a killed process, whose shard and requests are restored already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def orphan(self) -> OrphanedShard | None:
         """Return the shard for a hand-over after the group's end, None without one."""
-        raise NotImplementedError
 
     def joined(self, peer: Peer) -> None:
         """Note a new life of a task."""

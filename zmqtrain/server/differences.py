@@ -23,7 +23,7 @@ from zmqtrain.wire.compression import Compression, Compressor, Decompressor
 
 
 class Differences:
-    """Carries out the rounds of a shard, and keeps what the last one has changed."""
+    """Carries out the rounds of a shard, and keeps the changes of the last one."""
 
     def __init__(self, shard: Shard, compression: Compression) -> None:
         self._shard = shard
@@ -58,7 +58,7 @@ class Differences:
         self._encoded = []
 
     def since(self, version: int) -> Callable[[int, Flat], tuple[Tensor, ...]] | None:
-        """Return what encodes the difference since a version; None: there is none."""
+        """Return an encoder of the difference since a version; None: there is none."""
         is_known = self._encoded and self._of == (version, self._shard.version)
         return self._chunk if is_known else None
 

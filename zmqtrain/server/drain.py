@@ -1,4 +1,4 @@
-"""How a ps leaves on a signal: with a checkpoint of all that it has answered.
+"""The departure of a ps on a signal, with a checkpoint of all that it has answered.
 
 A worker goes on once every ps has answered its push. So nothing after the checkpoint of the first
 leaving ps counts, and that checkpoint serves every ps that leaves later.

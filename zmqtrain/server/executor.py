@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.task import JobActor
-from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.events import Measured
 from zmqtrain.errors import ConfigError, SegmentError, ZmqTrainError
 from zmqtrain.protocol.orders import (
@@ -35,6 +34,7 @@ from zmqtrain.server.differences import Differences
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
+from zmqtrain.store.kept import Kept
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.control import Keep, ShardWritten
@@ -71,7 +71,7 @@ class Early:
     worker: WorkerRecord
 
 
-Outcome: TypeAlias = Applied | Refused | Early | Measured | Switch | Roster | ShardWritten
+OrderOutcome: TypeAlias = Applied | Refused | Early | Measured | Switch | Roster | ShardWritten
 """The outcome of an order. A switch and a roster have been carried out."""
 
 
@@ -79,7 +79,7 @@ class Executor:
     """Carries out the orders of one ps, and reports their outcomes."""
 
     def __init__(
-        self, actor: JobActor, state: ShardState, report: Callable[[Outcome], None]
+        self, actor: JobActor, state: ShardState, report: Callable[[OrderOutcome], None]
     ) -> None:
         self._state = state
         self._metrics, self._traces = actor.metrics, actor.traces
@@ -93,8 +93,9 @@ class Executor:
         self._halts = False
         self._is_over = False  # further orders of this generation are dropped
         self._policy = ""  # the last one in the log
-        self._keep: Keep | None = None  # the last request
-        self._kept: Flat | None = None  # once the shard has reached its version
+        self._next = 0  # the version to be kept, 0: none
+        self._average = False  # whether its moving average is
+        self._kept: list[Kept] = []  # with tables two: one is read while the next one is made
 
     def halt_at_snapshot(self) -> None:
         """Carry out no order after the next snapshot, since its result would be lost.
@@ -121,14 +122,18 @@ class Executor:
         if self._differences is not None:
             self._differences.forget()
 
-    def keep(self, keep: Keep | None) -> None:
-        """Copy the shard's own part at this version, in place of the previous copy."""
-        if keep != self._keep:
-            self._keep, self._kept = keep, None
+    def keep(self, keep: Keep) -> None:
+        """Keep a version that is still to come, and give up those that are not read any more."""
+        self._kept = [each for each in self._kept if each.version > keep.done]
+        if not keep.version or keep.version > self._state.version:
+            self._next, self._average = keep.version, keep.average
 
-    def kept(self, version: int) -> Flat | None:
-        """Return the shard's own part at this version, None if it was not copied."""
-        return self._kept if self._keep is not None and self._keep.version == version else None
+    def forget_kept(self) -> None:
+        self._next, self._kept = 0, []
+
+    def kept(self, version: int) -> Kept | None:
+        """Return what was kept of this version, None if it was not."""
+        return next((each for each in self._kept if each.version == version), None)
 
     def close(self) -> None:
         self.work.close()
@@ -158,7 +163,7 @@ class Executor:
         self.work.run()
 
     def _carry_out_of(self, order: Order) -> Callable[[Order, int], object]:
-        """Return what carries out a change: if its answers travel, their difference is encoded."""
+        """Return a function that carries out a change, and encodes its difference if it travels."""
         differences, workers = self._differences, self._state.workers
         if differences is not None and isinstance(order, Reduce) and order.local_steps:
             given = [workers[index].pushed for index in order.workers if index in workers]
@@ -208,10 +213,9 @@ class Executor:
 
     def _updated(self, workers: tuple[int, ...], steps: int) -> None:
         version, staleness = self._state.version, {}
-        if self._keep is not None and self._keep.version == version:
-            shard = self._state.shard
-            copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
-            self.work.put(copy, self._copied_values, rare=True, first=True)
+        if self._next == version:
+            keep = partial(self._state.shard.keep, average=self._average)
+            self.work.put(keep, self._has_kept, rare=True, first=True)
         for worker in workers:
             if self._traces is not None:
                 self._traces.applied(worker, time.monotonic(), self.work.last_s)
@@ -268,8 +272,8 @@ class Executor:
         if self._traces is not None:
             push = worker.index, worker.incarnation, pending.sequence
             self._traces.answered(push, pending.arrived_at, time.monotonic(), pending.result or "")
-        lookups, worker.lookups = worker.lookups, []
-        for send_rows in lookups:
+        lookups, worker.lookups = worker.lookups, {}
+        for send_rows in lookups.values():
             send_rows()
 
     def send_parameters(self, request: Request, reply: PullReply | PushReply) -> None:
@@ -289,8 +293,8 @@ class Executor:
                 return
         request.reply_with(reply, flat.copy() if self._copies_sent else flat)
 
-    def _copied_values(self, copy: Any) -> None:
-        self._kept = copy
+    def _has_kept(self, kept: Any) -> None:
+        self._kept = [*(self._kept[:1] if kept.rows is not None else ()), kept]
 
     def _copied(self, number: int, directory: str, copy: object) -> None:
         """Finish the copy of the shard in a file, beside the next orders."""
@@ -317,7 +321,7 @@ class Executor:
 
 
 def _differences_of(actor: JobActor, shard: Shard) -> Differences | None:
-    """Return what encodes answers after local steps; None: they are sent as they are.
+    """Return an encoder of answers after local steps; None: they are sent as they are.
 
     A job that did not begin with local steps has no slot for the residual.
     """

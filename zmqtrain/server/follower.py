@@ -24,7 +24,7 @@ from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import LastOrders
 from zmqtrain.protocol.orders import Answer, Apply, Numbered, Rate, Switch
 from zmqtrain.server.decider import Decider, Handler
-from zmqtrain.server.executor import Early, Outcome, Refused
+from zmqtrain.server.executor import Early, OrderOutcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.journal import Journal
@@ -117,7 +117,7 @@ class Follower(Decider):
         self._report_arrival(worker)
         return ()
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: OrderOutcome) -> None:
         match outcome:
             case Refused(error):
                 log.error("%s", error)
@@ -163,7 +163,7 @@ class Follower(Decider):
         held = self._state.pending()
         self._decide_held((worker, each) for worker, each in held if self._is_free(worker))
 
-    # What is decided here
+    # Decisions of this shard
 
     def _is_free(self, worker: WorkerRecord) -> bool:
         """Return whether this shard decides on the worker's request without the leader.
@@ -187,10 +187,17 @@ class Follower(Decider):
 
     def _report_shard(self) -> None:
         state, last = self._state, self._measured
-        progress = state.orders, state.version, state.shard.layout.nbytes, self._failure
-        square, tables = f"{last.square:x}", state.shard.table_status()
-        more = last.number, square, tables, state.shard.moves
-        self._link.send(ShardReport(*progress, *more))
+        report = ShardReport(
+            orders=state.orders,
+            version=state.version,
+            nbytes=state.shard.layout.nbytes,
+            failure=self._failure,
+            measured=last.number,
+            square=f"{last.square:x}",
+            tables=state.shard.table_status(),
+            moves=state.shard.moves,
+        )
+        self._link.send(report)
 
     def _report_arrival(self, worker: WorkerRecord) -> None:
         push = worker.pushed

@@ -9,15 +9,16 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import Measured, PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
-from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.coordination.worker_watch import WorkerWatch
 from zmqtrain.errors import FencedError
+from zmqtrain.planning.job_fingerprint import restored_batches
 from zmqtrain.protocol.orders import Numbered, Roster
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider, Handler
-from zmqtrain.server.executor import Applied, Outcome, Refused
+from zmqtrain.server.executor import Applied, OrderOutcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.state import ShardState, WorkerRecord
@@ -66,7 +67,7 @@ class LeaderHost(Decider):
             return self.leader.arrived(PullArrived(worker.index, on_board))
         return self.leader.arrived(PushArrived.of(worker.index, push.sequence, push))
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: OrderOutcome) -> None:
         match outcome:
             case Applied(version, _, staleness, _, at, is_round):
                 figures = self.leader.figures
@@ -88,7 +89,7 @@ class LeaderHost(Decider):
         self.leader.joined(peer)
 
     def left(self, peer: Peer) -> None:
-        if peer.role == Role.PS:
+        if peer.role == Role.PS and peer.gone:  # else a later life of it takes its place
             self._admin.ps_left(peer)
         self.leader.left(peer)
 
@@ -99,7 +100,9 @@ class LeaderHost(Decider):
         state = self._state
         ledger = Ledger()
         if state.restored_from is not None:
-            ledger = restored_ledger(read_manifest(state.restored_from), self._actor.fingerprint)
+            manifest = read_manifest(state.restored_from)
+            fingerprint = self._peer_handlers.fingerprint
+            ledger = Ledger.restored(restored_batches(manifest, fingerprint))
         self._admin.forget_saves()
         rate = state.shard.learning_rate
         return self.leader.begin(state.generation, state.version, ledger, rate)

@@ -18,6 +18,9 @@ from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.control import HandedOver, HandOver
 
+GONE = "too little is left of its part; the job can only go on from its last checkpoint"
+"""Why a host cannot write a part of a group's state."""
+
 Reply = Callable[[HandedOver], None]
 
 
@@ -62,7 +65,7 @@ class OrphanedShard:
         layouts, own = left_of(plan.layouts, message.shards), self._shard.layout.shard
         try:
             if layouts is None or own not in layouts:
-                raise CheckpointError("nothing is left of its part")
+                raise CheckpointError(GONE)
             return HandedOver(message.directory, self.write(directory, layouts[own], message.last))
         except ZmqTrainError as error:
             return HandedOver(message.directory, None, f"worker {plan.hosts[own]}: {error}")

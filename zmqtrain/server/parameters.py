@@ -71,7 +71,7 @@ class ParameterAccess:
         if not message.at:
             self._at_rest(partial(self._show, request, message))
         elif (kept := self._executor.kept(message.at)) is not None:
-            request.reply_with(Parameters(message.at), kept)
+            request.reply_with(Parameters(message.at), kept.parameters)
         else:
             raise RefusedError(f"{self._state.task} has not kept version {message.at}")
 
@@ -82,8 +82,7 @@ class ParameterAccess:
         self._executor.after_orders(partial(self._keep, request, message))
 
     def _keep(self, request: Request, message: Keep) -> None:
-        if message.version > self._state.version:
-            self._executor.keep(message)
+        self._executor.keep(message)
         request.reply(Parameters(self._state.version))
 
     def _check(self, request: Request, message: Read | Keep) -> None:
@@ -138,7 +137,7 @@ class ParameterAccess:
         words = state.shard.segment.words
         words[GENERATION] = 0  # until all is in place, it cannot be recovered
         self._end_generation()
-        self._executor.keep(None)
+        self._executor.forget_kept()
         try:
             self._fill(message.checkpoint)
         except ZmqTrainError as error:

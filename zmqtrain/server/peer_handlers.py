@@ -57,7 +57,7 @@ class PeerHandlers:
         self._state = state
         self._peers = peers
         self._metrics = actor.metrics
-        self._fingerprint = dict(actor.fingerprint)
+        self.fingerprint = dict(actor.fingerprint)  # and the data, once a task has joined
         # Tasks may map the memory of this name.
         tables, is_open = state.shard.tables, actor.lane != "tcp"
         self._segment = state.shard.segment.name if is_open else ""
@@ -69,12 +69,12 @@ class PeerHandlers:
         """Return the life that ended and the one that began, each None if there is none."""
         sender = request.sender
         self._check_job(str(sender), message.fingerprint)
-        if DATA in message.fingerprint:
-            self._fingerprint[DATA] = message.fingerprint[DATA]
         before = self._peers.get(sender.role, sender.index)
         peer = self._peers.join(request, message)
         if peer is None:
             return None, None
+        if DATA in message.fingerprint:
+            self.fingerprint[DATA] = message.fingerprint[DATA]
         if peer is not before:
             self._begin_life(peer, before)
         self._count()
@@ -137,7 +137,7 @@ class PeerHandlers:
 
         A ps loads no data: it expects the data of the first task from all others.
         """
-        task, ours = self._state.task, self._fingerprint
+        task, ours = self._state.task, self.fingerprint
         difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {task}")
         if difference:
             raise RefusedError(

@@ -28,6 +28,8 @@ EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
 
 
 class Receiver:
+    """Checks the pulls and pushes of workers, and stages their gradients in the segment."""
+
     def __init__(
         self,
         actor: JobActor,
@@ -134,7 +136,10 @@ class Receiver:
             self._executor.after_orders(partial(self._reply_again, request, reply))
         else:
             what = f"push {sequence}" if sequence else "the pull"
-            raise RefusedError(f"{what} of {worker} was answered long ago")
+            raise RefusedError(
+                f"{what} of {worker} was answered long ago; expected push {worker.received} again, "
+                "or the next one; if two processes have the same --index, end one of them"
+            )
 
     def _reply_again(self, request: Request, reply: PullReply | PushReply) -> None:
         now = replace(reply, version=self._state.version)
@@ -202,9 +207,7 @@ class Receiver:
             rides = in_chunks <= 1
             in_chunks = 0 if rides else in_chunks
         if came < in_chunks and not tensors:
-            log.info(
-                "of push %d of %s only %d of %d chunks came", push.sequence, worker, came, in_chunks
-            )
+            log.info("push %d of %s has %d of %d chunks", push.sequence, worker, came, in_chunks)
             return False
         if bool(tensors) != rides or (push.finite and came != in_chunks):
             raise ProtocolError(
@@ -212,7 +215,7 @@ class Receiver:
                 f"{'some' if rides else 'none'} after {in_chunks}"
             )
         if not self._rows.complete(push, worker):
-            log.info("of push %d of %s some rows did not come", push.sequence, worker)
+            log.info("push %d of %s lacks rows", push.sequence, worker)
             return False
         worker.chunks.clear()
         if rides:

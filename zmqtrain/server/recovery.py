@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import Peer, PeerTable
 from zmqtrain.coordination.state import unpack
 from zmqtrain.models.weights import weight_of
-from zmqtrain.server.state import Pending, Result, ShardState, WorkerRecord
+from zmqtrain.server.state import Result, ShardState, WorkerRecord
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import ACCUMULATE, Change, Contribution
-from zmqtrain.wire.messages import Pull, Push
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +33,16 @@ def recover(state: ShardState, peers: PeerTable) -> None:
             buffer, _, sequence, weight = staged
             shard.stage(index, buffer, sequence, weight)
         if known:
-            worker = state.workers[index] = _worker(index, known)
+            worker = state.workers[index] = WorkerRecord.unpacked(index, known)
             if result := _result_by(change, worker):
                 state.decided(index, result)
-            name = (Role.WORKER.value, index)
-            peer = Peer(name, worker.incarnation, *worker.identity, None, time.monotonic())
+            peer = Peer(
+                (Role.WORKER, index),
+                worker.incarnation,
+                *worker.identity,
+                contact=None,
+                heard_at=time.monotonic(),
+            )
             peer.pushes, peer.lanes = worker.received, worker.lane
             peers.restore(peer)
     log.warning(
@@ -51,16 +54,6 @@ def recover(state: ShardState, peers: PeerTable) -> None:
         len(state.pending()),
         1e3 * (time.monotonic() - began),
     )
-
-
-def _worker(index: int, known: list[Any]) -> WorkerRecord:
-    incarnation, identity, lane, buffer, early, last, *decided = known
-    worker = WorkerRecord(index, incarnation, identity, lane, buffer, early=early)
-    if isinstance(last, Pull | Push):
-        worker.pending = Pending(last, None, *decided)
-    else:
-        worker.reply = last
-    return worker
 
 
 def _result_by(change: Change | None, worker: WorkerRecord) -> Result | None:

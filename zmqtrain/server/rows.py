@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from zmqtrain.actors.actor import Request
+from zmqtrain.actors.actor import Request, ResendId
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ProtocolError, RefusedError
 from zmqtrain.models.tables import Ids, RowPlace, RowsOf, TableVariable, shards_of
@@ -36,6 +36,7 @@ class RowAccess:
         """``place``: which rows the shard holds."""
         self.tables, self._place = tables, place
         self._state, self._peers, self._executor = state, peers, executor
+        self._asked: set[ResendId] = set()  # lookups that wait for earlier orders
 
     def on_lookup(self, request: Request, message: Lookup) -> None:
         peer = self._peers.member(request)
@@ -47,17 +48,28 @@ class RowAccess:
         if worker is not None and message.after > worker.received + 1:
             raise ProtocolError(f"rows after push {message.after}, of {worker.received} received")
         if worker is not None and worker.owes(message.after):
-            worker.lookups.append(answer)
-        else:
+            worker.lookups[request.envelope.request_id] = answer
+            return
+        if request.resend_id not in self._asked:  # else it was sent again before its turn came
+            self._asked.add(request.resend_id)
             self._executor.after_orders(answer)
 
     def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
-        tables, flats = self._state.shard.tables, [np.empty(0, np.float32)]
-        if tables is not None:
-            pairs = zip(message.tables, ids, strict=True)
-            flats += [tables.rows(table, some).ravel() for table, some in pairs]
+        self._asked.discard(request.resend_id)
+        tables = self._state.shard.tables
+        source = None if tables is None else tables.memory.read
+        if message.at:
+            kept = self._executor.kept(message.at)
+            source = None if kept is None or kept.rows is None else kept.rows.read
+            if source is None:
+                text = f"{self._state.task} has not kept version {message.at}"
+                request.refuse(RefusedError(text))
+                return
+        flats = [np.empty(0, np.float32)]
+        if source is not None:
+            flats += [source(*each).ravel() for each in zip(message.tables, ids, strict=True)]
         found = Tensor.of(np.concatenate(flats))
-        request.reply(RowValues(self._state.version), (found,))
+        request.reply(RowValues(message.at or self._state.version), (found,))
 
     def take_in(self, chunk: RowChunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
         """Take in some rows of a push.

@@ -32,7 +32,6 @@ from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.drain import Drain
-from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.leader_host import LeaderHost
 from zmqtrain.server.orphaned_shard import OrphanedShard
@@ -65,8 +64,8 @@ class ParameterServer(JobActor):
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, plan.group, is_task=plan.has_chief)
         self.orphan: OrphanedShard | None = None  # once its group is over
-        self._executor: Executor | None = None
-        self._drain: Drain | None = None
+        self._is_open = False  # it has its parts
+        self._drain: Drain
         self._peer_handlers: PeerHandlers
         self._decider: Decider
         self._receiver: Receiver
@@ -115,7 +114,7 @@ class ParameterServer(JobActor):
     @property
     def heard_at(self) -> dict[int, float]:
         """The monotonic time of each joined worker's last message."""
-        peers = self.peers if self._executor is not None else ()
+        peers = self.peers if self._is_open else ()
         return {peer.index: peer.heard_at for peer in peers if peer.is_worker}
 
     def _on_join(self, request: Request, message: messages.Join) -> None:
@@ -129,7 +128,7 @@ class ParameterServer(JobActor):
             self._decider.joined(begun)
 
     def _on_leave(self, request: Request, message: messages.Leave) -> None:
-        if request.over_link and self._drain is not None:
+        if request.over_link:
             self._drain.leader_left(message.reason)
         else:
             self._decider.left(self._peer_handlers.on_leave(request, message))
@@ -177,7 +176,7 @@ class ParameterServer(JobActor):
     async def _have_saved(self) -> None:
         """Leave as soon as a checkpoint holds all that this ps has answered."""
         reason = "before the job began here"
-        if self._drain is not None and self.state.initialised:
+        if self.state.initialised:
             reason = "the job has no logdir"
             if self.job.logdir:
                 is_lead = self.leader is not None
@@ -189,7 +188,7 @@ class ParameterServer(JobActor):
 
     def _say_goodbye(self, message: messages.Leave) -> None:
         """Send the Leave to the chief and other ps, or to the leader."""
-        for peer in self.peers if self._drain is not None else ():
+        for peer in self.peers:
             if not peer.is_worker and not peer.gone and peer.contact is not None:
                 peer.contact.send(message)
         if self.leader is None:
@@ -197,9 +196,9 @@ class ParameterServer(JobActor):
                 link.send(message)
 
     def on_end(self, error: BaseException | None) -> None:
-        if self._executor is None:
+        if not self._is_open:
             return
-        self._executor.close()
+        self._decider.executor.close()
         state, is_group_over = self.state, self.plan.group and isinstance(error, PeerLostError)
         if is_group_over and state.initialised:
             self.orphan = self._parameters.remains or self._decider.orphan()
@@ -219,14 +218,14 @@ class ParameterServer(JobActor):
         peers = self.peers = PeerTable(self.timing.lease_s, self.plan.shards, died)
         self._peer_handlers = PeerHandlers(self, state, peers)
         decider = self._decider = self._lead() if self.task.index == 0 else self._follow()
-        executor = self._executor = decider.executor
+        self._is_open, executor = True, decider.executor
         self._drain = Drain(state, executor, self.timing.heartbeat_s)
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         tables = self.job.table_variables()
         rows = RowAccess(tables, self.plan.row_place(self.task.index), state, peers, executor)
-        given = state, peers, buffers, executor, rows, holds_lease
-        receiver = self._receiver = Receiver(self, *given)
+        receiver = Receiver(self, state, peers, buffers, executor, rows, holds_lease)
+        self._receiver = receiver
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,
@@ -269,37 +268,37 @@ class ParameterServer(JobActor):
 
     async def _join_leader(self, link: Link) -> None:
         await join_all(self, [link])
-        if self._drain is not None:
-            self._drain.leader_is_back()
+        self._drain.leader_is_back()
 
     # Its status
 
     def identify(self) -> tuple[Sender, int]:
-        generation = self.state.generation if self._executor is not None else 0
+        generation = self.state.generation if self._is_open else 0
         return Sender(self.task.role, self.task.index, self.incarnation), generation
 
     @property
     def has_met(self) -> bool:
         """Whether another task has sent a message to this life of the ps."""
-        return self._executor is not None and any(peer.contact for peer in self.peers)
+        return self._is_open and any(peer.contact for peer in self.peers)
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """Return the state; a listening ps is ready, since an engine may hide others from DNS."""
-        listens = self._executor is not None
-        if listens and self.state.initialised:
+        if not self._is_open:
+            return False, "starting"
+        if self.state.initialised:
             return True, "serving"
-        return listens and not everyone, "waiting for the chief" if listens else "starting"
+        return not everyone, "waiting for the chief"
 
     def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]] | None:
         if self.leader is None:
             return None
-        own = (self.task.role.value, self.task.index, self.metrics_address)
+        own = (self.task.role, self.task.index, self.metrics_address)
         return [own, *((p.role, p.index, p.metrics) for p in self.peers if not p.gone)]
 
     def _host_status(self) -> HostStatus:
         state = self.state
         task = TaskStatus(
-            role=self.task.role.value,
+            role=self.task.role,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
             incarnation=self._began_ms,

@@ -25,7 +25,12 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import SHARED_MEMORY, file_name, tables_directory
+from zmqtrain.store.segment_files import (
+    SHARED_MEMORY,
+    can_be_shared,
+    file_name,
+    tables_directory,
+)
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.store.table_memory import TableMemory
@@ -59,14 +64,15 @@ def open_shard(
         is_board=plan.exchange.is_board,
     )
     segment, is_left = open_again()
-    memory = _open_tables(job, segment, is_left=is_left)
-    if memory is None and is_left and job.table_variables():
-        log.info("leaving %s: its tables are gone, or are others", segment.path)
-        segment.remove()
-        segment, is_left = open_again()
-        memory = _open_tables(job, segment, is_left=is_left)
+    memory: TableMemory | None = None
     with ExitStack() as failed:
-        failed.callback(_remove, segment, memory)
+        failed.callback(lambda: close_or_remove(segment, memory, keep=is_left))
+        memory = _open_tables(job, segment, is_left=is_left)
+        if memory is None and is_left and job.table_variables():
+            log.info("discarding %s: its tables are missing, or of another job", segment.path)
+            segment.remove()
+            segment, is_left = open_again()
+            memory = _open_tables(job, segment, is_left=is_left)
         safe = safe and segment.path is not None
         tables = None
         if memory is not None:
@@ -133,10 +139,12 @@ def open_segment(
         if is_board:
             remedy = f"or do without shared memory: {names_of('exchange')} direct"
             raise SegmentError(f"{error}; {remedy}") from error
+        remedy = ": give --segment-dir, or make room (docker: --shm-size)"
         log.warning(
             "%s; workers of this host will send their tensors by tcp, and a killed ps will go back "
-            "to the last checkpoint: give --segment-dir, or make room (docker: --shm-size)",
+            "to the last checkpoint%s",
             error,
+            remedy if can_be_shared() else "",
         )
         return Segment.private(layout), False
     segment.words[JOB] = digest
@@ -179,11 +187,12 @@ def note_alive(segment: Segment) -> None:
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
     """Return the most bytes of copies of its own part.
 
-    One is for readers, one is kept for evaluations, and three are of differences as they are
-    encoded: see differences.py.
+    One is for readers, one is kept for evaluations, or two with tables, and three are of
+    differences as they are encoded: see differences.py.
     """
     owned = len(range(layout.size)[layout.owned])
-    copies = 1 + (job.evaluate_every > 0) + 3 * job.encodes_answers
+    kept = 2 if job.table_variables() else 1
+    copies = 1 + kept * (job.evaluate_every > 0) + 3 * job.encodes_answers
     return owned * ITEM_NBYTES * copies
 
 
@@ -226,11 +235,12 @@ def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Se
         reason = f"its ps died {age_s:.0f} s ago; no task waits longer than {limit_s:g} s for it"
     else:
         return segment
-    log.info("leaving version %d in %s: %s", segment.words[VERSION], path, reason)
+    log.info("discarding version %d in %s: %s", segment.words[VERSION], path, reason)
     segment.remove()
     return None
 
 
 def _boot_time_ms() -> int:
     """Return milliseconds since the host's start, the same for all its processes."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
+    return time.clock_gettime_ns(clock) // 1_000_000

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Task
@@ -48,12 +48,23 @@ class Pending:
 
     def reply(self, order: Answer, version: int, rate: float | None) -> PullReply | PushReply:
         """Return the answer to the worker by this order; ``rate``: see :class:`PullReply`."""
-        given = version, order.batches, order.stop
-        local = order.local_steps, rate, order.sends_difference
+        given: dict[str, Any] = {
+            "version": version,
+            "batches": order.batches,
+            "stop": order.stop,
+            "local_steps": order.local_steps,
+            "learning_rate": rate,
+            "sends_difference": order.sends_difference,
+        }
         if isinstance(self.message, Pull) or self.result is None:
-            return PullReply(*given, *local)
-        held_s = time.monotonic() - self.arrived_at
-        return PushReply(self.message.sequence, self.result, *given, self.reason, held_s, *local)
+            return PullReply(**given)
+        return PushReply(
+            sequence=self.message.sequence,
+            result=self.result,
+            reason=self.reason,
+            held_s=time.monotonic() - self.arrived_at,
+            **given,
+        )
 
 
 @dataclass(slots=True)
@@ -71,7 +82,7 @@ class WorkerRecord:
     chunks: set[int] = field(default_factory=set)  # received for its next push
     rows: dict[int, list[RowsOf]] = field(default_factory=dict)  # the same, by index of message
     unacknowledged_nbytes: int = 0  # of both
-    lookups: list[Callable[[], None]] = field(default_factory=list)  # go with the next answer
+    lookups: dict[int, Callable[[], None]] = field(default_factory=dict)  # by request
 
     def __str__(self) -> str:
         return f"worker {self.index}"
@@ -101,6 +112,23 @@ class WorkerRecord:
         is_pending = self.pending is not None and self.pending.sequence == sequence
         return sequence > 0 and (is_pending or sequence > self.received)
 
+    def packed(self) -> list[Any]:
+        """Return what :meth:`unpacked` restores: a life, and its pending request or last reply."""
+        last: list[Any] = [self.reply]
+        if (pending := self.pending) is not None:
+            last = [pending.message, pending.result, pending.reason]
+        return [self.incarnation, [*self.identity], self.lane, self.buffer, self.early, *last]
+
+    @classmethod
+    def unpacked(cls, index: int, packed: list[Any]) -> WorkerRecord:
+        incarnation, identity, lane, buffer, early, last, *decided = packed
+        worker = cls(index, incarnation, identity, lane, buffer, early=early)
+        if isinstance(last, Pull | Push):
+            worker.pending = Pending(last, None, *decided)
+        else:
+            worker.reply = last
+        return worker
+
     def refuse(self, error: ZmqTrainError) -> None:
         """Refuse its pending request, if the sender is still there."""
         if self.pending is not None and self.pending.request is not None:
@@ -128,7 +156,7 @@ class ShardState:
         self.restored_from: Path | None = None  # the checkpoint that this generation began from
         self.workers: dict[int, WorkerRecord] = {}
         self.duplicates = 0  # pushes that had been seen before
-        self._changed: dict[int, WorkerRecord] = {}  # whose pushes the last change decided
+        self._changed: dict[int, WorkerRecord] = {}  # workers whose pushes the last change decided
 
     @property
     def initialised(self) -> bool:
@@ -177,13 +205,8 @@ class ShardState:
         self._changed.pop(worker.index, None)
         if not self.shard.safe:
             return
-        known: list[object] = [self.shard.staged(worker.index), worker.incarnation]
-        known += [*worker.identity], worker.lane, worker.buffer, worker.early
-        if (pending := worker.pending) is None:
-            known.append(worker.reply)
-        else:
-            known += pending.message, pending.result, pending.reason
-        if not self.marks.write(worker.index, pack(known)):
+        mark = pack([self.shard.staged(worker.index), *worker.packed()])
+        if not self.marks.write(worker.index, mark):
             self._keep_staged(worker.index)  # too much to be kept: it will join again
 
     def decided(self, index: int, result: Result, reason: str = "") -> Push | None:

@@ -27,6 +27,10 @@ class WorkQueue:
     ``work`` may run in a thread, ``then`` runs on the event loop after it. While long work runs
     the loop stays free for heartbeats; nothing later in the queue overtakes it. Work counts as
     long if the last one took long.
+
+    Any error but the ZmqTrainError of a work ends the queue, and goes to ``on_error``: the failed
+    piece may be half done, and only the next life of the process can finish it. So nothing later is
+    done or accepted.
     """
 
     def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:
@@ -34,6 +38,7 @@ class WorkQueue:
         self._queue: deque[_Queued] = deque()
         self._on_error = on_error
         self._busy = False
+        self._is_over = False  # closed, or something has failed
         self.paused = False  # nothing more is begun
         self.last_s = float("inf")  # duration of the last work; the first one counts as long
 
@@ -51,6 +56,8 @@ class WorkQueue:
         ``then`` gets the result of the work, or its ZmqTrainError. ``rare`` work always goes to the
         thread and is not measured. ``lasting`` work is kept by :meth:`forget`.
         """
+        if self._is_over:
+            return
         add = self._queue.appendleft if first else self._queue.append
         add((work, then, rare, lasting))
 
@@ -69,19 +76,29 @@ class WorkQueue:
                 future.add_done_callback(partial(self._resume, then))
                 return
             try:
-                outcome = None
-                if work is not None:
-                    try:
-                        outcome = self._timed(work)
-                    except ZmqTrainError as error:
-                        outcome = error
-                then(outcome)
-            finally:
-                self._busy = False
+                then(None if work is None else self._outcome(work))
+            except Exception as error:
+                self._fail(error)
+            self._busy = False
 
     def close(self) -> None:
-        self._queue.clear()
+        """Do nothing more; return once the work that has begun has ended."""
+        self._end()
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._queue.clear()
+
+    def _fail(self, error: Exception) -> None:
+        self._end()
+        self._on_error(error)  # a ZmqTrainError of ``then``, too: nobody would expect it from run()
+
+    def _outcome(self, work: Callable[[], Result]) -> Result | ZmqTrainError:
+        try:
+            return self._timed(work)
+        except ZmqTrainError as error:
+            return error
 
     def _timed(self, work: Callable[[], Result]) -> Result:
         started = time.perf_counter()
@@ -97,11 +114,10 @@ class WorkQueue:
             error = done.exception()
             if error is not None and not isinstance(error, ZmqTrainError):
                 raise error
+            if self._is_over:
+                return
             then(done.result() if error is None else error)
-        except Exception as raised:
-            self._on_error(raised)
-        self._busy = False
-        try:
+            self._busy = False
             self.run()
         except Exception as raised:
-            self._on_error(raised)
+            self._fail(raised)

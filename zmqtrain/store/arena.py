@@ -19,7 +19,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class Arena:
-    """A sparse file in memory. What nobody wrote is zero, and takes no memory.
+    """A sparse file in memory. Pages that were never written are zero, and take no memory.
 
     ``path``: of the file, None if it is this process's own. Arrays over it stay valid as long as
     they are referenced.
@@ -78,8 +78,17 @@ def private_file(nbytes: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, nbytes)
+    _resize(descriptor, nbytes)
     return descriptor
+
+
+def _resize(descriptor: int, nbytes: int) -> None:
+    """Give a new file its size; close it if that fails."""
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def create_arena(path: Path, nbytes: int) -> Arena:
@@ -90,7 +99,7 @@ def create_arena(path: Path, nbytes: int) -> Arena:
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(descriptor, nbytes)
+        _resize(descriptor, nbytes)
     except OSError as error:
         raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
     return Arena(descriptor, path)

@@ -19,7 +19,7 @@ from zmqtrain.store.tensor_file import Shape, TensorFile
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ArrayStream:
     """An array whose rows come in blocks, one after the other."""
 
     dtype: str  # NumPy's name
@@ -41,8 +41,8 @@ def check_ending(path: Path, what: str = "weights", *others: str) -> None:
         )
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | Stream]) -> None:
-    """Write arrays into one file, in place of what is there; directories are made.
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | ArrayStream]) -> None:
+    """Write arrays into one file, which replaces an older one; directories are made.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -65,14 +65,14 @@ def write_file(path: Path, write: Callable[[Path], None]) -> None:
             sync_path(temporary)
 
 
-def _stream(array: NDArray[Any] | Stream) -> Stream:
-    if isinstance(array, Stream):
+def _stream(array: NDArray[Any] | ArrayStream) -> ArrayStream:
+    if isinstance(array, ArrayStream):
         return array
-    return Stream(array.dtype.name, array.shape, lambda: iter([array]))
+    return ArrayStream(array.dtype.name, array.shape, lambda: iter([array]))
 
 
-def _write_npz(path: Path, streams: Mapping[str, Stream]) -> None:
-    """Write what numpy.savez writes, which has no room for an array called "file"."""
+def _write_npz(path: Path, streams: Mapping[str, ArrayStream]) -> None:
+    """Write as numpy.savez does, which cannot write an array called "file"."""
     with ZipFile(path, "w") as file:
         for name, each in streams.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -83,7 +83,7 @@ def _write_npz(path: Path, streams: Mapping[str, Stream]) -> None:
                     entry.write(np.ascontiguousarray(block).data)
 
 
-def _write_safetensors(path: Path, streams: Mapping[str, Stream]) -> None:
+def _write_safetensors(path: Path, streams: Mapping[str, ArrayStream]) -> None:
     file = TensorFile(path, {name: Shape(each.dtype, each.shape) for name, each in streams.items()})
     try:
         for name, each in streams.items():

@@ -1,24 +1,24 @@
-"""The board: how workers of one host make steps in a shard's segment, and send nothing.
+"""The board: workers of one host make steps in a shard's segment, without messages.
 
 While a *roster* of workers is in force, the ps changes nothing. Each member has a *seat*, a line of
-words, and makes a step so:
+words, and makes a step in three phases:
 
 1. It writes its gradient into its buffer, and raises its word MADE: the gradient is ready.
-2. When all gradients are, it claims its *slice*, the parts of the shard that it owns, in its word
-   DONE, applies the mean to it, added up in the roster's order, and raises DONE.
-3. When all have done so, the step is made: everybody has the new parameters.
+2. When all gradients are ready, it claims its *slice*, the parts of the shard that it owns, in its
+   word DONE, applies the mean, added up in the roster's order, and raises DONE.
+3. When all members have done so, the step is made: everybody has the new parameters.
 
 The ps ends a roster by *taking* seats: a word MADE that is taken is odd, and its member cannot
-raise it any more. So all see the same: a step is made if all of its gradients are ready, whoever
-dies then; otherwise nobody makes it, and each gradient lies in its buffer, to be pushed as ever.
+raise it any more. So all tasks agree: a step is made if all of its gradients are ready, even if
+members die then. Otherwise it is not made, and each member pushes the gradient in its buffer.
 
-A slice is written by whoever has claimed it. The ps claims that of a member that has left, if the
-member has not, and goes on with that of a member whose process has ended: DONE says whether the
+A slice is written by the task that has claimed it. The ps claims the slice of a member that has
+left, and goes on with that of a member whose process has ended: DONE tells whether the
 progress of its parts (redo.py) means anything yet, so the result is the same bit for bit.
 
-A word holds the roster's number above, then the number of its steps, and what else it says below.
-So who comes late, from a roster that is over, changes no word; and what it writes beside words, the
-figures behind its gradient, is its own for as long as it lives.
+The upper bits of a word hold the roster's number, the middle ones the number of its steps, and the
+lower ones the rest. So a late member of a roster that is over changes no word. The figures behind
+its gradient, which it writes beside words, are its own for as long as it lives.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MADE, DONE, WORKER, INCARNATION, BUFFER = range(5)
 _ABOVE = 32  # bits of all but the number of the roster
 _STEP = 8  # one step in a word
 _TAKEN = 1  # of MADE
-_MEMBER, _PS, _NOBODY = 1, 2, 3  # of DONE: who alone may write to the slice; 0: who claims it first
-_WRITER = 3  # bits that say that
+_MEMBER, _PS, _NOBODY = 1, 2, 3  # of DONE: the task that may write to the slice; 0: any
+_WRITER = 3  # bits of the writer
 _BEGUN = 4  # of DONE: the progress of its parts is that of this step
 
 
@@ -58,7 +58,7 @@ Sums: TypeAlias = Mapping[str, float]
 
 
 class Holder(NamedTuple):
-    """Who has a seat: a worker's life, and the buffer of its gradients."""
+    """The holder of a seat: an incarnation of a worker, and the buffer of its gradients."""
 
     worker: int
     incarnation: int
@@ -66,20 +66,21 @@ class Holder(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What holds for a whole roster."""
+    """The values that do not change during a roster."""
 
     number: int
     began: int  # version
     steps: int  # that it has at most
-    next_batch: int  # the first that nobody had been given at the begin
+    next_batch: int  # the first that no worker had at the beginning
     holders: list[Holder]
 
 
 class Figures(NamedTuple):
-    """What a member has counted since the roster began: examples, the sum of their losses.
+    """Counts of a member since the roster began.
 
-    ``loss``: the sum of the mean losses times their weights, whose sum is ``weight``. ``last`` is
-    the mean loss of its last batch, ``last_weight`` its weight. ``sums``: of all other measures.
+    ``examples``: number of examples. ``loss``: sum of the mean losses times their weights, whose
+    sum is ``weight``. ``last``: mean loss of the last batch; ``last_weight``: its weight.
+    ``sums``: sums of all other measures.
     """
 
     examples: int = 0
@@ -130,7 +131,7 @@ class Board:
         return over and self.sealed == min(made)
 
     def open(self, version: int, steps: int, next_batch: int, holders: Sequence[Holder]) -> None:
-        """Put a roster in force, whose members have not been told; :meth:`close` ends it.
+        """Put a roster in force, of which its members do not know yet; :meth:`close` ends it.
 
         The ps has called :meth:`Shard.keep_frozen` before.
         """
@@ -170,7 +171,7 @@ class Board:
         return bool(self.value(place, MADE) & _TAKEN)
 
     def lacks(self, place: int) -> bool:
-        """Say whether this member's slice of a step with all gradients is not updated yet."""
+        """Return whether this member's slice of a step with all gradients is not updated yet."""
         return self._counts(DONE)[place] < self.made
 
     def finish(self, place: int, shard: Shard, *, is_dead: bool) -> bool:
@@ -183,7 +184,7 @@ class Board:
         return seat.finish(is_dead=is_dead)
 
     def figures(self, place: int, steps: int) -> Figures:
-        """Return what a member had counted after so many steps, the last or the one before."""
+        """Return the counts of a member after ``steps`` steps: the last one or the one before."""
         if not steps:
             return Figures()
         found = self._figures(self._read(self._line(place) + BUFFER), steps)
@@ -195,7 +196,7 @@ class Board:
         return figures._replace(sums=dict(zip(names, sums, strict=False)))
 
     def weights(self, buffers: Sequence[int], steps: int) -> list[float]:
-        """Return the weight of each member's batch of the last of so many steps."""
+        """Return the weight of each member's batch in step ``steps`` of the roster."""
         return [float(self._figures(buffer, steps)[HEAD - 1]) for buffer in buffers]
 
     def set_figures(self, buffer: int, steps: int, figures: Figures) -> None:
@@ -282,9 +283,9 @@ class Seat:
         return self._began + self.steps
 
     def has_room(self, rows: Sequence[RowsOf]) -> bool:
-        """Say whether there is memory for a step in which every member has as many new rows.
+        """Return whether there is memory for a step in which every member has these many new rows.
 
-        Without it the gradient is to be pushed: the ps can still refuse it.
+        If not, the gradient must be pushed: the ps can still refuse it.
         """
         tables, members = self._shard.tables, len(self.holders)
         return tables is None or all(
@@ -299,24 +300,24 @@ class Seat:
         absent: Collection[int] = (),
         weight: float | None = None,
     ) -> bool:
-        """Say that the gradient is ready, computed from so many examples with this mean loss.
+        """Offer a gradient of ``examples`` examples with this mean loss; return whether it counts.
 
         ``sums``: over these examples, of what else was measured, and has room there. ``absent``:
         numbers of variables without a gradient. ``weight``: of gradient and loss; None: the number
-        of examples. False: it is to be pushed, for the roster is over, or the update is not made by
-        parts.
+        of examples. If it does not count, because the roster is over or the update is not made by
+        parts, it must be pushed.
         """
         if self.steps == self._limit or not self._shard.can_update(self.version):
             return False
         before, weight = self._figures, examples if weight is None else weight
         sums = dict(sums or {})
         self._figures = Figures(
-            before.examples + examples,
-            before.loss + weight * loss,
-            loss,
-            before.weight + weight,
-            weight,
-            added(before.sums, sums) if before.examples else sums,
+            examples=before.examples + examples,
+            loss=before.loss + weight * loss,
+            last=loss,
+            weight=before.weight + weight,
+            last_weight=weight,
+            sums=added(before.sums, sums) if before.examples else sums,
         )
         buffer = self._buffers[self.place]
         self._board.set_figures(buffer, self.steps + 1, self._figures)
@@ -334,7 +335,7 @@ class Seat:
         self._board.wait(place, word, self._word + _STEP, limit_s)
 
     def is_over(self, place: int) -> bool:
-        """Say whether this member will not make its gradient of this step ready.
+        """Return whether this member will not make its gradient of this step ready.
 
         Its seat may be taken also after it has.
         """

@@ -1,8 +1,8 @@
-"""What each member of a board updates of a shard: parts of the dense block, and whole tables.
+"""The share of a shard that each member of a board updates: dense blocks, and whole tables.
 
-A table has one owner in a roster, so its rows and its index are changed by one task, as ever, in a
-lane of that member's own. Nobody knows how many rows a step will have: a table counts as if each
-example of a worker's batch had one.
+A table has one owner in a roster, so one task changes its rows and its index, in a workspace of
+that member's own. The number of rows of a step is unknown: a table counts as if each example of a
+worker's batch had one.
 
 Once all gradients are ready, a step cannot be refused. So there is room for the new rows of the
 next step before it begins; a member whose gradient may need more pushes it by messages.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from zmqtrain.store.changes import Change
 from zmqtrain.store.shard import Shard
-from zmqtrain.store.table_layout import LANES
+from zmqtrain.store.table_layout import WORKSPACES
 
 
 def owned(sizes: Sequence[int], members: int) -> list[range]:
@@ -38,7 +38,7 @@ class BoardShare:
         self._dense, parts = shard.dense, shard.segment.layout.parts
         sizes = [part.where.stop - part.where.start for part in parts]
         of_tables = [] if shard.tables is None else shard.tables.sizes(shard.batch_size)
-        members = min(members, LANES)
+        members = min(members, WORKSPACES)
         own = owned([*sizes, *of_tables], members)[place] if place < members else range(0)
         count = len(parts)
         self._parts = range(min(own.start, count), min(own.stop, count))

@@ -107,11 +107,23 @@ class Note:
     def last(self) -> Change | None:
         """Return the last change that was noted."""
         words = self._words
-        state, weight, unit, step, with_sum, order, contributions, clip, *more = words[:_HEAD]
+        state, weight, unit, step, with_sum, order, contributions, clip, *others = words[:_HEAD]
+        local_steps, rested, among, cycle = others
         if not state:
             return None
         at = range(_HEAD, _HEAD + 4 * contributions, 4)
         each = (words[place : place + 4] for place in at)
-        given = tuple(Contribution(a, b, c, float_of(bits)) for a, b, c, bits in each)
-        numbers = float_of(weight), float_of(unit), step, bool(with_sum), float_of(clip)
-        return Change(abs(state), given, *numbers, order, *more)
+        return Change(
+            kind=abs(state),
+            contributions=tuple(Contribution(a, b, c, float_of(bits)) for a, b, c, bits in each),
+            weight=float_of(weight),
+            unit=float_of(unit),
+            step=step,
+            with_sum=bool(with_sum),
+            clip=float_of(clip),
+            order=order,
+            local_steps=local_steps,
+            rested=rested,
+            among=among,
+            cycle=cycle,
+        )

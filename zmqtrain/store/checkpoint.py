@@ -39,7 +39,7 @@ from zmqtrain.store.manifest import (
     tensor_name,
     verify_sizes,
 )
-from zmqtrain.store.saved_slices import MISSED, Source
+from zmqtrain.store.saved_slices import MISSED, SavedSlices
 from zmqtrain.store.table_checkpoint import FrozenTable
 from zmqtrain.store.tensor_file import TensorFile, shapes_of
 from zmqtrain.units import data_size
@@ -126,7 +126,7 @@ def check_found(directory: str) -> None:
 def tensors_of(
     layout: ShardLayout, parameters: Flat, slots: Mapping[str, Flat], initial: InitialSlots
 ) -> dict[str, NDArray[Any]]:
-    """Return what a shard owns of its dense variables, by names in the shard's file.
+    """Return the dense slices that a shard owns, by names in the shard's file.
 
     ``parameters`` and each slot are of shape (layout.size,). A slot is written of the variables
     that ``initial`` has it for.
@@ -150,14 +150,14 @@ def tensors_of(
 
 @dataclass(frozen=True, slots=True)
 class ShardCopy:
-    """A shard's file, in which what is ``frozen`` is still missing."""
+    """A shard's file, in which the ``frozen`` tables are still missing."""
 
     path: Path
     file: TensorFile
     frozen: Sequence[FrozenTable] = ()
 
     def finish(self) -> None:
-        """Write what is missing, be it beside changes of the shard; once.
+        """Write what is missing, once; the shard may change meanwhile.
 
         Raises:
             OSError: the disk failed.
@@ -228,7 +228,7 @@ def _copy(
 
 
 def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
-    """Finish what :func:`copy_shard` began, make it durable, and return what the manifest says.
+    """Finish the file that :func:`copy_shard` began, make it durable, and return its record.
 
     ``version`` is the number of updates that it contains.
 
@@ -253,9 +253,9 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     is durable.
 
     Raises:
-        CheckpointError: a shard's file is not as it was reported, or the disk failed, be it only
-            in tidying up after the new one was published; what is left over is deleted by
-            :func:`zmqtrain.store.logdir.prune`.
+        CheckpointError: a shard's file is not as it was reported, or the disk failed, perhaps only
+            in tidying up after the new one was published; :func:`zmqtrain.store.logdir.prune`
+            deletes the rest.
     """
     root = temporary.parent
     final = root / _step_name(manifest.global_step)
@@ -302,7 +302,7 @@ def read_shard(
     parameters, *flats = (np.zeros(layout.size, np.float32) for _ in (PARAMETERS, *initial))
     slots, missed = dict(zip(initial, flats, strict=True)), {}
     with ExitStack() as opened:
-        source = Source(path, manifest, opened)
+        source = SavedSlices(path, manifest, opened)
         for cut in layout.slices:
             source.read(PARAMETERS, cut, cut.run(parameters))
         begin_slots(layout, parameters, initial, slots)
@@ -337,7 +337,7 @@ def read_parameters(
         _check_sizes(path, manifest, variables)
     values = empty_values(variables)
     with ExitStack() as opened:
-        source = Source(path, manifest, opened)
+        source = SavedSlices(path, manifest, opened)
         for variable in variables:
             key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
             rows = variable.shape[0] if variable.shape else 1

@@ -1,4 +1,4 @@
-"""What flushes, digests and deletes the files of a run, and errors that say what could not be."""
+"""Flushing, digesting and deleting the files of a run, with errors that name the file."""
 
 from __future__ import annotations
 

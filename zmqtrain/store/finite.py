@@ -17,7 +17,7 @@ LARGE = 1 << 22
 
 
 def all_finite(flat: Any, team: ThreadTeam | None = None) -> bool:
-    """Say whether no element is NaN or infinite, in one pass at the speed of the memory.
+    """Return whether all elements are finite, in one pass at the speed of the memory.
 
     ``flat``: of shape (n,), on any device. ``team``: shares the work, on the CPU.
     """

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.models.tables import MOST_COUNTED, Ids, RowPlace, Rows, shards_of
+from zmqtrain.models.tables import MOST_COUNTED, Ids, Places, RowPlace, Rows, RowsOf, shards_of
 from zmqtrain.optim import Adam, AdamW, Flat, Mean, RowwiseAdagrad, Update
 from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.kernels import Call
@@ -23,14 +23,21 @@ from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.hot_ids import HotIds
-from zmqtrain.store.row_store import Places, RowStore
+from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.row_training import Training
-from zmqtrain.store.table_checkpoint import Held
-from zmqtrain.store.table_layout import FORGOTTEN, UPDATED, TableLayout, position
+from zmqtrain.store.table_checkpoint import HeldRows
+from zmqtrain.store.table_layout import (
+    COUNT,
+    FORGOTTEN,
+    SWEEPS,
+    UPDATED,
+    TableLayout,
+    position,
+)
 from zmqtrain.store.table_memory import TableMemory
 
 _COUNTS = MOST_COUNTED - 1  # in a candidate's second word; above is the update that counted last
-_WITH_HOT_IDS = 32  # tables whose hottest ids are told, for messages are limited
+_WITH_HOT_IDS = 32  # tables whose hottest ids are reported; messages are limited
 
 
 class HeldTable:
@@ -64,8 +71,8 @@ class HeldTable:
     def _stores(self) -> list[RowStore]:
         return [self.store] if self.candidates is None else [self.store, self.candidates]
 
-    def take_over(self, rows: Held, candidates: Held | None) -> None:
-        """Insert what a checkpoint has; it is empty."""
+    def take_over(self, rows: HeldRows, candidates: HeldRows | None) -> None:
+        """Insert the rows of a checkpoint into an empty table."""
         self.store.take_over(*rows)
         if self.candidates is not None and candidates is not None:
             self.candidates.take_over(*candidates)
@@ -80,17 +87,27 @@ class HeldTable:
         return all(store.has_room(new) for store in self._stores)
 
     def make_room_ahead(self, new: int) -> None:
-        """Make room for so many new rows, and not more than there can be, if there is memory."""
+        """Make room for ``new`` rows, up to the most that are possible, if there is memory."""
         for store in self._stores:
             if not store.has_room(new):
                 with suppress(SegmentError):  # it is not needed yet
                     store.make_room(min(new, store.layout.most - len(store)))
 
-    def find(self, ids: Ids) -> Places:
+    def known(self, part: RowsOf) -> Places:
+        """Return where rows are, as far as who has sent them knows it; -1 for the others."""
+        found, words = part.found, self.store.words
+        if found is not None and found.sweeps == words[SWEEPS] and len(part.ids):
+            if found.places.max() < words[COUNT]:
+                return found.places
+        return np.full(len(part.ids), -1)
+
+    def find(self, ids: Ids, known: Places) -> Places:
         """Return where the rows are, -1 for new ones, which there is room for from now on."""
-        places, missing = self.store.find(ids)
-        for store in self._stores:
-            store.make_room(missing)
+        places, unknown = known.copy(), np.flatnonzero(known < 0)
+        places[unknown], missing = self.store.find(ids[unknown])
+        self.store.make_room(missing)
+        if self.candidates is not None:
+            self.candidates.make_room(self.candidates.find(ids[places < 0])[1])
         return places
 
     def insert(self, ids: Ids, version: int) -> Places:
@@ -160,7 +177,7 @@ class HeldTable:
             store.erase(victims)
 
     def repair(self) -> None:
-        """Finish what a killed process left of the memory of rows."""
+        """Finish the change of the rows' memory that a killed process left."""
         for store in self._stores:
             store.repair()
         if self.candidates is not None:  # those that have rows are no candidates any more
@@ -205,20 +222,20 @@ class HeldTable:
 
 
 @dataclass(slots=True)
-class Share:
-    """What an update does to one table: the sum of its rows, and where they are."""
+class TableUpdate:
+    """The part of an update that concerns one table: the sum of its rows, and their places."""
 
     number: int
     table: HeldTable
     ids: Ids
     rows: Rows
+    places: Places  # -1: not known yet, or of a new row
     numbers: list[Numbers] = field(default_factory=list)
-    places: Places = field(default_factory=lambda: np.empty(0, np.int64))  # -1: of a new row
     mean: Mean = field(default_factory=lambda: Mean([]))
 
     def find(self) -> None:
         """Find the rows, and make room for new ones."""
-        self.places = self.table.find(self.ids)
+        self.places = self.table.find(self.ids, self.places)
 
     def admit(self, version: int) -> None:
         """Insert new rows, and leave out those that are not admitted yet."""
@@ -238,18 +255,19 @@ class Share:
         table, (records, gather, scatter) = self.table, self.table.store.copying
         call = table.call(self.mean, step, self.numbers)
         return call and Training(
-            len(self.places),
-            begin,
-            table.layout.block_rows,
-            table.variable.dim,
-            address_of(self.places),
-            address_of(self.mean.gradients[0]),
-            records,
-            step + 1,
-            position(self.number, 0),
-            gather,
-            call.code,
-            scatter,
-            table.part_addresses,
-            *call[1:],
+            rows=len(self.places),
+            begin=begin,
+            block=table.layout.block_rows,
+            dim=table.variable.dim,
+            places=address_of(self.places),
+            gradient=address_of(self.mean.gradients[0]),
+            records=records,
+            stamp=step + 1,
+            position=position(self.number, 0),
+            gather=gather,
+            update=call.code,
+            scatter=scatter,
+            parts=table.part_addresses,
+            arrays=call.arrays,
+            numbers=call.numbers,
         )

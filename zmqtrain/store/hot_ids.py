@@ -1,4 +1,4 @@
-"""Which ids of a table are trained most often, from samples of its updates."""
+"""The ids of a table that are trained most often, estimated from samples of its updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HotIds:
     ``kept``: ids that are counted, and of an update sampled, at most. ``every_s``: between counts.
     """
 
-    def __init__(self, kept: int = 4096, every_s: float = 1.0) -> None:
+    def __init__(self, kept: int = 1024, every_s: float = 1.0) -> None:
         self._kept, self._every_s = kept, every_s
         self._ids, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
         self._seen: deque[Ids] = deque(maxlen=_UPDATES)

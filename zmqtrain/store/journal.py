@@ -22,6 +22,8 @@ _SIZE = struct.Struct("<Q")
 
 
 class Journal:
+    """The journal that the leader keeps in a segment."""
+
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
         self._memory = segment.journal

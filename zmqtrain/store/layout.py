@@ -35,7 +35,7 @@ Dtype: TypeAlias = Literal[
     "float16", "float32", "float64", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 ]  # fmt: skip
-"""Dtypes of state and of frozen variables; what is trained is float32."""
+"""Dtypes of state and of frozen variables; trained ones are float32."""
 
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 
@@ -43,7 +43,7 @@ AVERAGED: Final = frozenset({"float16", "float32"})
 """Dtypes of state that is averaged over the gradients of an update."""
 
 CARRIED_BY_BYTE: Final = frozenset(DTYPES) - AVERAGED
-"""Dtypes of state that is carried byte by byte; the first gradient of an update says its value."""
+"""Dtypes of state that is carried byte by byte; an update takes its first gradient's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Variable:
 
     @property
     def place(self) -> int:
-        """Its place on a shard: trained variables first, then averaged state, then the rest."""
+        """Sort key on a shard: trained variables first, then averaged state, then the rest."""
         return 0 if self.kind == "trained" else 1 if self.dtype in AVERAGED else 2
 
     @property
@@ -137,7 +137,7 @@ class RowSlice:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """What one ps holds, in order; equal on every task of the cluster.
+    """The slices of one shard, in order; equal on every task of the cluster.
 
     ``rows``: () unless rows of tables have copies; else each shard has its own.
     """
@@ -181,7 +181,7 @@ class ShardLayout:
 
     @cached_property
     def averaged(self) -> int:
-        """Where the state that is averaged ends; from there on the first gradient counts."""
+        """End of the averaged elements; behind it the first gradient's values count."""
         return max((stop for cut, _, stop in self.runs if cut.variable.place <= 1), default=0)
 
     @cached_property
@@ -196,7 +196,7 @@ class ShardLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it owns: those of all shards are the model's."""
+        """Bytes of the slices that it owns: those of all shards are the model's."""
         return sum(cut.nbytes for cut in self.slices if not cut.copy)
 
     def gather(self, values: Mapping[str, Any], out: Flat) -> None:
@@ -206,7 +206,7 @@ class ShardLayout:
             encode(cut.of(value), cut.run(out))
 
     def scatter(self, flat: Flat, values: Mapping[str, Any]) -> None:
-        """Write what it owns of ``flat`` (float32, shape (size,)) into whole variables."""
+        """Write its own slices of ``flat`` (float32, shape (size,)) into whole variables."""
         for cut in self.slices:
             if not cut.copy:
                 decode(cut.run(flat), cut.of(values[cut.variable.name]))
@@ -242,7 +242,7 @@ def encode(value: Any, out: Any) -> None:
 
 
 def decode(run: Any, out: Any) -> None:
-    """Write what float32 elements carry into a C-contiguous array of the variable's dtype."""
+    """Decode float32 elements into a C-contiguous array of the variable's dtype."""
     if out.dtype.name in CARRIED_BY_BYTE:
         run = run.astype(np.uint8).view(out.dtype)
     out[...] = run.reshape(out.shape)

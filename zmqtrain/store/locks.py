@@ -1,4 +1,4 @@
-"""Locks of a segment's file, which say which processes live.
+"""Locks of a segment's file, which show which processes live.
 
 A ps holds the flock of its segment, a worker locks the bytes of its gradient. Each lock has a
 descriptor of its own, which neither a mapping nor a forked child keeps open.
@@ -48,14 +48,14 @@ def release(lock: int) -> None:
 
 
 def is_held(descriptor: int, at: int | None = None) -> bool:
-    """Say whether some process has locked the byte at ``at``, or any byte, of this open file."""
+    """Return whether some process has locked the byte at ``at``, or any byte, of this open file."""
     wanted = _range(0, 0) if at is None else _range(at, 1)  # 0 bytes are all from there on
     found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted)
     return bool(_RANGE.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 def owned_and_held(path: Path) -> tuple[bool, bool]:
-    """Say whether a live ps owns the segment at ``path``, and whether a worker locks a byte."""
+    """Return whether a live ps owns the segment at ``path``, and whether a worker locks a byte."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         # Shared: two processes that check at the same time must not see each other as the owner.

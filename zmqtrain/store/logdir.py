@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_size
 GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
 LOCK_FILE = "LOCK"
 GROUP_FILE = "GROUP"
+CHECKS, CHECK_S = 100, 0.005  # within which other processes have checked the lock
 
 _GROUP = re.compile(rf"{GROUP_FILE}-(\d{{1,9}})")
 _NUMBER = re.compile(rb"\d{1,18}\s*")
@@ -121,7 +123,7 @@ def step_of(path: Path) -> int:
 
 
 def prune(logdir: Path, keep: int) -> None:
-    """Delete what is older than the ``keep`` newest complete checkpoints, and abandoned attempts.
+    """Delete all but the ``keep`` newest complete checkpoints, and abandoned attempts.
 
     Complete means a readable manifest and files of the right sizes; a damaged one does not count,
     and is deleted only once ``keep`` complete ones are newer. No attempt may be under way.
@@ -209,7 +211,7 @@ def write_group(logdir: str, number: int, addresses: Sequence[str]) -> None:
 
 
 def forget_groups(logdir: str) -> None:
-    """Delete what was written of groups: the job has ended.
+    """Delete the files of groups: the job has ended.
 
     Raises:
         CheckpointError: one cannot be deleted.
@@ -237,7 +239,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
         return
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             raise OccupiedError(
@@ -245,7 +247,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
                 "first, or choose another --logdir"
             ) from None
         except OSError as error:
-            log.info("%s: another job is not kept from saving there: %s", logdir, error)
+            log.info("%s cannot be locked; another job could save there: %s", logdir, error)
         with suppress(OSError):  # the lock holds all the same
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -258,8 +260,24 @@ def claimed(logdir: str | None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _lock(descriptor: int) -> None:
+    """Take the lock, unless another process does more than check it as :func:`is_claim_seen` does.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    for _ in range(CHECKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(CHECK_S)
+    raise BlockingIOError
+
+
 def is_claim_seen(directory: str) -> bool:
-    """Say whether this process sees that the logdir is claimed; locks may reach no other host.
+    """Return whether this process sees that the logdir is claimed; locks may reach no other host.
 
     ``directory``: one that the chief has made there; "" if the job has no logdir, which is fine.
     """
@@ -269,7 +287,8 @@ def is_claim_seen(directory: str) -> bool:
     if descriptor is None:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: two processes that check at the same time must not see each other as the chief.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
     except OSError as error:
         return isinstance(error, BlockingIOError)  # else there are no locks

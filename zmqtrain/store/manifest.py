@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint holds, written last, so that its presence says "complete".
+"""The manifest: the content of a checkpoint, written last, so that its presence means "complete".
 
 ``manifest.json`` is a JSON object of two members: ``blake2b``, the checksum of the exact bytes of
 the second, and ``manifest``, the fields of :class:`Manifest`.
@@ -131,7 +131,7 @@ class Manifest(BaseModel):
 
     @property
     def version(self) -> int:
-        """How many updates shard 0 had applied: at this version all restored shards start.
+        """Number of updates that shard 0 had applied: all restored shards start at this version.
 
         The ledger, which lay beside shard 0, knows these updates. Under asynchronous policies
         shards were apart by the updates then on their way, so some elements saw a few more or fewer

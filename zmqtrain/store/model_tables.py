@@ -1,4 +1,4 @@
-"""The tables of a model as a job has them: what the model says, and what the job says of them."""
+"""The tables of a job: those of its model, with the options that the job gives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import Given, Table, TableVariable, Uniform, key_of
 from zmqtrain.optim import RowwiseAdagrad, Update
-from zmqtrain.optim.groups import fits
+from zmqtrain.optim.groups import check_patterns, fits
+from zmqtrain.units import shortened
 from zmqtrain.user_code import user_code
 
 MAX_DIM = 1 << 16
@@ -20,19 +21,19 @@ MAX_DIM = 1 << 16
 
 
 MAX_TABLES = 1000
-"""Tables of a model, at most: a message has room for what a shard says of each."""
+"""Tables of a model, at most: a message has room for a shard's status of each."""
 
 
 def tables_of(
     model: Any, seed: int, said: Mapping[Any, Table]
 ) -> list[tuple[TableVariable, Table]]:
-    """Return each table of a model, in the model's order, and what the job says of it.
+    """Return each table of a model, in the model's order, and its options.
 
-    ``said``: by patterns of names; the first that fits counts. What the job leaves open, the model
-    may say.
+    ``said``: options by patterns of names; the first that fits counts. The model decides on the
+    options that are None.
 
     Raises:
-        ConfigError: a pattern fits no table, a table is not described in full, or the model raises.
+        ConfigError: a pattern counts for no table, a table lacks something, or the model raises.
     """
     with user_code("tables()", model):
         as_model(model).make_tables([*said])
@@ -47,12 +48,12 @@ def tables_of(
             f"{model!r} has {len(found)} tables; expected {MAX_TABLES} at most: let features share "
             "a table, with ids of their own"
         )
-    for pattern in said:
-        if not any(fits(name, pattern) for name in found):
-            raise ConfigError(
-                f"tables has {pattern!r}, which fits no table; {model!r} has "
-                f"{', '.join(found) or 'none'}"
-            )
+    if said and not found:
+        raise ConfigError(
+            f"tables has {next(iter(said))!r}, which fits no table; {model!r} has none, but "
+            f"{shortened([*as_model(model).parameters(seed)])}"
+        )
+    check_patterns("tables", said, found, model)
     pairs = []
     for number, (name, of_model) in enumerate(found.items()):
         fitting = (table for pattern, table in said.items() if fits(name, pattern))
@@ -62,7 +63,7 @@ def tables_of(
 
 
 def _merged(of_model: Any, of_job: Table) -> Table:
-    """Return what the job says of a table; where it says nothing, what its model says."""
+    """Return the job's options of a table, completed by those of its model."""
     of_either: dict[str, Any] = {
         field.name: getattr(of_model, field.name, field.default)
         for field in fields(Table)
@@ -85,9 +86,17 @@ def _variable(name: str, number: int, of_model: Any, table: Table, key: int) -> 
             f"the table {name!r} has {rows!r} rows; expected a whole number from 1 on, or None for "
             "any int64 as an id: correct rows in its Table"
         )
-    later = table.admit_after, table.forget_after, table.max_rows
-    initial = Uniform() if table.initial is None else table.initial
-    variable = TableVariable(name, number, dim, rows, initial, key, *later)
+    variable = TableVariable(
+        name=name,
+        number=number,
+        dim=dim,
+        rows=rows,
+        initial=Uniform() if table.initial is None else table.initial,
+        key=key,
+        admit_after=table.admit_after,
+        forget_after=table.forget_after,
+        max_rows=table.max_rows,
+    )
     _check_initial(variable)
     return variable
 

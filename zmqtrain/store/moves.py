@@ -1,4 +1,4 @@
-"""How far workers move the parameters of a shard in a round of local steps, and how alike."""
+"""Distance and agreement of the moves that workers make in a round of local steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ps holds which rows: a pure function of the variables, equal on every task."""
+"""Placement of variables on shards: a pure function, with equal results on every task."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place(
 def with_copies(
     layouts: Sequence[ShardLayout], copies: int, *, has_tables: bool = False
 ) -> tuple[ShardLayout, ...]:
-    """Return these layouts, each with what the ``copies - 1`` shards before it own.
+    """Return these layouts, each with copies of the slices of the ``copies - 1`` shards before it.
 
     The first shard follows the last. All slices of a shard are in the order of their owners, so
     what it owns of a line (``contiguous``) is one run. ``has_tables``: rows have copies, too.
@@ -103,7 +103,7 @@ def _name_of(part: Slice | RowSlice) -> tuple[str, int]:
 def _append(
     slices: list[Slice], variable: Variable, start: int, rows: int, *, copy: bool = False
 ) -> int:
-    """Lay rows of a variable behind what a shard holds; return how many elements they are."""
+    """Append rows of a variable to a shard; return their number of elements."""
     end = slices[-1].end if slices else 0
     slices.append(Slice(variable, start, rows, -(-end // ALIGNMENT) * ALIGNMENT, copy))
     return slices[-1].size

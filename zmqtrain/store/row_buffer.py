@@ -1,7 +1,8 @@
 """The rows of a worker's push, in memory that it and its ps share, beside its gradient.
 
-A buffer is a file that grows by need. It begins with int64 numbers: how many parts, then for each
-its table and how many rows, then the ids of all parts; behind them are their rows, float32.
+A buffer is a file that grows by need. It begins with int64 numbers: how many parts; then for each
+its table, how many rows, and when these were found (see Found), -1 for never; then the ids of all
+parts, and the places where they were found. Behind them are their rows, float32.
 """
 
 from __future__ import annotations
@@ -9,35 +10,44 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.models.tables import RowsOf
+from zmqtrain.models.tables import Found, Ids, RowsOf
 from zmqtrain.store.arena import PAGE
 from zmqtrain.store.segment import reserve
 from zmqtrain.store.table_layout import TableLayout
+
+_HEAD = 3  # numbers of a part, before those of its rows
 
 
 class RowBuffer:
     """The rows of one push, as the worker writes and the ps reads them."""
 
-    def __init__(self, descriptor: int, path: Path | None, tables: Sequence[TableLayout]) -> None:
-        """``path``: None if the memory is this process's own."""
-        self._descriptor, self._path = descriptor, path
+    def __init__(
+        self,
+        descriptor: int,
+        path: Path | None,
+        tables: Sequence[TableLayout],
+        found: Mapping[int, tuple[Ids, Found]],
+    ) -> None:
+        """``path``: None if the memory is this process's own. ``found``: by table, for which
+        array of ids this process has found rows last, and where."""
+        self._descriptor, self._path, self._found = descriptor, path, found
         self._dims = [table.variable.dim for table in tables]
         weakref.finalize(self, os.close, descriptor)
         self._memory: mmap.mmap | None = None
 
     def write(self, parts: Sequence[RowsOf]) -> None:
-        """Set what the push has of each table, sorted by table; () if it has no rows.
+        """Set the rows of the push, sorted by table; () if it has none.
 
         Raises:
             SegmentError: the file system has no room.
         """
+        parts = [RowsOf(one.table, one.ids, one.rows, self._found_of(one)) for one in parts]
         nbytes = nbytes_of(parts)
         if self._memory is None or len(self._memory) < nbytes:
             held = -(-nbytes * 5 // 4 // PAGE) * PAGE
@@ -48,8 +58,12 @@ class RowBuffer:
             self._memory = mmap.mmap(self._descriptor, held)
         put(self._memory, 0, parts)
 
+    def _found_of(self, part: RowsOf) -> Found | None:
+        ids, found = self._found.get(part.table, (None, None))
+        return found if ids is part.ids else None
+
     def read(self) -> list[RowsOf]:
-        """Return what the push has of each table: views, which the next push overwrites.
+        """Return the rows of the push by table: views, which the next push overwrites.
 
         Raises:
             SegmentError: the buffer was not written by a worker of this job.
@@ -75,21 +89,24 @@ def nbytes_of(parts: Sequence[RowsOf]) -> int:
 
 def put(memory: mmap.mmap, at: int, parts: Sequence[RowsOf]) -> None:
     """Write parts into memory that begins at a multiple of 64; their number comes last."""
-    head = [len(parts), *chain.from_iterable((part.table, len(part.ids)) for part in parts)]
-    numbers = np.frombuffer(memory, np.int64, (_rows_at(parts)) // 8, at)
+    total, first = sum(len(part.ids) for part in parts), 1 + _HEAD * len(parts)
+    numbers = np.frombuffer(memory, np.int64, first + 2 * total, at)
     numbers[0] = 0
-    numbers[1 : len(head)] = head[1:]
-    number, place = len(head), at + _rows_at(parts)
-    for part in parts:
-        numbers[number : number + len(part.ids)] = part.ids
-        values = np.frombuffer(memory, np.float32, part.rows.size, place)
-        values.reshape(part.rows.shape)[...] = part.rows
-        number, place = number + len(part.ids), place + values.nbytes
+    if not parts:
+        return
+    found = [part.found or Found(-1, np.full(len(part.ids), -1)) for part in parts]
+    pairs = zip(parts, found, strict=True)
+    numbers[1:first] = [n for part, one in pairs for n in (part.table, len(part.ids), one.sweeps)]
+    np.concatenate([part.ids for part in parts], out=numbers[first : first + total])
+    np.concatenate([one.places for one in found], out=numbers[first + total :])
+    rows = [part.rows.reshape(-1) for part in parts]
+    values = np.frombuffer(memory, np.float32, sum(map(len, rows)), at + _rows_at(parts))
+    np.concatenate(rows, out=values)
     numbers[0] = len(parts)
 
 
 def get(memory: mmap.mmap, at: int, dims: Sequence[int]) -> list[RowsOf]:
-    """Return what was :func:`put`: views.
+    """Return the rows that were :func:`put`, as views.
 
     Raises:
         ValueError, IndexError: the memory does not hold that.
@@ -97,28 +114,30 @@ def get(memory: mmap.mmap, at: int, dims: Sequence[int]) -> list[RowsOf]:
     (count,) = np.frombuffer(memory, np.int64, 1, at).tolist()
     if not 0 <= count <= len(dims):
         raise ValueError(f"{count} parts")
-    heads = np.frombuffer(memory, np.int64, 2 * count, at + 8).reshape(count, 2)
-    if ((heads < 0) | (heads[:, :1] >= len(dims))).any():
+    heads = np.frombuffer(memory, np.int64, _HEAD * count, at + 8).reshape(count, _HEAD)
+    if ((heads[:, :2] < 0) | (heads[:, :1] >= len(dims))).any():
         raise ValueError("parts of other tables")
-    first = at + 8 * (1 + 2 * count)
-    every = np.frombuffer(memory, np.int64, int(heads[:, 1].sum()), first)
+    first = at + 8 * (1 + _HEAD * count)
+    total = int(heads[:, 1].sum())
+    every, places = np.frombuffer(memory, np.int64, 2 * total, first).reshape(2, total)
     rises = np.append(every[1:] > every[:-1], True)
     ends = heads[:, 1].cumsum()
     rises[ends[ends > 0] - 1] = True  # from one table to the next they need not
     if not rises.all():
         raise ValueError("ids of a table that do not rise")
-    place, begin = first + every.nbytes, 0
+    place, begin = first + 2 * every.nbytes, 0
     place += (at - place) % 64
     values = np.frombuffer(memory, np.float32, offset=place)
     parts, number = [], 0
-    for table, rows in heads.tolist():
+    for table, rows, sweeps in heads.tolist():
         end, dim = begin + rows, dims[table]
         flat = values[number : number + rows * dim]
-        parts.append(RowsOf(table, every[begin:end], flat.reshape(rows, dim)))
+        own, shape = slice(begin, end), (rows, dim)
+        parts.append(RowsOf(table, every[own], flat.reshape(shape), Found(sweeps, places[own])))
         begin, number = end, number + rows * dim
     return parts
 
 
 def _rows_at(parts: Sequence[RowsOf]) -> int:
-    numbers = 1 + sum(2 + len(part.ids) for part in parts)
+    numbers = 1 + sum(_HEAD + 2 * len(part.ids) for part in parts)
     return -(-8 * numbers // 64) * 64

@@ -22,7 +22,6 @@ from zmqtrain.optim.kernels.llvm import (
     FLOATS,
     INT,
     INTS,
-    VOID,
     Builder,
     begun,
     compiled,
@@ -104,17 +103,9 @@ def _address(build: Builder, records: ir.Value, stride: ir.Value, at: ir.Value) 
     return build.gep(records, [build.mul(at, stride)])
 
 
-def _prefetch(build: Builder, address: ir.Value) -> None:
-    kind = ir.IntType(32)
-    types = [BYTES, kind, kind, kind]
-    found = build.module.globals.get("llvm.prefetch.p0")
-    call = found or ir.Function(build.module, ir.FunctionType(VOID, types), "llvm.prefetch.p0")
-    build.call(call, [build.bitcast(address, BYTES), *(ir.Constant(kind, n) for n in (0, 3, 1))])
-
-
 @contextmanager
 def _searched(build: Builder, words: Any, mask: Any, begin: Any) -> Any:
-    """Repeat what is built in this context for (place, entry) until it leaves the loop.
+    """Repeat the code that is built in this context for (place, entry) until it leaves the loop.
 
     A branch to the third value goes on to the next place.
     """
@@ -163,7 +154,7 @@ def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
     n, ids, words, mask, old, old_mask, records, *others = function.args
     stride, out = others if row is None else (const(row[0]), others[0])
     ends = [0] if row is None else _lines_of(8 * HEADER + 4 * row[1])
-    build.fence("acquire")  # what the caller read before was read before
+    build.fence("acquire")  # earlier reads of the caller stay before this
     missing, zero = build.alloca(INT), const(0)
     build.store(zero, missing)
     has_old = build.icmp_signed("!=", build.ptrtoint(old, INT), zero)
@@ -172,7 +163,7 @@ def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
         with build.counted(begin, end) as i:
             hash_ = mixed(build, build.load_at(ids, i))
             build.store_at(out, i, hash_)
-            _prefetch(build, build.gep(words, [build.and_(hash_, mask)]))
+            build.prefetch(build.gep(words, [build.and_(hash_, mask)]))
         with build.counted(begin, end) as i:  # most entries are near where the search begins
             hash_, likely = build.load_at(out, i), zero
             for step in range(_NEAR - 1, -1, -1):
@@ -182,7 +173,7 @@ def _find(module: ir.Module, row: tuple[int, int] | None = None) -> Any:
                 likely = build.select(build.icmp_signed("==", marks, zero), entry, likely)
             record = _address(build, records, stride, _record(build, likely))
             for at in ends:
-                _prefetch(build, build.gep(record, [const(at)]))
+                build.prefetch(build.gep(record, [const(at)]))
         with build.counted(begin, end) as i:
             id_, place = build.load_at(ids, i), build.gep(out, [i])
             entry = build.call(probe, [words, mask, id_, records, stride])
@@ -239,13 +230,13 @@ def _copy(module: ir.Module, stride: int, widths: tuple[int, ...], *, to_records
     parts = others[len(stamps) :]
     for part in parts:
         part.add_attribute("noalias")
-    build.fence("acq_rel")  # what was written before is seen before
+    build.fence("acq_rel")  # earlier writes are visible before later ones
     last = build.sub(n, const(1))
     with build.counted(const(0), n) as i:
         ahead = build.lesser(build.add(i, const(_AHEAD)), last)
         following = _address(build, records, const(stride), build.load_at(places, ahead))
         for at in _lines_of(stride):
-            _prefetch(build, build.gep(following, [const(at)]))
+            build.prefetch(build.gep(following, [const(at)]))
         place = build.load_at(places, i)
         with build.if_then(build.icmp_signed(">=", place, const(0)), likely=True):
             record = _address(build, records, const(stride), place)

@@ -1,13 +1,14 @@
 """The rows of a store as they are at one moment, read by another thread while the store changes.
 
 Whatever is about to change a record copies it first, once, into a log beside the store. A reader
-takes blocks of records, and from the log those that have changed since.
+takes blocks of records, or those with some ids, and from the log those that have changed since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import CheckpointError
-from zmqtrain.store.arena import private_arena
 from zmqtrain.store.row_code import HEADER
 
 _BLOCK = 1 << 12  # records that are copied at once: a change waits for it, about a millisecond
@@ -39,14 +39,14 @@ class RowSnapshot:
         self._heads, self._widths, self._own = heads, widths, own
         self._lock, self._kept = Lock(), 0
         self._is_over = False
-        count, stride = heads.shape
-        self._log = private_arena(8 * max(heads.size, 1)).ints(0, heads.size).reshape(count, stride)
+        count = len(heads)
+        self._log = np.empty_like(heads)  # takes memory as it is filled
         self._kept_as = np.zeros(count, np.int32 if count < 1 << 31 else np.int64)  # 0: not kept
         self.rows = rows
 
     @contextmanager
     def before_a_change(self, places: NDArray[np.int64]) -> Iterator[None]:
-        """Keep what these records are, and let nobody read them until they have changed."""
+        """Keep the content of these records, and let nobody read them until they have changed."""
         with self._lock:
             if not self._is_over:
                 own = places[places < len(self._heads)]
@@ -57,8 +57,8 @@ class RowSnapshot:
             yield
 
     def keep_all(self) -> None:
-        """Keep all records: whoever changes them from now on cannot do it."""
-        for begin in range(0, len(self._heads), _BLOCK):
+        """Keep all records, because later changes by other processes do not keep them."""
+        for begin in range(0, len(self._heads) if self._kept < len(self._heads) else 0, _BLOCK):
             with self.before_a_change(np.arange(begin, min(begin + _BLOCK, len(self._heads)))):
                 pass
 
@@ -66,7 +66,7 @@ class RowSnapshot:
         """Give up: the store is about to lose its rows, or they have been read."""
         with self._lock:
             self._is_over = True
-            self._log, self._kept_as = self._log[:0], self._kept_as[:0]
+            self._log, self._kept_as = np.empty((0, 0), np.int64), np.empty(0, np.int32)
 
     def blocks(self) -> Iterator[list[NDArray[Any]]]:
         """Yield ids, sorted over all blocks, second words, and (n, width) of each width.
@@ -74,21 +74,57 @@ class RowSnapshot:
         Raises:
             CheckpointError: the store has lost its rows meanwhile.
         """
-        places = self._live_in_order()
+        _, places = self._in_order
         for begin in range(0, len(places), _BLOCK):
             own = places[begin : begin + _BLOCK]
-            with self._reading():
-                records = np.take(self._heads, own, 0)
-                kept = self._kept_as[own]
-                if (changed := np.flatnonzero(kept)).size:
-                    records[changed] = self._log[kept[changed] - 1]
+            records = self._records(own)
             floats = records.view(np.float32)
             bounds = pairwise(accumulate(self._widths, initial=2 * HEADER))
             yield [records[:, 0], records[:, 1], *(floats[:, a:b] for a, b in bounds)]
         self.close()
 
-    def _live_in_order(self) -> NDArray[np.int64]:
-        """Return the places of the rows, by their ids."""
+    def read(
+        self, ids: NDArray[np.int64], places: NDArray[np.int64], *, forgets: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the rows with these ids, shape (n, dim), and which of them there were.
+
+        A row that there was not is arbitrary. ``places``: where the ids are now, -1: nowhere.
+        ``forgets``: rows may have been forgotten meanwhile, so that their ids are nowhere now.
+
+        Raises:
+            CheckpointError: the store has lost its rows meanwhile.
+        """
+        found, is_there = self._at(ids, places)
+        missing = np.flatnonzero(~is_there)
+        if forgets and len(missing) and len(self._in_order[0]):
+            every, then = self._in_order
+            at = np.minimum(np.searchsorted(every, ids[missing]), len(every) - 1)
+            found[missing], is_there[missing] = self._at(ids[missing], then[at])
+        return found, is_there
+
+    def _at(
+        self, ids: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the rows in these places, and whether they are those of the ids."""
+        if not len(self._heads):
+            return np.empty((len(ids), self._widths[0]), np.float32), np.zeros(len(ids), np.bool_)
+        records = self._records(np.clip(places, 0, len(self._heads) - 1))
+        is_place = (places >= 0) & (places < len(self._heads))
+        is_there = is_place & (records[:, 0] == ids) & (records[:, 1] >= 0)
+        begin = 2 * HEADER
+        return records.view(np.float32)[:, begin : begin + self._widths[0]], is_there
+
+    def _records(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        with self._reading():
+            records = np.take(self._heads, places, 0)
+            kept = self._kept_as[places]
+            if (changed := np.flatnonzero(kept)).size:
+                records[changed] = self._log[kept[changed] - 1]
+        return records
+
+    @cached_property
+    def _in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of the rows, sorted, and their places."""
         ids, places = np.empty(self.rows, np.int64), np.empty(self.rows, np.int64)
         end = 0
         for begin in range(0, len(self._heads), _BLOCK):
@@ -103,7 +139,8 @@ class RowSnapshot:
             own = slice(end, end + len(live))
             ids[own], places[own] = heads[live, 0], begin + live
             end = own.stop
-        return places[np.argsort(ids)]
+        order = np.argsort(ids)
+        return ids[order], places[order]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -111,6 +148,6 @@ class RowSnapshot:
             if self._is_over:
                 raise CheckpointError(
                     "the rows of a table are no longer those of this checkpoint, for the shard "
-                    "ends, begins anew or writes a later one"
+                    "ends or begins anew"
                 )
             yield

@@ -16,22 +16,23 @@ A reader that does not find an id looks whether STATE is what it was, and else s
 record that is free again has -1 in place of the update that trained it last; it is used again only
 after SWEEPS has risen, so a reader that copied rows meanwhile copies them again.
 
-A process may be killed anywhere: :meth:`RowStore.repair` makes good what it left.
+A process may be killed anywhere: :meth:`RowStore.repair` finishes its work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.models.tables import Found, Ids, Places, Rows
 from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.store import words
 from zmqtrain.store.arena import PAGE, Arena
@@ -58,9 +59,6 @@ from zmqtrain.store.table_layout import (
 )
 from zmqtrain.units import counted
 
-Places = NDArray[np.int64]
-"""Numbers of records, of shape (n,)."""
-
 _FIRST_BITS = 13  # its 64 KiB are whole pages everywhere
 _MOVED_AT_LEAST = 1 << 16  # words of the old index, with every change: less than a millisecond
 _PREPARED_FROM = LOAD - 0.1  # share of an index that is used when memory of the next is reserved
@@ -68,7 +66,7 @@ _EXTENTS = 64 << 10, 8 << 20  # bytes of records reserved at once: at least, at 
 
 
 class _State(NamedTuple):
-    """What STATE says; an index is (bits, bank)."""
+    """The content of the word STATE; an index is (bits, bank)."""
 
     now: tuple[int, int]
     old: tuple[int, int] | None
@@ -99,8 +97,8 @@ class RowStore:
         self._index, self._copy = index_code(), copy_code(stride, layout.widths)
         self._stride = stride
         self._records = arena.address + layout.records_at
-        self._where = 0, (0, 0, 0, 0)  # STATE, and what it says: addresses and masks
-        self._snapshot: RowSnapshot | None = None  # the last one
+        self._where = 0, (0, 0, 0, 0)  # STATE, and its addresses and masks
+        self._snapshots: WeakSet[RowSnapshot] = WeakSet()  # those that are still read
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -126,10 +124,10 @@ class RowStore:
             if not missing or self.words[STATE] == word:
                 return places, missing
 
-    def read(self, ids: Ids) -> tuple[Rows, Places | None]:
-        """Return the rows with these ids, and their places, None if all have one.
+    def read(self, ids: Ids) -> tuple[Rows, Found, int]:
+        """Return the rows with these ids, where they are, and how many have no place.
 
-        Without a place, which is negative then, a row is arbitrary.
+        Without a place, which is -1 then, a row is arbitrary.
         """
         ids, places = np.ascontiguousarray(ids), np.empty(len(ids), np.int64)
         rows = np.empty((len(ids), self.layout.widths[0]), np.float32)
@@ -139,14 +137,14 @@ class RowStore:
             missing = self._reading(*given, *where, self._records, *found)
             is_same = self.words[SWEEPS] == sweeps
             if is_same and (not missing or self.words[STATE] == word):
-                return rows, places if missing else None
+                return rows, Found(sweeps, places), missing
 
     @cached_property
     def _reading(self) -> Any:
         return read_code(self._stride, self.layout.widths[0])
 
     def _index_now(self) -> tuple[int, tuple[int, int, int, int]]:
-        """Return STATE, and what it says: addresses and masks of the index and the old one."""
+        """Return STATE, and addresses and masks of the index and the old one."""
         word = self.words[STATE]
         if word != self._where[0]:
             state = _State.of(word)
@@ -159,26 +157,26 @@ class RowStore:
         return np.flatnonzero(self._heads[: self.words[COUNT], 1] >= 0)
 
     def freeze(self, own: Callable[[Ids], NDArray[np.bool_]] | None = None) -> RowSnapshot:
-        """Return the rows as they are now, for another thread to read; it ends an earlier one.
+        """Return the rows as they are now, for another thread to read as long as it keeps this.
 
-        ``own``: says which of these ids; None: all.
+        ``own``: selects some of these ids; None: all.
         """
-        self.thaw()
         heads, rows = self._heads[: self.words[COUNT]], len(self)
         if own is not None:
             rows = int(np.count_nonzero(own(self.ids(self.live()))))
-        self._snapshot = RowSnapshot(heads, rows, self.layout.widths, own)
-        return self._snapshot
+        snapshot = RowSnapshot(heads, rows, self.layout.widths, own)
+        self._snapshots.add(snapshot)
+        return snapshot
 
     def keep_frozen(self) -> None:
-        """Let a snapshot that is being read go on beside changes of other processes."""
-        if self._snapshot is not None:
-            self._snapshot.keep_all()
+        """Let snapshots that are being read go on beside changes of other processes."""
+        for snapshot in self._snapshots:
+            snapshot.keep_all()
 
     def thaw(self) -> None:
-        """End the snapshot that is being read, if there is one."""
-        if self._snapshot is not None:
-            self._snapshot.close()
+        """End the snapshots that are being read."""
+        for snapshot in self._snapshots:
+            snapshot.close()
 
     def take_over(
         self, ids: Ids, stamps: NDArray[np.int64], parts: Sequence[NDArray[np.float32]]
@@ -232,14 +230,14 @@ class RowStore:
         self._set(_State(first, None, state.changes + 1))
 
     def has_room(self, new: int) -> bool:
-        """Say whether :meth:`make_room` would need no more memory for so many rows."""
+        """Return whether :meth:`make_room` would need no more memory for ``new`` rows."""
         held, capacity = self.words[COUNT], 1 << self._state.now[0]
         new = min(new, self.layout.most - held)
         has_records = (held + new) * self.layout.stride <= self.words[RESERVED]
         return has_records and max(self.words[USED], len(self)) + new <= LOAD * capacity
 
     def make_room(self, new: int) -> None:
-        """Prepare that so many rows are inserted; it changes nothing that is read.
+        """Prepare the insertion of ``new`` rows; readers notice nothing.
 
         Raises:
             SegmentError: there is no room.
@@ -248,9 +246,10 @@ class RowStore:
             return
         layout, held = self.layout, self.words[COUNT]
         try:
-            if held + new > layout.most:
+            records = held + max(new - self.words[FREE], 0)
+            if records > layout.most:
                 raise SegmentError(f"there is room for {layout.most}")
-            self._reserve(held + new)
+            self._reserve(records)
             self._grow(new)
         except SegmentError as error:
             raise SegmentError(
@@ -260,7 +259,7 @@ class RowStore:
             ) from error
 
     def _reserve(self, rows: int) -> None:
-        """Allocate memory for so many records, and some more."""
+        """Allocate memory for ``rows`` records, and some more."""
         needed, reserved = rows * self.layout.stride, self.words[RESERVED]
         if needed > reserved:
             extent = min(max(needed // 8, _EXTENTS[0]), _EXTENTS[1])
@@ -310,7 +309,7 @@ class RowStore:
         self._note_free(self.words[FREE], places)
 
     def _note_free(self, before: int, places: Places) -> None:
-        """List records that are free, behind so many others."""
+        """Append free records to the list, behind the first ``before`` of it."""
         free = before + len(places)
         self._arena.reserve(self.layout.free_at + 8 * before, 8 * len(places))
         self._free[before:free] = places
@@ -318,7 +317,7 @@ class RowStore:
         self.words[FREE] = free
 
     def repair(self) -> None:
-        """Finish what a killed process left."""
+        """Finish the change that a killed process left."""
         state = self._state
         if self.words[PENDING]:
             self._enter()
@@ -347,7 +346,7 @@ class RowStore:
             self._prepare((bits + 1, 0), int(min(max(share, 0), 1) * (16 << bits)) // PAGE * PAGE)
 
     def _move(self, most: int) -> None:
-        """Move entries of so many words of the old index."""
+        """Move the entries of at most ``most`` words of the old index."""
         state = self._state
         if state.old is None:
             return
@@ -363,7 +362,7 @@ class RowStore:
             self._arena.release(self._begin(state.old), 8 << state.old[0])
 
     def _prepare(self, index: tuple[int, int], nbytes: int) -> None:
-        """Reserve the begin of the next index; it takes time, so it is done bit by bit."""
+        """Reserve the first part of the next index; all at once would take too long."""
         own = self.words
         if (own[PREPARED_BITS], own[PREPARED_BANK]) != index:
             own[PREPARED] = 0
@@ -374,16 +373,22 @@ class RowStore:
             own[PREPARED] = nbytes
 
     def changing(self, places: Places) -> AbstractContextManager[None]:
-        """Keep what these records are for a snapshot; enter it to change them."""
-        snapshot = self._snapshot
-        return nullcontext() if snapshot is None else snapshot.before_a_change(places)
+        """Keep the content of these records for all snapshots; enter it to change them."""
+        return self._kept_first(places) if self._snapshots else nullcontext()
+
+    @contextmanager
+    def _kept_first(self, places: Places) -> Iterator[None]:
+        with ExitStack() as changing:
+            for snapshot in list(self._snapshots):
+                changing.enter_context(snapshot.before_a_change(places))
+            yield
 
     @property
     def _state(self) -> _State:
         return _State.of(self.words[STATE])
 
     def _set(self, state: _State) -> None:
-        """Say where the index is, after all that was written to it."""
+        """Write the place of the index, after all that was written to it."""
         words.write(self._arena.address + self.layout.words_at + 8 * STATE, state.word)
 
     def _put(self, ids: Ids, places: Places, index: tuple[int, int], *, erase: bool = False) -> int:

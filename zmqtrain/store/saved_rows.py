@@ -33,7 +33,7 @@ def reading(file: Path) -> Iterator[Any]:
 
 
 class _Part(NamedTuple):
-    """What one file has. ``first``: number of its first row among those of all files."""
+    """The rows of one file. ``first``: number of its first row among those of all files."""
 
     file: Path
     tensors: list[Any]
@@ -89,7 +89,7 @@ class SavedRows:
 
     def choose(self, since: int = 0, most: int | None = None) -> None:
         """Choose the rows that an update after number ``since`` has trained, and of these the
-        ``most`` that were trained last, by lower ids if these are as many."""
+        ``most`` that were trained last; of equals those with lower ids."""
         self._choose(np.flatnonzero(self.stamps > since))
         if most is not None and len(self.ids) > most:
             self._choose(np.sort(np.argsort(-self.stamps, kind="stable")[:most]))

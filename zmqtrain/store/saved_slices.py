@@ -22,7 +22,7 @@ MISSED = "missed"
 """Name of the metadata of a file that has counts."""
 
 
-class Source:
+class SavedSlices:
     """The tensors of a checkpoint. Each of its files is opened once."""
 
     def __init__(self, path: Path, manifest: Manifest, opened: ExitStack) -> None:
@@ -119,7 +119,7 @@ def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variabl
 
 
 def _described(shape: tuple[int, ...], dtype: str, kind: str) -> str:
-    """Say of what kind a variable is; what is trained is float32."""
+    """Return shape, dtype and kind of a variable as text; a trained one is float32."""
     return f"shape {shape}" + ("" if kind == "trained" else f", dtype {dtype}, kind {kind},")
 
 

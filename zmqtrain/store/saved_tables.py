@@ -41,8 +41,8 @@ def load_tables(path: Path, manifest: Manifest) -> dict[str, Any]:
     others: list[RowsOf] = []
     for number, (name, record) in enumerate(manifest.tables.items()):
         saved, initial = saved_rows(path, manifest, name), _initial_of(path, manifest, name)
-        given = name, number, record.dim, record.rows, initial, record.key
-        variables.append(TableVariable(*given))
+        variable = TableVariable(name, number, record.dim, record.rows, initial, key=record.key)
+        variables.append(variable)
         if record.rows is not None and not isinstance(initial, _Unknown):
             whole[name] = _whole(variables[-1], record.rows, saved)
         else:

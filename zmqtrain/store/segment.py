@@ -7,7 +7,7 @@ outlive its process, private memory. Only the gradients grow in number, at the e
 every one is mapped by itself, so nothing that is mapped ever moves. A worker maps the parameters
 read-only and one gradient; one that makes steps over the board maps all, to write to its slices.
 
-Locks of the file say which processes live: see locks.py.
+Locks of the file show which processes live: see locks.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Segment:
     ) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, which knows the ``nonce``.
 
-        ``lock``: the descriptor whose flock says that the ps lives, None in other processes.
+        ``lock``: the descriptor whose flock shows that the ps lives, None in other processes.
         """
         self.layout = layout
         self.path = path
@@ -187,9 +187,10 @@ class Segment:
             self._descriptor = None
         if self._lock is not None:
             locks.release(self._lock)
+            self._lock = None  # its number may be that of another lock by the next call
 
     def gradient(self, number: int) -> Flat:
-        """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
+        """Return gradient ``number``, float32 of shape (size,), allocated at its first use.
 
         Raises:
             SegmentError: the file system has no room.
@@ -197,7 +198,7 @@ class Segment:
         return self._buffer(number)[0]
 
     def figures(self, number: int) -> NDArray[np.float64]:
-        """Return what the holder of gradient ``number`` reports about it, shape (FIGURES,)."""
+        """Return the figures that the holder of gradient ``number`` reports, shape (FIGURES,)."""
         return self._buffer(number)[1]
 
     def absent(self, number: int) -> NDArray[np.uint8]:
@@ -224,14 +225,14 @@ class Segment:
         return found
 
     def redo(self, part: int) -> tuple[list[Flat], NDArray[np.int64]]:
-        """Return what redo.py needs for a part: copies of parameters and slots, and progress."""
+        """Return the redo area of a part: copies of parameters and slots, and progress."""
         starts = self.layout.redo_copies_at(part)
         copies = [_flat(self._memory, at, self.layout.redo_size) for at in starts]
         words = np.frombuffer(self._memory, np.int64, 2, PROGRESS_AT + part * PROGRESS_STRIDE)
         return copies, words
 
     def is_held(self, number: int) -> bool:
-        """Say whether some process has gradient ``number`` mapped to write to it.
+        """Return whether some process has gradient ``number`` mapped to write to it.
 
         In this process an object that reached it holds it for as long as the object lives.
         """
@@ -393,7 +394,7 @@ def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
 
 
 def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:
-    """Return the fields at the begin of an open file, zeros if it is none or shorter."""
+    """Return the fields at the beginning of an open file, zeros if it is none or shorter."""
     is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     head = os.pread(descriptor, FIXED.size, 0) if is_file else b""
     magic, version, slots, nonce, size = FIXED.unpack(head.ljust(FIXED.size, b"\0"))

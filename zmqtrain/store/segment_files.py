@@ -21,9 +21,14 @@ SUFFIX = ".segment"
 _NAME = re.compile(rf"ps-\d+-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
 
 
+def can_be_shared() -> bool:
+    """Return whether this system has the calls that segments in files need; macOS does not."""
+    return hasattr(fcntl, "F_OFD_SETLK") and hasattr(os, "posix_fallocate")
+
+
 def default_directory() -> Path | None:
     """Return the user's directory for segments in shared memory; None where there is none."""
-    if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+    if not can_be_shared() or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         return None
     return SHARED_MEMORY / f"zmqtrain-{os.geteuid()}"
 
@@ -102,7 +107,7 @@ def remove_dead(path: Path) -> bool:
 
 
 def _is_segment(path: Path, found: os.stat_result) -> bool:
-    """Say whether a file is a segment of ours; an empty one is being made, and not locked yet."""
+    """Return whether a file is a segment of ours; an empty one is being made, not locked yet."""
     return (
         _NAME.fullmatch(path.name) is not None
         and stat.S_ISREG(found.st_mode)

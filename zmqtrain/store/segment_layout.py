@@ -18,7 +18,7 @@ for gradients are locked one by one:
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
     gradient 0    the same shape: the gradient of one worker until it is applied; behind it what a
-                  worker that makes steps by itself tells of them: see board.py; then ABSENT
+                  worker that makes steps by itself counts them: see board.py; then ABSENT
     gradient 1    ...
 
 ABSENT is uint8 of shape (1 + variables,): 1 for each trained variable that has no gradient, which
@@ -48,7 +48,7 @@ WORDS_AT = 64
     VERSION,  # updates applied
     ACCUMULATED,  # weight of the gradients in the sum: the bits of a float64
     GENERATION,  # timeline of the job; 0: the parameters mean nothing yet
-    JOB,  # digest of what the ps was started for
+    JOB,  # digest of the job for which the ps was started
     ORDERS,  # orders of this generation carried out
     ACKNOWLEDGED,  # orders that all other shards have carried out, as the leader knows
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
@@ -86,7 +86,7 @@ SEATS = 64
 """Workers at most that make steps by themselves."""
 
 MAX_STEPS = 1 << 28
-"""Steps that they make at most, until the ps has its say again."""
+"""The most steps of a roster, after which the ps decides again."""
 
 IN_FORCE = 1
 """Word of the board: whether such workers change the shard."""
@@ -109,7 +109,7 @@ The last of a half are the bytes of names."""
 
 
 def has_room(names: Collection[str]) -> bool:
-    """Say whether a step has room for sums of these names; each fills a line of its own."""
+    """Return whether a step has room for sums of these names; each fills a line of its own."""
     are_lines = all(name and name.isprintable() for name in names)
     return are_lines and len(names) <= SUMS and len("\n".join(names).encode()) <= NAMES_NBYTES
 
@@ -174,7 +174,7 @@ class SegmentLayout:
         return self.gradients_at + number * self.gradient_stride
 
     def nbytes(self, gradients: int) -> int:
-        """Return the size of a segment with so many gradients."""
+        """Return the bytes of a segment with this number of gradients."""
         return self.gradient_at(gradients)
 
 
@@ -193,7 +193,7 @@ class PartLayout:
 def parts_of(
     size: int, state: tuple[int, int], cut: Callable[[int], Sequence[slice]]
 ) -> tuple[PartLayout, ...]:
-    """Return the parts of a shard; ``cut`` says in how many the trained elements are changed."""
+    """Return the parts of a shard; ``cut``: number of parts of the trained elements."""
     averaged, other = size - sum(state), size - state[1]
     parts = [PartLayout(where, "update") for where in cut(averaged)]
     if averaged < other:
@@ -204,7 +204,7 @@ def parts_of(
 
 
 def cut(size: int) -> tuple[slice, ...]:
-    """Return the parts of a shard of so many elements, which differ by two pages at most."""
+    """Return the parts of a shard of ``size`` elements, which differ by two pages at most."""
     count = min(max(size // PART_SIZE, 1), PARTS)
     page = PAGE // 4
     bounds = [min(size * place // count // page * page, size) for place in range(count)]
@@ -212,5 +212,5 @@ def cut(size: int) -> tuple[slice, ...]:
 
 
 def _pages(nbytes: int) -> int:
-    """Return the bytes of as many pages as hold ``nbytes``, one at least."""
+    """Return ``nbytes`` rounded up to whole pages, at least one."""
     return max(1, -(-nbytes // PAGE)) * PAGE

@@ -1,4 +1,4 @@
-"""A shard: what one ps holds of the model, and the changes that are made to it.
+"""A shard: one ps's part of the model, and the changes of it.
 
 All arithmetic on parameters happens below here. Nothing here decides; the orders come from the
 policy.
@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, SegmentError
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
@@ -34,6 +34,7 @@ from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
+from zmqtrain.store.kept import Kept, KeptRows
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.moves import moves_of
@@ -55,9 +56,9 @@ class Shard:
 
     A worker's gradient is read from its buffer in the segment: it is *staged* there when its push
     has arrived. ``safe``: every change survives a killed process, as far as the segment does.
-    ``threads``: so many share a large change; None: one for each core. ``device``: where updates
-    are computed, if not in the segment; they cannot be safe then. ``batch_size``: examples of most
-    gradients; those of others weigh more or less in a mean. ``tables``: changed with the rest.
+    ``threads``: number of threads that share a large change; None: one for each core. ``device``:
+    computes the updates, if not in the segment; they cannot be safe then. ``batch_size``: examples
+    of most gradients; others weigh more or less in a mean. ``tables``: changed with the rest.
     Calls that carry out an order take its number (0: none).
     """
 
@@ -75,7 +76,7 @@ class Shard:
     ) -> None:
         self.layout = layout
         self.batch_size = batch_size
-        self.rule = update
+        self.update = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self.dense = Dense(
@@ -87,6 +88,7 @@ class Shard:
             self._use_rate_for_tables()
         self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
+        self._is_changing = False  # a change has begun; if it failed, for good
         self.moves = Moves()
 
     @property
@@ -108,6 +110,7 @@ class Shard:
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
         was_own = self.learning_rate is None
+        # Negative: the bits of 0.0 are 0, which stands for none, but those of -0.0 are not.
         self.segment.words[RATE] = 0 if rate is None else word_of(-rate)
         if was_own:
             self.take_over_rate()
@@ -120,8 +123,13 @@ class Shard:
         """Return a copy of some parameters, or of their moving averages."""
         return (self.segment.slots[AVERAGE] if average else self.parameters)[part].copy()
 
+    def keep(self, *, average: bool) -> Kept:
+        """Return what it owns as it is now; the shard is idle."""
+        rows = None if self.tables is None else KeptRows(self.tables.memory)
+        return Kept(self.version, self.copy(self.layout.owned, average=average), rows)
+
     def table_status(self) -> dict[str, TableStatus]:
-        """Return what the shard holds of each table."""
+        """Return the status of each table on this shard."""
         return {} if self.tables is None else self.tables.status()
 
     @property
@@ -139,12 +147,12 @@ class Shard:
                 self.tables.initialize()
 
     def restore(self, path: Path, manifest: Manifest) -> None:
-        """Begin with what a checkpoint has, whatever the placement that wrote it.
+        """Begin with a checkpoint, whatever the placement that wrote it.
 
         ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed.
 
         Raises:
-            CheckpointError: it does not have what this shard holds, or a file is damaged.
+            CheckpointError: it lacks a part of this shard, or a file is damaged.
         """
         take_over = [holding.read(path, manifest) for holding in self._holdings]
         with self._beginning(manifest.version):
@@ -152,9 +160,9 @@ class Shard:
                 call()
 
     def write(self, directory: Path, layout: ShardLayout | None = None) -> ShardCopy:
-        """Copy what it owns into a file in an attempt's temporary directory; the shard is idle.
+        """Copy its own slices into a file in an attempt's temporary directory; the shard is idle.
 
-        ``layout``: says otherwise which slices it owns. Tables are frozen, and written only by
+        ``layout``: the one to write, in place of its own. Tables are frozen, and written only by
         :func:`zmqtrain.store.checkpoint.seal_shard`, beside later changes.
 
         Raises:
@@ -171,12 +179,12 @@ class Shard:
             self.tables.keep_frozen()
 
     def load(self) -> None:
-        """Take over what was written into the parameters and the slots; the shard is idle."""
+        """Take over values that were written into parameters and slots; the shard is idle."""
         for holding in self._holdings:
             holding.load()
 
     def repair(self) -> Change | None:
-        """Finish what a killed process left; return the last change of all, if there was one."""
+        """Finish the change that a killed process left; return the last change, if any."""
         change, is_alone = self._note.last(), not self.segment.board[IN_FORCE]
         if self.tables is not None and is_alone:  # else members of a board may be changing them
             self.tables.repair_stores()
@@ -198,19 +206,21 @@ class Shard:
         return self._staged.get(worker)
 
     def is_staged(self, number: int) -> bool:
-        """Say whether gradient ``number`` may still be needed."""
+        """Return whether gradient ``number`` may still be needed."""
         return any(number == staged.buffer for staged in self._staged.values())
 
     def carry_out(
         self, order: Order, number: int = 0
     ) -> Literal["applied", "accumulated", "unchanged"]:
-        """Change the shard as an order says; return what becomes of its gradients."""
+        """Carry out an order on the shard; return the results of its gradients."""
         match order:
             case Apply() | Reduce() | Accumulate():
                 change = self._change_of(order, number)
                 if change.local_steps and len(change.contributions) > 1:
-                    given, is_moved = (self.segment, self.layout), self.rule.outer.of_differences
-                    self.moves = moves_of(change, *given, of_differences=is_moved)
+                    of_differences = self.update.outer.of_differences
+                    self.moves = moves_of(
+                        change, self.segment, self.layout, of_differences=of_differences
+                    )
                 elif change.among:
                     self.moves = Moves()  # others are not at the same point
                 self._clip(change, None if isinstance(order, Accumulate) else order.square)
@@ -228,11 +238,13 @@ class Shard:
         """
         words = self.segment.words
         self.dense.begin_settling()
+        self._is_changing = True
         words[CLOCK] += 1
         if self.safe:
             self._note.settle()
         self.dense.settle(target)
         self._note.finish()
+        self._is_changing = False
         words[CLOCK] += 1
 
     def square_of(self, update: Apply | Reduce) -> int:
@@ -248,7 +260,7 @@ class Shard:
 
     def _clip(self, change: Change, square: float | None) -> None:
         """Set the factor of an update; ``square``: None if this shard holds all variables."""
-        limit = self.rule.clip_norm
+        limit = self.update.clip_norm
         if limit is not None and change.kind == UPDATE and not change.local_steps:
             if square is None:
                 square = float(sum(holding.square(change) for holding in self._holdings))
@@ -257,15 +269,21 @@ class Shard:
     def _change_of(self, order: Apply | Reduce | Accumulate, number: int) -> Change:
         staged = tuple([self._staged[worker] for worker in order.workers])
         before = 0.0 if isinstance(order, Apply) else self.accumulated
-        local_steps = 0 if isinstance(order, Accumulate) else order.local_steps
-        arrival = (order.among, order.cycle) if isinstance(order, Apply) else ()
         kind = ACCUMULATE if isinstance(order, Accumulate) else UPDATE
         weights = [one.weight for one in staged]
-        unit = self.batch_size if before or kind == ACCUMULATE else max(weights)
-        weight = before + sum(weights)
-        rested = self.segment.words[RESTED]
-        given = kind, staged, weight, unit, self.version, before > 0
-        return Change(*given, 1.0, number, local_steps, rested, *arrival)
+        return Change(
+            kind=kind,
+            contributions=staged,
+            weight=before + sum(weights),
+            unit=self.batch_size if before or kind == ACCUMULATE else max(weights),
+            step=self.version,
+            with_sum=before > 0,
+            order=number,
+            local_steps=0 if isinstance(order, Accumulate) else order.local_steps,
+            rested=self.segment.words[RESTED],
+            among=order.among if isinstance(order, Apply) else 0,
+            cycle=order.cycle if isinstance(order, Apply) else 0,
+        )
 
     def take_over_rate(self) -> None:
         """Use the learning rate that another process has set in the segment, if one has."""
@@ -274,7 +292,7 @@ class Shard:
             self._use_rate_for_tables()
 
     def can_update(self, step: int) -> bool:
-        """Say whether update ``step`` can be made by parts: rules need a learning rate."""
+        """Return whether update ``step`` can be made by parts: rules need a learning rate."""
         try:
             self.dense.check(step)
             if self.tables is not None:
@@ -293,12 +311,13 @@ class Shard:
 
     @contextmanager
     def _beginning(self, version: int) -> Iterator[None]:
-        """Forget what was staged, noted and summed while other values are taken over."""
+        """Forget staged gradients, the note and the sum while other values are taken over."""
         words = self.segment.words
         words[CLOCK] += 1
         yield
         words[VERSION], words[ACCUMULATED], words[RATE], words[RESTED] = version, 0, 0, 0
         words[CLOCK] += 1
+        self._is_changing = False
         self._note.forget()
         self._staged.clear()
 
@@ -307,9 +326,16 @@ class Shard:
 
         Raises:
             ConfigError: the update rule refuses; nothing was changed.
+            SegmentError: the change before failed half-way, and nothing may overwrite its note.
         """
+        if self._is_changing:
+            raise SegmentError(
+                f"update {self.version} of this shard failed half-way; only a new life of its ps "
+                "can finish it"
+            )
         for holding in self._holdings:
             holding.begin(change)
+        self._is_changing = True
         self.segment.words[CLOCK] += 1
         if self.safe:
             self._note.write(change)
@@ -332,15 +358,16 @@ class Shard:
         if change.order:
             words[ORDERS] = change.order
         self._note.finish()
+        self._is_changing = False
         words[CLOCK] += words[CLOCK] % 2
 
     def _use_rate_for_tables(self) -> None:
         if self.tables is not None:
-            self.tables.use(self.rule.rule, self._rule_in_use().rule)
+            self.tables.use(self.update.rule, self._rule_in_use().rule)
 
     def _rule_in_use(self) -> Update:
         """Return the update rule; only with a replaced learning rate, it looks that one up."""
-        update, rule = self.rule, cast(Any, self.rule.rule)
+        update, rule = self.update, cast(Any, self.update.rule)
         if self.learning_rate is None or not has_rate(rule):
             return update
         rate = Replaceable(rule.learning_rate, lambda: self.learning_rate)

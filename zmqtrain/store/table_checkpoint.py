@@ -1,4 +1,4 @@
-"""Tables in a checkpoint: what a shard's file has of them, and how any shard reads its rows.
+"""Tables in a checkpoint: their part of a shard's file, which any shard can read.
 
 A shard's file has, for each table, tensors named ``/PART/TABLE``, which no dense variable's can be:
 ``ids`` (int64, sorted), ``rows`` (float32, shape (n, dim)), ``stamps`` (the update that trained
@@ -33,7 +33,7 @@ from zmqtrain.store.table_layout import TableLayout
 from zmqtrain.store.tensor_file import Shape
 
 
-class Held(NamedTuple):
+class HeldRows(NamedTuple):
     """Rows as a store takes them over: ``parts`` are (n, width) for each width."""
 
     ids: Ids
@@ -42,7 +42,7 @@ class Held(NamedTuple):
 
 
 class FrozenTable:
-    """What a shard has of a table at one moment, by names in its file."""
+    """The rows of a table on one shard at one moment, by names in its file."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FrozenTable:
         candidates: RowStore | None,
         own: Callable[[Ids], NDArray[np.bool_]] | None = None,
     ) -> None:
-        """``own``: says which of the rows it holds the shard writes; None: all."""
+        """``own``: selects the rows that the shard writes; None: all that it holds."""
 
         def named(parts: Iterable[str]) -> list[str]:
             return [f"/{part}/{layout.variable.name}" for part in parts]
@@ -84,7 +84,7 @@ class FrozenTable:
                 begin += len(block[0])
 
     def close(self) -> None:
-        """Release what the snapshots keep."""
+        """Release the snapshots."""
         for snapshot, _ in self._snapshots:
             snapshot.close()
 
@@ -125,24 +125,25 @@ def initial_name(table: str) -> str:
 
 def read_table(
     path: Path, manifest: Manifest, layout: TableLayout, place: RowPlace
-) -> tuple[Held, Held | None]:
+) -> tuple[HeldRows, HeldRows | None]:
     """Read the rows that a shard holds, and its candidates, whatever shards wrote them.
 
     Raises:
         CheckpointError: the checkpoint has no such table, or a file is damaged.
     """
     _check(path, manifest, layout)
-    given = path, manifest, layout.variable.name
+    name = layout.variable.name
 
     def own(ids: Ids) -> NDArray[np.bool_]:
         return place.holds(shards_of(ids, place.shards))
 
-    rows = SavedRows(*given, dict(zip(_parts(layout), layout.widths, strict=True)), own=own)
-    held = Held(rows.ids, rows.stamps, rows.read())
+    parts = dict(zip(_parts(layout), layout.widths, strict=True))
+    rows = SavedRows(path, manifest, name, parts, own=own)
+    held = HeldRows(rows.ids, rows.stamps, rows.read())
     if not layout.variable.admit_after:
         return held, None
-    counted = SavedRows(*given, {}, keys=("candidates", "counts"), own=own)
-    return held, Held(counted.ids, counted.stamps, [])
+    counted = SavedRows(path, manifest, name, {}, keys=("candidates", "counts"), own=own)
+    return held, HeldRows(counted.ids, counted.stamps, [])
 
 
 def _parts(layout: TableLayout) -> list[str]:
@@ -150,7 +151,7 @@ def _parts(layout: TableLayout) -> list[str]:
 
 
 def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
-    """Return what a checkpoint says of a table.
+    """Return a checkpoint's record of a table.
 
     Raises:
         CheckpointError: it has no such table.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.errors import CheckpointError, imported
 from zmqtrain.models.tables import Ids
-from zmqtrain.store.array_files import Stream, check_ending, write_arrays, write_file
+from zmqtrain.store.array_files import ArrayStream, check_ending, write_arrays, write_file
 from zmqtrain.store.saved_rows import SavedRows
 
 RowDtype = Literal["float32", "float16"]
@@ -56,7 +56,7 @@ def check_table_file(path: Path) -> None:
     """Check that a table can be written to a path.
 
     Raises:
-        ConfigError: it has another ending, or what writes it is not installed.
+        ConfigError: it has another ending, or its library is not installed.
     """
     check_ending(path, "a table", ".parquet")
     if path.suffix == ".parquet":
@@ -64,7 +64,7 @@ def check_table_file(path: Path) -> None:
 
 
 def write_table(path: Path, export: TableExport) -> None:
-    """Write rows into one file, in place of what is there; directories are made.
+    """Write rows into one file, which replaces an older one; directories are made.
 
     ``.npz`` and ``.safetensors`` have int64 ``ids``, shape (n,), ``rows``, shape (n, dim), and
     ``step``; an export of changes also has ``forgotten``. ``.parquet`` has columns ``id`` and
@@ -79,7 +79,7 @@ def write_table(path: Path, export: TableExport) -> None:
     arrays = {"ids": export.rows.ids, "step": np.array(export.step)}
     if export.forgotten is not None:
         arrays["forgotten"] = export.forgotten
-    write_arrays(path, {**arrays, "rows": Stream(export.dtype, export.shape, export.blocks)})
+    write_arrays(path, {**arrays, "rows": ArrayStream(export.dtype, export.shape, export.blocks)})
 
 
 def _write_parquet(path: Path, export: TableExport) -> None:

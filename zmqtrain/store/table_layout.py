@@ -3,8 +3,8 @@
 They are in one sparse file (see arena.py), each from a page boundary on:
 
     header      magic, layout version, space, digest of the tables
-    words       of all tables together, and of each lane, named below
-    scratch     for each lane, new values of a block of rows: see holdings/tables.py
+    words       of all tables together, and of each workspace, named below
+    scratch     for each workspace, new values of a block of rows: see holdings/tables.py
     sum         contributions that are added up for a step, one after the other
     stores      for each table its words; pending and free records; records; index
 
@@ -23,16 +23,16 @@ from zmqtrain.optim import Slot, Update
 from zmqtrain.store.arena import PAGE
 from zmqtrain.store.row_code import HEADER
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Rises with every change to these regions, and to the row buffers."""
 
 MAGIC = b"zmqtable"
 FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
 
-LANES = 8
-"""Tasks that change tables side by side, at most, each some tables and in a lane of its own.
+WORKSPACES = 8
+"""Tasks that change tables side by side, at most, each some tables and in a workspace of its own.
 
-A ps changes all of them in lane 0; members of a board have one each (see board_share.py).
+A ps changes all of them in workspace 0; members of a board have one each (see board_share.py).
 """
 
 (
@@ -41,12 +41,12 @@ A ps changes all of them in lane 0; members of a board have one each (see board_
 ) = range(2)
 
 (
-    DONE,  # of a lane: table and rows that have the new values of this change: see position
-    READY,  # of a lane: table and rows whose new values are in the scratch
+    DONE,  # of a workspace: table and rows that have the new values of this change: see position
+    READY,  # of a workspace: table and rows whose new values are in the scratch
 ) = range(2)
 
 LINE = 8
-"""Words in a line of the cache: those of all tables, then those of each lane, have one each."""
+"""Words in a line of the cache: those of all tables have one, and those of each workspace."""
 
 (
     STATE,  # where the index is: see row_store.py
@@ -107,7 +107,7 @@ def table_layouts(
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Where one store of rows is, in bytes from the begin of the file."""
+    """The place of one store of rows, in bytes from the beginning of the file."""
 
     name: str
     widths: tuple[int, ...]
@@ -146,7 +146,7 @@ class StoreLayout:
 
 
 class MemoryLayout:
-    """Where all regions are; ``space``: bytes that the file can have at most."""
+    """The places of all regions; ``space``: the largest size of the file in bytes."""
 
     def __init__(self, tables: Sequence[TableLayout], space: int) -> None:
         self.tables = tuple(tables)
@@ -154,8 +154,8 @@ class MemoryLayout:
         self.scratch_at = 2 * PAGE
         self.scratch_size = max((t.block_rows * sum(t.widths) for t in tables), default=0)
         self.places_nbytes = 8 * BLOCK_ROWS
-        self.lane_nbytes = _pages(self.places_nbytes + 4 * self.scratch_size)
-        self.sum_at = self.scratch_at + LANES * self.lane_nbytes
+        self.workspace_nbytes = _pages(self.places_nbytes + 4 * self.scratch_size)
+        self.sum_at = self.scratch_at + WORKSPACES * self.workspace_nbytes
         self.sum_nbytes = min(space, _ADDRESSES >> 3) // PAGE * PAGE
         at, share = self.sum_at + self.sum_nbytes, (_ADDRESSES >> 3) // max(len(tables), 1)
         self.stores: list[StoreLayout] = []
@@ -181,7 +181,7 @@ class MemoryLayout:
 
 
 def position(table: int, rows: int) -> int:
-    """Return the word that says so many rows of this table, and all of those before it."""
+    """Return the word for this number of rows of a table, after all rows of earlier tables."""
     return table << 40 | rows
 
 

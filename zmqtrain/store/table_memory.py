@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
-from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.models.tables import Found, Ids, Rows
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.store.arena import Arena, create_arena, private_arena, private_file, space_of
 from zmqtrain.store.row_buffer import RowBuffer
@@ -25,10 +26,10 @@ from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.table_layout import (
     FIXED,
-    LANES,
     LAYOUT_VERSION,
     LINE,
     MAGIC,
+    WORKSPACES,
     MemoryLayout,
     TableLayout,
 )
@@ -46,10 +47,11 @@ class TableMemory:
     def __init__(self, layout: MemoryLayout, arena: Arena, name: str) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, or :func:`reach`."""
         self.layout, self.arena, self.name = layout, arena, name
-        words_end = layout.words_at + 8 * LINE * (1 + LANES)
+        words_end = layout.words_at + 8 * LINE * (1 + WORKSPACES)
         self.words = memoryview(arena.memory)[layout.words_at : words_end].cast("q")
         self.stores = [RowStore(arena, store) for store in layout.stores]
         self.candidates = {n: RowStore(arena, one) for n, one in layout.candidates.items()}
+        self._found: dict[int, tuple[Ids, Found]] = {}  # by table, of the last read
         self._buffers: dict[int, RowBuffer] = {}
 
     @classmethod
@@ -62,7 +64,7 @@ class TableMemory:
 
     @classmethod
     def create(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory:
-        """Make files in a directory, in place of what a dead process left.
+        """Make files in a directory, which replace those of a dead process.
 
         Raises:
             SegmentError: its file system has no room or refuses, or it is not ours alone.
@@ -86,7 +88,7 @@ class TableMemory:
 
     @classmethod
     def adopt(cls, tables: Sequence[TableLayout], directory: Path) -> TableMemory | None:
-        """Take over what a dead process left; None if there is none of these tables.
+        """Take over the memory of a dead process; None if there is none of these tables.
 
         The shard repairs it, unless members of a board go on in it.
 
@@ -111,13 +113,14 @@ class TableMemory:
         """
         found = self._buffers.get(number)
         if found is None:
+            given = self.layout.tables, self._found
             if self.arena.path is None:
-                found = RowBuffer(private_file(0), None, self.layout.tables)
+                found = RowBuffer(private_file(0), None, *given)
             else:
                 path = self.arena.path.with_name(f"buffer-{number}")
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
                 try:
-                    found = RowBuffer(open_file(path, flags, 0o600), path, self.layout.tables)
+                    found = RowBuffer(open_file(path, flags, 0o600), path, *given)
                 except OSError as error:
                     raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
             self._buffers[number] = found
@@ -125,12 +128,16 @@ class TableMemory:
 
     def read(self, table: int, ids: Ids) -> Rows:
         """Return the current rows with these ids, shape (n, dim): initial where not trained."""
-        rows, places = self.stores[table].read(ids)
-        if places is not None:
-            missing = np.flatnonzero(places < 0)
-            of = self.layout.tables[table].variable
-            rows[missing] = initial_rows(of.initial, of.key, ids[missing], of.dim)
+        rows, found, missing = self.stores[table].read(ids)
+        self._found[table] = ids, found
+        if missing:
+            self.begin_rows(table, ids, rows, np.flatnonzero(found.places < 0))
         return rows
+
+    def begin_rows(self, table: int, ids: Ids, rows: Rows, where: NDArray[np.int64]) -> None:
+        """Write the rows of these ids as they are before any training, in some places."""
+        of = self.layout.tables[table].variable
+        rows[where] = initial_rows(of.initial, of.key, ids[where], of.dim)
 
     def close(self) -> None:
         """Leave the files for the next life of this ps; no snapshot is read on."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 class Shape(NamedTuple):
-    """What is known of a tensor before it is written."""
+    """The dtype and shape of a tensor, known before it is written."""
 
     dtype: str  # NumPy's name
     shape: tuple[int, ...]

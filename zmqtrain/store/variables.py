@@ -114,7 +114,7 @@ class ModelVariables:
             )
 
     def _named(self, method: str, expected: str, empty: bool) -> dict[str, Any]:
-        """Return what a method of the model returns, with the values of ``initial``."""
+        """Return the result of a method of the model, with the values of ``initial``."""
         with user_code(f"{method}()", self.model):
             model = as_model(self.model)
             values = model.empty(method) if empty else None

@@ -33,7 +33,7 @@ _UNREADABLE = (
     *(OSError, ValueError, LookupError, EOFError, MemoryError, NotImplementedError, SyntaxError),
     *(BadZipFile, zlib.error, SafetensorError),
 )
-"""What reading a file of arrays raises if the file is missing, damaged or too large."""
+"""Errors of reading a file of arrays that is missing, damaged or too large."""
 
 
 def load(logdir: str | Path, *, step: int | None = None, average: bool = False) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def table_at(
 ) -> TableExport:
     """Return rows of a table in a checkpoint: all, or those that changed since another one.
 
-    ``most``: of these, at most so many, those that were trained last. ``since``: the step of a
-    checkpoint that is still there, or 0 for the begin of the job.
+    ``most``: at most this number of them, those that were trained last. ``since``: the step of a
+    checkpoint that is still there, or 0 for the beginning of the job.
 
     Raises:
         CheckpointError: there is no such checkpoint or table, or it is not valid.
@@ -119,12 +119,12 @@ def saved_frozen(logdir: Path, values: Mapping[str, NDArray[Any]]) -> dict[str, 
     for path in checkpoints(logdir):
         try:
             manifest = read_manifest(path)
-        except CheckpointError:  # who resumes says so, and takes another one, too
+        except CheckpointError:  # a job that resumes logs it, and takes another one, too
             continue
         found = read_parameters(path, manifest, variables)
         differ = [name for name in found if found[name].tobytes() != values[name].tobytes()]
         if differ:
-            log.warning("%s: frozen variables are taken from it: %s", path, ", ".join(differ))
+            log.warning("taking frozen variables from %s: %s", path, ", ".join(differ))
         return found
     return dict(values)
 
@@ -204,7 +204,7 @@ def by_first_name(given: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Say which arrays have other names or shapes than expected; "" if none have."""
+    """Return the arrays with other names or shapes than expected as text; "" if there are none."""
     shapes = [{n: list(np.shape(v)) for n, v in arrays.items()} for arrays in (found, expected)]
     return ", ".join(
         f"{name} {shapes[0].get(name, 'missing')} instead of {shapes[1].get(name, 'none')}"

@@ -2,7 +2,7 @@
 
 LLVM compiles four small functions, so that loads and stores keep their order on every processor,
 those of Arm too: a load is an acquire, a store a release. What a process wrote before :func:`write`
-or :func:`swap` is seen by whoever sees the new value by :func:`read`, :func:`swap` or
+or :func:`swap` is seen by every process that sees the new value by :func:`read`, :func:`swap` or
 :func:`behind`. A wait is a futex on Linux, elsewhere a short sleep.
 """
 
@@ -42,7 +42,7 @@ def write(address: int, value: int) -> None:
 
 
 def swap(address: int, expected: int, value: int) -> bool:
-    """Set the word at ``address`` if it is as expected; say whether it was."""
+    """Set the word at ``address`` if it is as expected; return whether it was."""
     return bool(_compiled().swap(address, expected, value))
 
 
@@ -55,7 +55,7 @@ def behind(address: int, count: int, stride: int, target: int) -> int:
 
 
 def wake(address: int) -> None:
-    """Wake all who wait for a change of this word."""
+    """Wake all threads that wait for a change of this word."""
     futex = _futex()
     if futex is not None:
         futex(address, _WAKE, _ALL, None)
@@ -73,7 +73,7 @@ def wait(address: int, value: int, limit_s: float) -> None:
 
 @cache
 def are_there() -> bool:
-    """Say whether this machine has them: LLVM may be broken."""
+    """Return whether this machine has them: LLVM may be broken."""
     try:
         _compiled()
     except Exception:  # a compiler may raise anything

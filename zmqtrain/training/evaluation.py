@@ -166,7 +166,7 @@ def _unmasked(array: Array) -> Array:
 
 
 def outputs_of(model: Model, parameters: Parameters, batch: Batch, examples: int) -> Any:
-    """Return the predictions for a batch of so many examples: an array, or a tuple of several.
+    """Return the predictions for a batch with ``examples`` examples: an array, or a tuple of them.
 
     Raises:
         ConfigError: the model cannot predict, raises, or returns no row for each example.

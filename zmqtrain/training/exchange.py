@@ -22,7 +22,7 @@ class Round:
 
     It sends these parameters then, in the place of a gradient; see optim/outer.py. ``step``: the
     global step that is the first of them. ``learning_rate``: in place of the optimizer's.
-    ``sends_difference``: it sends what it has added to the common parameters instead.
+    ``sends_difference``: it sends the difference to the common parameters instead.
     """
 
     step: int
@@ -37,9 +37,9 @@ class Membership:
 
     ``parameters`` and ``gradients`` are host arrays of shape (layout.size,), one for each of
     ``layouts``; slices that are copies are written, but never read. During a step the worker reads
-    the parameters and writes the gradients. Between steps both belong to the exchange. ``exact``: a
-    private copy of the parameters that are encoded as bytes; () if parameters do not change during
-    a step. ``stop``: the job needs no gradients.
+    the parameters and writes the gradients. Between steps both belong to the exchange.
+    ``byte_state``: a private copy of the state that is encoded as bytes; () if parameters do not
+    change during a step. ``stop``: the job needs no gradients.
     ``is_own``: no other task has these parameters, so the model's writes to them count.
     ``rows``: where the rows of the job's tables are read; None: it has none.
     ``round``: that begins; None: the worker sends a gradient for each batch.
@@ -50,7 +50,7 @@ class Membership:
     gradients: Sequence[Flat]
     batches: tuple[int, ...]
     stop: bool = False
-    exact: Sequence[Flat] = ()
+    byte_state: Sequence[Flat] = ()
     is_own: bool = False
     rows: RowSource | None = None
     round: Round | None = None

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class InnerStates:
-    """The states of one worker, each of the begin of a round.
+    """The states of one worker, each at the beginning of a round.
 
     A checkpoint has the parameters of such a step. States of steps without one are deleted after
     some rounds.

@@ -1,7 +1,7 @@
 """A worker's own parameters, which it trains by itself from one round to the next.
 
 A round begins from the common parameters. Its result is these parameters after its batches,
-written where a gradient would be; optim/outer.py says what becomes of it. The state of the
+written where a gradient would be; optim/outer.py applies it. The state of the
 optimizer stays with the worker for as long as it is a member, or in files, if the job keeps it.
 """
 
@@ -26,8 +26,8 @@ from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.training.own_steps import own_steps
 
 
-class LocalSteps:
-    """The steps that one worker makes by itself, as a member of the job.
+class LocalRounds:
+    """The rounds of steps that one worker makes by itself, as a member of the job.
 
     ``memory``: of the shard, for the code that computes gradients. ``reports``: of the batches that
     are applied, and have not been sent. :meth:`go_on` is called between two steps; a step may call
@@ -50,12 +50,14 @@ class LocalSteps:
         self._is_new = True
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
         self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
-        given = self._variables, membership.layouts
-        self._common = WorkerMemory(*given, membership.parameters, membership.exact)
-        self._result = WorkerMemory(*given, membership.gradients)
+        variables, layouts = self._variables, membership.layouts
+        self._common = WorkerMemory(
+            variables, layouts, membership.parameters, membership.byte_state
+        )
+        self._result = WorkerMemory(variables, layouts, membership.gradients)
         self._sends_difference = self._of_differences  # of the round
         self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent
-        self._batches = 0  # of the round
+        self._batches = 0  # of the round; 0: none is under way
         self._next: Round | None = None
         keeps = job.inner_state == "keep" and job.logdir is not None
         self._states = InnerStates(Path(job.logdir or ""), worker) if keeps else None
@@ -66,6 +68,15 @@ class LocalSteps:
         self._batches = following.batches
         if not self.reports:
             self._next = following
+
+    def end(self) -> list[int]:
+        """Go on without rounds; return the batches that are applied, and have not been sent."""
+        self._batches, reports, self.reports = 0, self.reports, []
+        return [report.batch for report in reports]
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._batches > 0
 
     @property
     def is_over(self) -> bool:
@@ -124,12 +135,12 @@ class LocalSteps:
         reports, self.reports = self.reports, []
         weights = [weight_of(report) for report in reports]
         return StepReport(
-            reports[0].batch,
-            sum(report.examples for report in reports),
-            weighted_mean([report.loss for report in reports], weights),
-            all_finite(self._steps.parameters, self._team),
-            reduce(added, [report.sums for report in reports]),
-            frozenset.intersection(*[report.absent for report in reports]),
-            sum(weights),
+            batch=reports[0].batch,
+            examples=sum(report.examples for report in reports),
+            loss=weighted_mean([report.loss for report in reports], weights),
+            finite=all_finite(self._steps.parameters, self._team),
+            sums=reduce(added, [report.sums for report in reports]),
+            absent=frozenset.intersection(*[report.absent for report in reports]),
+            weight=sum(weights),
             batches=len(reports),
         )

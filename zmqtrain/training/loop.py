@@ -32,7 +32,7 @@ from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
-from zmqtrain.training.local_steps import LocalSteps
+from zmqtrain.training.local_steps import LocalRounds
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
 from zmqtrain.training.profiling import StepProfile
@@ -63,7 +63,7 @@ class _Step:
     """A finished step; times are of the performance counter."""
 
     computed: _Computed
-    result: StepResult
+    result: StepResult | None  # None: it is a local step, after which nothing was sent
     began_at: float
     computed_at: float
     ended_at: float
@@ -111,8 +111,7 @@ class TrainingLoop:
         self._computing = Offload("compute", in_place=self._may_be_in_place)
         self._membership: Membership
         self._rows: RowSource | None = None  # of the membership
-        self._local: LocalSteps | None = None  # of this membership, once it has begun a round
-        self._round: LocalSteps | None = None  # while rounds are made
+        self._rounds: LocalRounds | None = None  # of this membership, once it has begun one
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
@@ -155,7 +154,7 @@ class TrainingLoop:
         membership = self._membership = self._seen(await self._exchange.join())
         rows = self._rows = membership.rows
         self._computing.in_place = self._may_be_in_place and not (rows and rows.may_wait)
-        self._local = self._round = None
+        self._rounds = None
         self._runner.bind(membership)
         self.has_joined = True
         self._metrics.role_state.set("training")
@@ -176,6 +175,12 @@ class TrainingLoop:
             return membership
         return replace(membership, rows=RowsOfLoop(rows, job.table_variables()))
 
+    @property
+    def _round(self) -> LocalRounds | None:
+        """The rounds, while one is under way; else the worker sends gradients."""
+        rounds = self._rounds
+        return rounds if rounds is not None and rounds.is_under_way else None
+
     async def _keep_state(self, result: StepResult) -> None:
         """Keep the state of the inner optimizer if the last round is over."""
         if self._round is not None and result.round is None:
@@ -184,22 +189,20 @@ class TrainingLoop:
     def _go_on(self, given: Membership | StepResult) -> None:
         """Take up the batches of an answer, for gradients or for a round."""
         self._batches.extend(given.batches)
-        before, self._round = self._round, None
+        before = self._round
         if given.round is not None:
-            if self._local is None:
-                memory = self._membership
-                self._local = LocalSteps(self._job, memory, self._team, self._threads, self._worker)
-            local = self._round = self._local
+            rounds = self._rounds = self._rounds or LocalRounds(
+                self._job, self._membership, self._team, self._threads, self._worker
+            )
             if before is None:
-                self._runner.bind(local.memory)
-            local.go_on(given.round)
+                self._runner.bind(rounds.memory)
+            rounds.go_on(given.round)
         elif before is not None:
-            self._batches.extendleft(report.batch for report in reversed(before.reports))
-            before.reports.clear()
+            self._batches.extendleft(reversed(before.end()))
             self._runner.bind(self._membership)
 
     async def _step(self) -> StepResult | None:
-        """Compute a batch, and send what is to be sent; return the answer, None without one."""
+        """Compute a batch, and send its gradient if it is due; return the answer, if any."""
         if self._round is None:
             self._exchange.begin()
         began_at = time.perf_counter()
@@ -219,14 +222,16 @@ class TrainingLoop:
         if computed is not None:
             self.steps += 1
             times = began_at, computed_at, time.perf_counter()
-            self._last_step = _Step(computed, result or StepResult("accumulated"), *times)
+            self._last_step = _Step(computed, result, *times)
         return result
 
     def _look_ahead(self, number: int, batch: Batch) -> None:
         """Have the model look at a batch, in the thread that has read it."""
+        if self._job.devices:
+            return  # each has a model of its own, and a part of the batch
         needed = self._model.look_ahead(batch)
         if needed and self._rows is not None and self._rows.may_wait:
-            self._prefetcher.read_ahead_always()  # else it is not known yet what to ask for
+            self._prefetcher.read_ahead_always()  # else the ids to ask for are unknown
             self._ahead[number] = [(self._tables[name], ids) for name, ids in needed.items()]
 
     def _rows_ahead(self) -> Sequence[tuple[int, Ids]]:
@@ -308,6 +313,7 @@ class TrainingLoop:
         if step is None:
             return
         computed, result, metrics = step.computed, step.result, self._metrics
+        held_s, update_s = (result.held_s, result.update_s) if result is not None else (0.0, 0.0)
         phases = metrics.phase_duration_seconds
         metrics.steps.inc()
         metrics.examples.inc(computed.report.examples)
@@ -316,12 +322,12 @@ class TrainingLoop:
         phases.data.observe(computed.data_s)
         phases.pull.observe(computed.read_s)
         phases.compute.observe(computing_s - computed.data_s - computed.read_s)
-        phases.wait.observe(result.held_s)
-        phases.update.observe(result.update_s)
-        pushing_s = step.ended_at - step.computed_at - result.held_s - result.update_s
+        phases.wait.observe(held_s)
+        phases.update.observe(update_s)
+        pushing_s = step.ended_at - step.computed_at - held_s - update_s
         phases.push.observe(max(0.0, pushing_s))
         metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
-        if self._traced is not None:
+        if self._traced is not None and result is not None:
             ready_at = step.began_at + computed.data_s + computed.read_s
             spans = {
                 "step": ("", step.began_at, step.ended_at),
@@ -331,6 +337,6 @@ class TrainingLoop:
             self._traced(result.sequence, spans, time.perf_counter(), result.result)
         if not computed.report.finite:
             metrics.nonfinite_gradients.inc()
-        if result.result == "refused":
+        if result is not None and result.result == "refused":
             log.warning("the gradient of batch %d was refused: %s",
                         computed.report.batch, result.reason)  # fmt: skip

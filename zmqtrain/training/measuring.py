@@ -38,7 +38,7 @@ class StepSums:
         self.sums: dict[str, float] = {}
 
     def begin(self, examples: float) -> None:
-        """Begin a step, of a batch of so many examples, or of this weight."""
+        """Begin a step; ``examples``: the number of its examples, or the weight of its batch."""
         self._examples, self._parts, self.sums = examples, 0, {}
 
     def add(

@@ -25,13 +25,13 @@ class WorkerMemory:
         variables: Sequence[Variable],
         layouts: Sequence[ShardLayout],
         flats: Sequence[Flat],
-        exact: Sequence[Flat] = (),
+        byte_state: Sequence[Flat] = (),
     ) -> None:
         """``flats``: each of shape (layout.size,); the variables are views of them if possible.
 
-        ``exact``: the arrays of variables that are encoded as bytes; () if these are in ``flats``.
+        ``byte_state``: variables that are encoded as bytes; () if these are in ``flats``.
         """
-        self.flats, self.exact = flats, exact
+        self.flats, self.byte_state = flats, byte_state
         self.values: dict[str, Any] = {}
         # By variable: (view of the whole variable, run of its shard).
         self._gathered: dict[str, list[tuple[Any, Any]]] = {}
@@ -41,9 +41,9 @@ class WorkerMemory:
         for shard, layout in enumerate(layouts):
             for cut in layout.slices:
                 run = cut.run(flats[shard])
-                if exact and cut.offset >= layout.averaged:
+                if byte_state and cut.offset >= layout.averaged:
                     start = cut.offset - layout.averaged
-                    run = exact[shard][start : start + cut.size]
+                    run = byte_state[shard][start : start + cut.size]
                 (copies if cut.copy else found)[cut.variable.name].append((cut, run))
         for variable in variables:
             name, cuts = variable.name, found[variable.name]

@@ -48,7 +48,7 @@ class ModelRunner:
         self._job, self._model = job, as_model(job.model)
         self._device, self._team = device, team
         self._on_written = on_written
-        # Complete gradients, and what waits for their copies to the host.
+        # Complete gradients, and the tasks that wait for their copies to the host.
         self._early: list[tuple[list[str], Callable[[], None]]] = []
         self._is_empty = False  # nothing of the batch counts
         self._last_loss = 0.0  # of a batch that counts
@@ -60,9 +60,9 @@ class ModelRunner:
         self._state = [v.name for v in variables if v.kind == "state"]
         frozen = job.frozen()
         self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
-        given = twins(membership.parameters), twins(membership.exact)
+        parameters, state = twins(membership.parameters), twins(membership.byte_state)
         self._constants = {name: self._frozen[name] for name in job.constants()}
-        self._parameters = WorkerMemory(variables, membership.layouts, *given)
+        self._parameters = WorkerMemory(variables, membership.layouts, parameters, state)
         own = set(self._trained) if membership.is_own else set()
         shown = {
             name: value if name in own or not isinstance(value, np.ndarray) else read_only(value)
@@ -73,7 +73,7 @@ class ModelRunner:
         self._readers = readers_of(self._tables, membership.rows)
         self._writes = WriteCheck(job.model, shown, self._frozen, self._readers)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
-        # By variable, for each shard: what it has of the gradient on the device, and on the host.
+        # By variable, for each shard: its part of the gradient on the device, and on the host.
         self._runs: dict[str, list[tuple[Flat, Flat]]] = {}
         both = zip(membership.layouts, self.gradients, membership.gradients, strict=True)
         for layout, there, here in both:
@@ -106,7 +106,7 @@ class ModelRunner:
 
     def load_parameters(self) -> None:
         self._device.load(self._membership.parameters, self._parameters.flats)
-        self._device.load(self._membership.exact, self._parameters.exact)
+        self._device.load(self._membership.byte_state, self._parameters.byte_state)
         self._parameters.gather()
 
     def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
@@ -163,10 +163,12 @@ class ModelRunner:
         finite = finite and self._are_finite(rows)
         self._last_loss = loss
         sums, absences = self._measured.sums, frozenset(self._out.absent)
-        return StepReport(number, examples, loss, finite, sums, absences, weight, rows)
+        return StepReport(
+            number, examples, loss, finite, sums=sums, absent=absences, weight=weight, rows=rows
+        )
 
     def store(self) -> None:
-        """Copy into the exchange's memory what of the gradient is not there yet."""
+        """Copy the rest of the gradient into the exchange's memory."""
         there = {name for names, _ in self._early for name in names}
         if there:
             self._device.store(*self._runs_of(self._runs.keys() - there))
@@ -174,7 +176,7 @@ class ModelRunner:
             self._device.store(self.gradients, self._membership.gradients)
 
     def _runs_of(self, names: Iterable[str]) -> tuple[list[Flat], list[Flat]]:
-        """Return what the shards have of these variables' gradients: on the device, on the host."""
+        """Return the shards' parts of these variables' gradients: on the device, on the host."""
         runs = [run for name in names for run in self._runs.get(name, ())]
         return [there for there, _ in runs], [here for _, here in runs]
 
@@ -239,7 +241,7 @@ class ModelRunner:
         return tuple(rows for rows in found if rows is not None and len(rows.ids))
 
     def _are_finite(self, every: Sequence[RowsOf]) -> bool:
-        """Say whether no element of these rows is NaN or infinite; name the first that is."""
+        """Return whether all elements of these rows are finite; log the first that is not."""
         for found in every:
             if not all_finite(found.rows.reshape(-1)):
                 id_ = found.ids[np.isfinite(found.rows).all(axis=1).argmin()]

@@ -42,8 +42,8 @@ def own_steps(job: Job, layout: ShardLayout, threads: int | None) -> RuleSteps |
 class RuleSteps:
     """Steps by a rule, in a shard of private memory, with the bits of a single process.
 
-    ``parameters``, ``gradient``: of shape (layout.size,). ``kind``: names what has the state, which
-    another kind cannot take over.
+    ``parameters``, ``gradient``: of shape (layout.size,). ``kind``: names the owner of the state,
+    which another kind cannot take over.
     """
 
     kind = "rule"

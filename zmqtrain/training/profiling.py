@@ -49,7 +49,7 @@ class StepProfile:
         self._stack = ExitStack()
 
     def step(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work``, the next step, returns; record it if it is one of the profile's."""
+        """Return the result of ``work``, the next step; record it if it is one of the profile's."""
         self._steps += 1
         if self._steps == SKIPPED + 1:
             self._stack.enter_context(self._profiling)
@@ -59,7 +59,7 @@ class StepProfile:
         return result
 
     def close(self) -> None:
-        """Say so if the training has ended before the profile."""
+        """Warn if the training has ended before the profile."""
         if self._steps < SKIPPED + PROFILED:
             log.warning(
                 "no profile was written: this worker made %d steps; expected %d or more",

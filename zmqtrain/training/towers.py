@@ -3,8 +3,8 @@
 A tower is one device with a thread, a copy of the model and a gradient of its own; the parameters
 are the worker's. A batch is cut in the order of the devices. The gradients are added up in this
 order, by the arithmetic with which a shard adds up the workers' gradients: the same number of
-workers under ``sync-replicas`` ends with the same parameters, bit for bit. With the exchange nccl
-they are added up on the GPUs, in NCCL's order.
+workers under ``sync-replicas`` ends with the same parameters, bit for bit. So are gradients of
+rows. With the exchange nccl dense gradients are added up on the GPUs, in NCCL's order.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.metrics.sums import added
 from zmqtrain.models.base import Batch
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.models.trees import copied, split
 from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.optim import Update
 from zmqtrain.optim.mean import Assign, Mean
+from zmqtrain.optim.merge import Term, merged
 from zmqtrain.store.segment_layout import cut
 from zmqtrain.training.exchange import Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
@@ -113,7 +115,17 @@ class Towers:
         loss = weighted_mean([tower.loss for tower in towers], weights)
         sums = reduce(added, [tower.sums for tower in towers])
         absent = frozenset.intersection(*[tower.absent for tower in towers])
-        return StepReport(number, examples, loss, finite, sums, absent, sum(weights))
+        rows = _mean_rows([tower.rows for tower in towers], weights) if finite else ()
+        return StepReport(
+            number,
+            examples,
+            loss,
+            finite,
+            sums=sums,
+            absent=absent,
+            weight=sum(weights),
+            rows=rows,
+        )
 
     def close(self) -> None:
         """End the threads, after their current work."""
@@ -185,6 +197,26 @@ class _Fold:
     def __call__(self, weights: Sequence[float]) -> None:
         """Replace the first gradient by the mean of the first ones, with these weights."""
         self._update.apply(Mean.of(self._gradients[: len(weights)], weights), 0)
+
+
+def _mean_rows(towers: Sequence[Sequence[RowsOf]], weights: Sequence[float]) -> tuple[RowsOf, ...]:
+    """Return the mean of gradients of rows with these weights, in the order of the tables."""
+    if len(towers) == 1:
+        return tuple(towers[0])
+    unit, found = max(weights), []
+    terms: dict[int, list[Term]] = {}
+    for rows, weight in zip(towers, weights, strict=True):
+        for each in rows:
+            unknown = np.full(len(each.ids), -1)
+            term = Term(each.ids, each.rows, weight / unit, unknown)
+            terms.setdefault(each.table, []).append(term)
+    for table in sorted(terms):
+        ids, total, _ = merged(terms[table], len(towers))
+        flat = total.reshape(-1)
+        mean = Mean([flat], sum(weights) / unit)
+        Update(Assign(), fused=False).bind(flat, {}).apply(mean, 0)
+        found.append(RowsOf(table, ids, flat.reshape(total.shape)))
+    return tuple(found)
 
 
 def _scale(arrays: Sequence[Flat], factor: float) -> None:

@@ -1,7 +1,7 @@
 """Authentication at a listener with keys: answers ZeroMQ's ZAP requests (RFC 27).
 
 pyzmq's authenticators would not do. They can only admit or refuse for good, so a registry that
-cannot be read for a moment would keep tasks out for ever, and an error in a check ends them
+cannot be read for a moment would keep tasks out forever, and an error in a check ends them
 silently. They also check handshakes only, so an admitted peer could go on with a revoked key.
 """
 

@@ -1,6 +1,6 @@
-"""Why two ends do not connect: the reasons behind ZeroMQ's handshake events.
+"""Reasons why two ends do not connect, derived from ZeroMQ's handshake events.
 
-libzmq retries for ever and reports no reason to the refused end or to the application.
+libzmq retries forever and reports no reason to the refused end or to the application.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ListenerEvent(NamedTuple):
 
 
 def listener_event(frames: list[Buffer]) -> ListenerEvent:
-    event, value = _parsed(frames)
+    event, value = parsed(frames)
     if event == _ACCEPTED:
         return ListenerEvent(accepted=value)
     if event == _ENDED:
@@ -103,7 +103,7 @@ class PeerWatch:
             self._inquiry.cancel()
 
     def _take(self, _: RoutingId, frames: list[Buffer]) -> None:
-        event, value = _parsed(frames)
+        event, value = parsed(frames)
         was_explained, self._explained = self._explained, event != _ENDED
         if event == _SUCCEEDED:
             self._broken.clear()
@@ -163,6 +163,7 @@ def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) ->
     return events
 
 
-def _parsed(frames: list[Buffer]) -> tuple[int, int]:
+def parsed(frames: list[Buffer]) -> tuple[int, int]:
+    """Return the number and the value of an event of libzmq's monitor."""
     event, value = struct.unpack("=HI", frames[0])
     return int(event), int(value)

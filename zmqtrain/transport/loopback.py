@@ -42,7 +42,7 @@ class LoopbackPeer(UnixPeer):
         self._inquiry = asyncio.get_running_loop().create_task(self._inquire())
 
     async def _inquire(self) -> None:
-        """Find out what has the port; two equal answers count, since a task may start or end."""
+        """Find the holder of the port; two equal answers count, since a task may start or end."""
         heard, self._heard = self._heard, await mechanism_at(self.address, UNIX)
         if self._socket is None and self._heard is not None and self._heard == heard:
             self.fail(reason(UNIX, self._heard), is_final=True)

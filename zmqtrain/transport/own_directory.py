@@ -1,4 +1,4 @@
-"""Directories and keys of this user alone: who else may write there could replace files."""
+"""Directories and keys of this user alone: another user with access could replace files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def refuse_open(path: Path, mask: int, mode: str) -> None:
     A read-only file system may let others write: they cannot.
 
     Raises:
-        ConfigError: others have one of the rights in ``mask``; ``mode`` is what to set.
+        ConfigError: others have one of the rights in ``mask``; ``mode``: the mode to set.
         OSError: it cannot be read.
     """
     found = stat.S_IMODE(path.stat().st_mode) & mask

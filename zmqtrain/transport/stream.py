@@ -90,7 +90,7 @@ class Connection:
             self._timer = self._loop.call_later(LINGER_S, self._drop)
 
     def finish(self, until: float) -> None:
-        """After ``close``: send what waits, until this time of the monotonic clock."""
+        """After ``close``: send waiting messages, until this time of the monotonic clock."""
         while self._socket is not None:
             left_s = until - time.monotonic()
             ready = select.poll()

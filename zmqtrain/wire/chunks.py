@@ -58,7 +58,7 @@ def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
 
 
 class Parts(Protocol):
-    """What is sent before a message."""
+    """The parts that are sent before a message."""
 
     @property
     def ready(self) -> int:
@@ -102,19 +102,16 @@ class Chunks:
             self.add(range(len(self)))
 
     def add(self, indices: Iterable[int]) -> None:
-        """Add chunks to send next; those added before are ignored."""
         self._order.update(dict.fromkeys(indices))
 
     @property
     def ready(self) -> int:
-        """The number of chunks that may be sent."""
         return len(self._order)
 
     def __len__(self) -> int:
         return count(len(self._flat))
 
     def __getitem__(self, place: int) -> tuple[Chunk, tuple[Tensor, ...]]:
-        """Return the chunk at a place in the sending order, below ``ready``."""
         for number in islice(self._order, len(self._made), place + 1):
             tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
             chunk = Chunk(self._sequence, number, self._is_difference)
@@ -139,7 +136,7 @@ class ChunkAssembler:
         self._out, self._add = out, add
         self._form = -1, False  # version of the chunks that came, and whether of a difference
         self._came: dict[int, Sequence[Tensor]] = {}  # without the tensors that are taken in
-        self._is_base = True  # ``out`` is what a difference is added to
+        self._is_base = True  # ``out`` holds the base of a difference
 
     def take(self, chunk: Chunk, tensors: Sequence[Tensor]) -> None:
         """Take in a chunk.

@@ -89,7 +89,7 @@ class Envelope:
 Check = Callable[[Any], Any]
 
 _GETTERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
-"""What is sent of each structure: its values, behind its name if it is one of a union."""
+"""The encoding of each structure: its values, behind its name if it is one of a union."""
 
 
 def _fail(expected: str, value: Any) -> typing.NoReturn:

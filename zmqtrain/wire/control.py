@@ -1,6 +1,6 @@
 """The messages that control a job: they begin, change, save, evaluate, hand over and end it.
 
-Those of training, and what holds for all messages, are in messages.py.
+Those of training, and rules for all messages, are in messages.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zmqtrain.protocol.checkpoint import LastOrders, ShardFile
 
 @dataclass(slots=True)
 class Initialize:
-    """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory.
+    """Chief to every ps: begin the envelope's generation from the seed, or a checkpoint.
 
     ``logdir``: a directory that the chief has just made in the job's logdir, "" without one. A ps
     that does not find it has another logdir and cannot save.
@@ -26,12 +26,13 @@ class Initialize:
 class Keep:
     """Have the shard copy its parameters (or their moving average) at a future version.
 
-    The answer, at once, is the current version; one that is not below is too late. The copy is kept
-    until the next one.
+    The answer, at once, is the current version; one that is not below is too late. ``version`` 0:
+    none is to be copied. Copies of versions up to ``done`` are given up, as nobody reads them.
     """
 
     version: int
     average: bool = False
+    done: int = 0
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ class ShardWritten:
 class Gather:
     """Worker to workers that host the ps: its newest known group.
 
-    ``gives_up``: the worker has given the group up, and ``hears`` these others, which have, too.
+    ``gives_up``: the worker has given the group up; ``hears``: others that have done so, too.
     Otherwise it still belongs to it, or knows a later one. ``last``: the last orders that its own
     ps knows.
     """

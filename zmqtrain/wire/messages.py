@@ -16,7 +16,7 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 31
+PROTOCOL_VERSION = 32
 """Rises with every change to these files; peers of another version are refused."""
 
 
@@ -76,9 +76,10 @@ class Welcome:
 
 @dataclass(slots=True)
 class MapSegment:
-    """The task has reached the ps's segment, and this nonce is what it read there.
+    """The task has reached the ps's segment, and has read this nonce there.
 
-    From now on its gradients and parameters stay there, and no tensors travel.
+    From now on its gradients and parameters stay there, and no tensors travel. With the nonce "" it
+    only asks whether the ps knows it.
     """
 
     lane: Literal["memory", "shm"]
@@ -117,9 +118,9 @@ class PullReply:
 
     They are in a segment, in the tensor, or were sent before in chunks, as for a push.
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
-    needs no gradients. ``local_steps``: the worker updates parameters of its own with so many of
-    its batches, and pushes these; with this ``learning_rate``, None: the optimizer's own.
-    ``sends_difference``: it pushes what was added to the parameters instead.
+    needs no gradients. ``local_steps``: number of batches with which the worker updates parameters
+    of its own, which it then pushes; with this ``learning_rate``, None: the optimizer's own.
+    ``sends_difference``: it pushes the difference to the parameters instead.
     """
 
     version: int
@@ -190,7 +191,7 @@ class RowChunk:
 
 @dataclass(slots=True)
 class ChunksReceived:
-    """Acknowledges these bytes of chunks; the sender may send as many more."""
+    """Acknowledges these bytes of chunks; the sender may send the same number of bytes again."""
 
     nbytes: int
 
@@ -234,7 +235,7 @@ class Read:
 class Parameters:
     """The requested values of a shard, float32, flat, consistent at ``version``; or none.
 
-    ``tables``: what it holds of them, if values were not requested.
+    ``tables``: their status on it, if values were not requested.
     """
 
     version: int
@@ -246,12 +247,14 @@ class Lookup:
     """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
 
     ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
-    once. The tensor: their ids, as wire/rows.py has them.
+    once. ``at``: a version that the shard has kept; 0: the current one. The tensor: their ids, as
+    wire/rows.py has them.
     """
 
     tables: tuple[int, ...]
     counts: tuple[int, ...]
     after: int = 0
+    at: int = 0
 
 
 @dataclass(slots=True)

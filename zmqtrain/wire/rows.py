@@ -40,7 +40,7 @@ def encoded(each: Sequence[Ids]) -> Tensor:
 
 
 def decoded(tensor: Tensor, counts: Sequence[int]) -> list[Ids]:
-    """Return the ids of several tables, of each so many.
+    """Return the ids of several tables; ``counts``: number of ids of each.
 
     Raises:
         ProtocolError: they are not sorted unique ids in this number.
@@ -133,7 +133,7 @@ def nbytes_of(each: RowsOf) -> int:
 
 
 def rows_in(tensors: Sequence[Tensor], counts: Sequence[int], dims: Sequence[int]) -> list[Rows]:
-    """Return the rows of several tables, of each so many of so many elements.
+    """Return the rows of several tables; ``counts``, ``dims``: number and length of its rows.
 
     Raises:
         ProtocolError: the tensors are others.

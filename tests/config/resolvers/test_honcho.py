@@ -1,4 +1,4 @@
-"""What honcho tells its children, and what its command line tells about them."""
+"""Variables that honcho gives its children, and the tasks named on its command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that engines run, with @name@ in place of what differs from job to job."""
+"""The scripts that engines run, with @name@ in place of values that differ between jobs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PORT = 2222
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what an engine tells and is not ``known``: the index, and without ps the workers.
+    """Return the index, and without ps the workers, from an engine's variables unless ``known``.
 
     Raises:
         ConfigError: the variable holds no index.

@@ -95,7 +95,7 @@ def _of_whole(config: TfConfig) -> dict[str, Any]:
 
 
 def _of_part(config: TfConfig, role: Role, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a TFJob with dynamic workers shows to this task.
+    """Return the cluster of a TFJob with dynamic workers, as this task sees it.
 
     A worker sees all ps and needs no more; worker 0 does not see whether it hosts the chief. A ps
     and the chief see neither all ps nor the workers.
@@ -261,7 +261,7 @@ def _check(config: TfConfig) -> None:
 
 
 def _is_dynamic(cluster: Mapping[str, Any], task: Task | None) -> bool:
-    """Return whether this is what a TFJob with dynamic workers writes.
+    """Return whether a TFJob with dynamic workers has written this.
 
     It shows a worker all ps (a list) and itself (a map of one), a ps only itself (a list of one,
     whatever its index) and an empty map of workers, the chief nothing at all.

@@ -59,7 +59,7 @@ def numbers_of(rule: Rule) -> Callable[[int], Numbers]:
     nothing = np.empty(0, np.float32)
     slots = {slot.name: nothing for slot in rule.slots}
 
-    def check(step: int) -> Numbers:  # what a rule raises, it raises for an empty block, too
+    def check(step: int) -> Numbers:  # a rule raises its errors for an empty block, too
         rule.update(nothing, nothing, slots, step)
         return ()
 

@@ -90,7 +90,7 @@ class Kernel(Protocol):
     """An update of the memory to which it is bound."""
 
     def __call__(self, gradient: Flat, start: int, scalars: Scalars) -> None:
-        """Apply ``gradient`` to as many elements from ``start`` on.
+        """Apply ``gradient`` to the elements from ``start`` on, one for each of its own.
 
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.

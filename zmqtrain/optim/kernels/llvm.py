@@ -66,7 +66,7 @@ def target_machine() -> llvm.TargetMachine:
 
 
 class Builder(ir.IRBuilder):  # type: ignore[misc]
-    """Builds what functions of this package need more than once."""
+    """Builds constructs that functions of this package use repeatedly."""
 
     def load_at(self, array: ir.Value, at: ir.Value) -> ir.Value:
         return self.load(self.gep(array, [at]))
@@ -91,6 +91,14 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         self.store_at(words, const(word), value)
         self.fence("release")
 
+    def prefetch(self, address: ir.Value) -> None:
+        """Have the processor fetch what it will read there."""
+        kind = ir.IntType(32)
+        types = [BYTES, kind, kind, kind]
+        found = self.module.globals.get("llvm.prefetch.p0")
+        call = found or ir.Function(self.module, ir.FunctionType(VOID, types), "llvm.prefetch.p0")
+        self.call(call, [self.bitcast(address, BYTES), *(ir.Constant(kind, n) for n in (0, 3, 1))])
+
     @contextmanager
     def counted(
         self, start: ir.Value, stop: ir.Value, step: int | ir.Value = 1
@@ -111,7 +119,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         self.position_at_end(after)
 
     def copied(self, source: ir.Value, target: ir.Value, count: ir.Value) -> None:
-        """Copy so many elements of an array."""
+        """Copy ``count`` elements of an array."""
         with self.counted(const(0), count) as i:
             self.store_at(target, i, self.load_at(source, i))
 

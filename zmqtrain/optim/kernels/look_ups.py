@@ -29,6 +29,7 @@ from zmqtrain.optim.kernels.llvm import (
 )
 
 _DIGIT = 11  # bits by which ids are sorted at once
+_AHEAD = 8  # rows of a gradient that are prefetched before they are added
 
 Column = tuple[int, int, int]
 """Ids in memory: the address of the first int64, how many there are, and elements between two."""
@@ -267,11 +268,16 @@ def _added_up(module: ir.Module) -> Any:
     types = [INT, INT, INTS, INTS, FLOATS, INT, FLOATS]
     function, build = _one(module, "added_up", types)
     count, dim, starts, order, gradient, stride, total = function.args
+    last = build.sub(build.load_at(starts, count), _ONE)
     with build.counted(_ZERO, count) as i:
         target = build.gep(total, [build.mul(i, dim)])
         begin, end = build.load_at(starts, i), build.load_at(starts, build.add(i, _ONE))
 
         def row(at: ir.Value) -> ir.Value:
+            following = build.load_at(order, build.lesser(build.add(at, const(_AHEAD)), last))
+            ahead = build.gep(gradient, [build.mul(following, stride)])
+            build.prefetch(ahead)
+            build.prefetch(build.gep(ahead, [build.sub(dim, _ONE)]))
             return build.gep(gradient, [build.mul(build.load_at(order, at), stride)])
 
         first = row(begin)

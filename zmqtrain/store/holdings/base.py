@@ -1,4 +1,4 @@
-"""The contract of what a shard holds."""
+"""The contract of a holding: dense variables, or tables, of a shard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Holding(Protocol):
         ...
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
-        """Read what a checkpoint has of it; return a call that takes it over.
+        """Read its values from a checkpoint; return a call that takes them over.
 
         Raises:
             CheckpointError: it has no such variable or slot, or a file is damaged.
@@ -50,5 +50,5 @@ class Holding(Protocol):
         ...
 
     def load(self) -> None:
-        """Take over what was written into the shard's memory; no change is under way."""
+        """Take over values that were written into the shard's memory; no change is under way."""
         ...

@@ -296,7 +296,7 @@ class Dense:
         return Absences(in_all.tolist(), [0] * len(in_all)) if in_all.any() else None
 
     def _mean(self, change: Change) -> Mean:
-        """Return what is averaged, where the arithmetic happens.
+        """Return the gradients to average, where the arithmetic happens.
 
         Each gradient has the weight of its batch. The sum is weighted already.
         """

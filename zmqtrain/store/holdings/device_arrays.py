@@ -46,7 +46,7 @@ class DeviceArrays:
         self._device.wait()
 
     def publish(self) -> None:
-        """Copy to the segment what is read there after every update."""
+        """Copy the values that tasks read after every update to the segment."""
         self._device.store(self._to_read, self._read)
 
     def publish_slots(self) -> None:

@@ -7,7 +7,7 @@ the block is copied back, and DONE is noted. If the process is killed, the next 
 that is ready once more, and goes on behind it: with the same bits, for what decides (the gradients,
 the rows, the number of the update) is in memory that outlives the process.
 
-On a board each member changes some tables, in a lane of its own: see board_share.py.
+On a board each member changes some tables, in a workspace of its own: see board_share.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.changes import UPDATE, Change
-from zmqtrain.store.held_table import HeldTable, Share
+from zmqtrain.store.held_table import HeldTable, TableUpdate
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.row_sum import Contributed, RowSum
@@ -41,10 +41,10 @@ from zmqtrain.store.table_memory import TableMemory
 class Tables:
     """All tables of a shard. It is a Holding.
 
-    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: which rows it holds.
-    ``lane``, ``numbers``: where it changes which tables, beside others that change the rest; None:
-    all. ``ahead``: each change makes room for the new rows of so many gradients more, as long as
-    there is memory.
+    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: the rows that it holds.
+    ``workspace``, ``numbers``: where it changes the tables of these numbers, while other tasks
+    change the rest; None: all. ``ahead``: number of further gradients for whose new rows each
+    change makes room, as long as there is memory.
     """
 
     def __init__(
@@ -53,39 +53,41 @@ class Tables:
         memory: TableMemory,
         place: RowPlace = WHOLE,
         *,
-        lane: int = 0,
+        workspace: int = 0,
         numbers: range | None = None,
         ahead: int = 0,
     ) -> None:
         """
         Raises:
-            SegmentError: there is no room for the lane.
+            SegmentError: there is no room for the workspace.
         """
         self.memory, self.place = memory, place
         arena, layout = memory.arena, memory.layout
         self._numbers = range(len(updates)) if numbers is None else numbers
         self._ahead = ahead
-        self._progress = memory.words[LINE * (1 + lane) :][:LINE]
-        self._progress_at = arena.address + layout.words_at + 8 * LINE * (1 + lane)
-        lane_at = layout.scratch_at + lane * layout.lane_nbytes
-        arena.reserve(lane_at, layout.lane_nbytes)
-        self._scratch_places = arena.ints(lane_at, BLOCK_ROWS)
-        scratch = arena.floats(lane_at + layout.places_nbytes, layout.scratch_size)
+        self._progress = memory.words[LINE * (1 + workspace) :][:LINE]
+        self._progress_at = arena.address + layout.words_at + 8 * LINE * (1 + workspace)
+        workspace_at = layout.scratch_at + workspace * layout.workspace_nbytes
+        arena.reserve(workspace_at, layout.workspace_nbytes)
+        self._scratch_places = arena.ints(workspace_at, BLOCK_ROWS)
+        scratch = arena.floats(workspace_at + layout.places_nbytes, layout.scratch_size)
         self._tables = [
             HeldTable(layout.tables[number], update, memory, scratch)
             for number, update in enumerate(updates)
         ]
         self._sum = RowSum(memory)
-        self._of: tuple[Change, list[Share]] | None = None
+        self._of: tuple[Change, list[TableUpdate]] | None = None
         self._prepared_for: Change | None = None
 
-    def beside(self, lane: int, numbers: range, ahead: int) -> Tables:
+    def beside(self, workspace: int, numbers: range, ahead: int) -> Tables:
         """Return the same tables, to change those with these numbers beside others."""
         updates = [table.update for table in self._tables]
-        return Tables(updates, self.memory, self.place, lane=lane, numbers=numbers, ahead=ahead)
+        return Tables(
+            updates, self.memory, self.place, workspace=workspace, numbers=numbers, ahead=ahead
+        )
 
     def has_room(self, table: int, rows: int) -> bool:
-        """Say whether so many new rows of a table need no more memory."""
+        """Return whether ``rows`` new rows of a table need no more memory."""
         return self._tables[table].has_room(rows)
 
     def use(self, before: Rule, now: Rule) -> None:
@@ -95,7 +97,7 @@ class Tables:
                 table.bind(replace(table.update, rule=now))
 
     def sizes(self, rows: int) -> list[int]:
-        """Return for each table how many elements so many rows and their slots have."""
+        """Return for each table the number of elements that ``rows`` rows and their slots have."""
         return [rows * sum(table.layout.widths) for table in self._tables]
 
     def check(self, step: int) -> None:
@@ -131,7 +133,7 @@ class Tables:
         divisor, step = change.weight / change.unit, change.step
         first, done = position_of(self._progress[DONE])
         shares = self._prepared(change)
-        waiting: list[tuple[Share, Training]] = []  # for one call, which compiled code makes
+        waiting: list[tuple[TableUpdate, Training]] = []  # for one call, which compiled code makes
         for share in shares:
             if share.number < first:
                 continue
@@ -164,7 +166,7 @@ class Tables:
             progress[DONE] = progress[READY]
 
     def repair_stores(self) -> None:
-        """Finish what a killed process left of the rows' memory; no live one changes them."""
+        """Finish the change of the rows' memory that a killed process left; no other changes it."""
         for number in self._numbers:
             self._tables[number].repair()
 
@@ -175,9 +177,9 @@ class Tables:
         self._sum.clear()
 
     def freeze(self, layout: ShardLayout | None = None) -> list[FrozenTable]:
-        """Return what a checkpoint has of the tables as they are now, to be written later.
+        """Return the tables as they are now, to be written into a checkpoint later.
 
-        ``layout``: says whose rows the shard writes; None: all.
+        ``layout``: selects the rows that the shard writes; None: all.
         """
         slices = layout.rows if layout is not None else ()
         owners = [each.owner for each in slices if not each.copy]
@@ -213,13 +215,13 @@ class Tables:
             places = store.live()
             ids = store.ids(places)
             order = np.argsort(ids)
-            yield RowsOf(number, ids[order], store.read(ids[order])[0])
+            yield RowsOf(number, ids[order], self.rows(number, ids[order]))
 
     def status(self) -> dict[str, TableStatus]:
-        """Return what is to be told of each table, by its name."""
+        """Return the status of each table, by its name."""
         return {table.variable.name: table.status() for table in self._tables}
 
-    def _train(self, share: Share, step: int, start: int) -> None:
+    def _train(self, share: TableUpdate, step: int, start: int) -> None:
         """Update the rows of a table from number ``start`` on, block by block."""
         table, places, progress = share.table, share.places, self._progress
         length, dim = table.layout.block_rows, table.layout.variable.dim
@@ -234,7 +236,7 @@ class Tables:
             table.put(own, step + 1)
             progress[DONE] = position(share.number, end)
 
-    def _train_all(self, waiting: Sequence[tuple[Share, Training]]) -> None:
+    def _train_all(self, waiting: Sequence[tuple[TableUpdate, Training]]) -> None:
         """Update the rows of tables whose rules are compiled."""
         with ExitStack() as changing:
             for share, _ in waiting:
@@ -242,7 +244,7 @@ class Tables:
             every = [training for _, training in waiting]
             train(every, self._progress_at, address_of(self._scratch_places))
 
-    def _prepared(self, change: Change) -> list[Share]:
+    def _prepared(self, change: Change) -> list[TableUpdate]:
         """Return what the change does to each table that it has rows of, and make room for it."""
         shares = self._shares(change)
         if self._prepared_for is not change:
@@ -257,7 +259,7 @@ class Tables:
             self._prepared_for = change
         return shares
 
-    def _shares(self, change: Change) -> list[Share]:
+    def _shares(self, change: Change) -> list[TableUpdate]:
         """Return for each table the weighted sum of the rows of all that is averaged."""
         if self._of is not None and self._of[0] is change:
             return self._of[1]
@@ -266,9 +268,11 @@ class Tables:
         for parts, weight in given:
             for part in parts:
                 if part.table in self._numbers:
-                    terms.setdefault(part.table, []).append(Term(part.ids, part.rows, weight))
+                    places = self._tables[part.table].known(part)
+                    term = Term(part.ids, part.rows, weight, places)
+                    terms.setdefault(part.table, []).append(term)
         shares = [
-            Share(number, self._tables[number], *merged(terms[number], len(given)))
+            TableUpdate(number, self._tables[number], *merged(terms[number], len(given)))
             for number in sorted(terms)
         ]
         self._of = change, shares

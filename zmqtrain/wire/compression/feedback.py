@@ -67,7 +67,7 @@ class Compressor:
         try:
             with np.errstate(over="raise"):
                 np.add(total, chunk, out=total)
-        except FloatingPointError:  # the sum is there; an infinity would stay in it for ever
+        except FloatingPointError:  # the sum is there; an infinity would stay in it forever
             largest = np.finfo(np.float32).max
             np.clip(total, -largest, largest, out=total)
         tensors = self._compression.encode(total)

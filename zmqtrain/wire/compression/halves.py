@@ -50,7 +50,7 @@ class _Half(ABC):
         return codes
 
     def _is_within(self, block: Flat) -> bool:
-        """Say whether the norm, and so every element, is in range; False decides nothing.
+        """Return whether the norm, and so every element, is in range; False decides nothing.
 
         The scalar product takes half the time of a minimum and a maximum.
         """

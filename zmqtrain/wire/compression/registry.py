@@ -62,4 +62,4 @@ _BUILT_IN: dict[str, tuple[Callable[[str], Compression | None], str, str]] = {
     "int8": (_int8, "block", "256"),
     "topk": (_topk, "ratio", "0.01"),
 }
-"""What makes each of them, of its option's value; the option's name, and its default."""
+"""The maker of each, from its option's value; the option's name, and its default."""

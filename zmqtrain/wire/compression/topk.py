@@ -23,7 +23,7 @@ _MARGIN = 8  # elements of the sample
 
 @dataclass(frozen=True, slots=True)
 class TopKCompression:
-    """Of each chunk the k elements of largest magnitude, k = max(1, round(ratio * n)).
+    """The k elements of largest magnitude of each chunk, k = max(1, round(ratio * n)).
 
     Among equal elements at the border any may be sent. The rest must be kept and sent
     later, or small elements are never sent: Stich et al. 2018, "Sparsified SGD with Memory",

@@ -1,4 +1,4 @@
-"""The statuses of a job in their order: what happened between them. Pure."""
+"""The statuses of a job in their order, and the news between them. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WINDOW = 6  # statuses over which speeds are measured
 LEADER = "ps 0"
 
 
-class Watched:
+class StatusHistory:
     """The last statuses of a job, all of one clock.
 
     Ps 0 counts the restarts of others since it started, and forgets checkpoints when it is killed.
-    What it has reported in its earlier lives is kept here.
+    The reports of its earlier lives are kept here.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Watched:
         self.away_s = 0.0  # how old the last status is, while ps 0 does not answer
 
     def resume(self, restarts: Mapping[str, int], saved: int) -> None:
-        """Go on with what another observer has counted: restarts, and the last saved step."""
+        """Go on with the counts of another observer: restarts, and the last saved step."""
         for name, count in restarts.items():
             self.restarts[name] = max(count, self.restarts.get(name, 0))
         self.saved = max(saved, self.saved)
@@ -59,7 +59,7 @@ class Watched:
 
     @property
     def end(self) -> str:
-        """How the job ended, once no further status comes."""
+        """The outcome of the job in words, once no further status comes."""
         is_known = self.view.status.stop or self.view.status.failure
         return self.view.state if is_known else "the job has ended"
 

@@ -1,0 +1,134 @@
+"""Copies of checkpoints at an address, and what comes back from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zmqtrain
+from zmqtrain.callbacks import LambdaCallback
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import CheckpointError, ConfigError, RunFailedError
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
+from zmqtrain.store.logdir import checkpoints, newest_valid, step_of
+from zmqtrain.store.remote import OpenedCheckpoint, RemoteCheckpoints
+
+pytest.importorskip("fsspec")
+
+
+def train(logdir: Path, steps: int, **options: object) -> zmqtrain.Summary:
+    model, data, optimizer = LinearRegression(), NoisyLine(), SGD(0.1)
+    where = {"logdir": str(logdir), "steps": steps, "save_steps": 10, **options}
+    return zmqtrain.run(zmqtrain.Job(model=model, data=data, optimizer=optimizer, **where))
+
+
+def steps_at(place: Path) -> list[int]:
+    return sorted(map(step_of, checkpoints(place)))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def remote(place: Path) -> RemoteCheckpoints:
+    return RemoteCheckpoints(f"file://{place}")
+
+
+def test_newest_checkpoints_are_kept_at_the_address(
+    tmp_path: Path, place: Path, remote: RemoteCheckpoints
+) -> None:
+    train(tmp_path / "own", 40)
+    for path in reversed(checkpoints(tmp_path / "own")):
+        remote.put(OpenedCheckpoint(path), keep=2)
+    assert steps_at(place) == [30, 40]
+
+
+def test_open_checkpoint_is_copied_whole_after_it_was_deleted(
+    tmp_path: Path, place: Path, remote: RemoteCheckpoints
+) -> None:
+    train(tmp_path / "own", 10)
+    opened = OpenedCheckpoint(*checkpoints(tmp_path / "own"))
+    for file in opened.path.iterdir():
+        file.unlink()
+    remote.put(opened, keep=1)
+    assert newest_valid(place, lambda *_: None) is not None
+
+
+def test_copy_without_a_manifest_does_not_count_and_is_deleted_by_the_next_upload(
+    tmp_path: Path, place: Path, remote: RemoteCheckpoints
+) -> None:
+    train(tmp_path / "own", 20)
+    new, old = checkpoints(tmp_path / "own")
+    remote.put(OpenedCheckpoint(old), keep=2)
+    (place / "checkpoints" / old.name / "manifest.json").unlink()
+    assert remote.fetch_newer(tmp_path / "empty") is None
+    remote.put(OpenedCheckpoint(new), keep=2)
+    assert steps_at(place) == [20]
+
+
+def test_damaged_copy_is_skipped(tmp_path: Path, place: Path, remote: RemoteCheckpoints) -> None:
+    train(tmp_path / "own", 20)
+    for path in checkpoints(tmp_path / "own"):
+        remote.put(OpenedCheckpoint(path), keep=2)
+    for file in (place / "checkpoints/step-00000020").glob("shard-*"):
+        file.write_bytes(file.read_bytes()[:-4] + b"lost")
+    remote.fetch_newer(tmp_path / "other")
+    assert steps_at(tmp_path / "other") == [10]
+    for file in (place / "checkpoints/step-00000010").glob("shard-*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints is valid"):
+        remote.fetch_newer(tmp_path / "third")
+
+
+def test_checkpoint_of_another_version_is_not_deleted(
+    tmp_path: Path, place: Path, remote: RemoteCheckpoints
+) -> None:
+    strange = place / "checkpoints/step-00000005/manifest.json"
+    strange.parent.mkdir(parents=True)
+    strange.write_text("of a later version")
+    train(tmp_path / "own", 10)
+    remote.put(OpenedCheckpoint(*checkpoints(tmp_path / "own")), keep=1)
+    assert strange.exists()
+
+
+def test_logdir_gets_the_newest_checkpoint_of_a_later_life_elsewhere(tmp_path: Path) -> None:
+    upload = f"file://{tmp_path}/bucket"
+    train(tmp_path / "here", 20, upload=upload)
+    train(tmp_path / "there", 30, upload=upload)
+    back = train(tmp_path / "here", 40, upload=upload)
+    assert steps_at(tmp_path / "there") == [20, 30]
+    assert steps_at(tmp_path / "here") == [10, 20, 30, 40]
+    whole = train(tmp_path / "whole", 40)
+    assert back.parameters["weights"] == whole.parameters["weights"]
+
+
+def test_own_checkpoint_is_used_if_it_is_as_new(tmp_path: Path, remote: RemoteCheckpoints) -> None:
+    train(tmp_path / "own", 20)
+    for path in checkpoints(tmp_path / "own"):
+        remote.put(OpenedCheckpoint(path), keep=2)
+    assert remote.fetch_newer(tmp_path / "own") is None
+
+
+def test_address_that_cannot_be_written_to_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file://.*/file/run cannot be written to: .*expect"):
+        train(tmp_path / "own", 10, upload=f"file://{tmp_path}/file/run")
+    with pytest.raises(ConfigError, match=r"upload is 'gopher://a/b'.*Protocol not known.*expect"):
+        train(tmp_path / "own", 10, upload="gopher://a/b")
+
+
+def test_result_of_a_job_whose_last_checkpoint_was_not_uploaded_says_so(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+
+    def lose(logs: object) -> None:
+        (bucket / "checkpoints").rmdir()
+        (bucket / "checkpoints").touch()
+
+    callbacks = [LambdaCallback(on_train_end=lose)]
+    with pytest.raises(RunFailedError, match=r"step 30 of 30 is done, but .* was not uploaded: "):
+        train(tmp_path / "own", 30, upload=f"file://{bucket}", callbacks=callbacks, save_steps=0)
+    assert steps_at(tmp_path / "own") == [30]
