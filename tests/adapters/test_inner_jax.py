@@ -24,6 +24,8 @@ from zmqtrain.data.batches import BatchPlan  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.optim import SGD  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 12
 
 

@@ -20,6 +20,8 @@ from zmqtrain.data.batches import BatchPlan  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 
 optimizers = keras.optimizers
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 12
 
 

@@ -28,6 +28,8 @@ from zmqtrain.store.placement import place  # noqa: E402
 from zmqtrain.training.exchange import Membership, Round, StepReport  # noqa: E402
 from zmqtrain.training.local_steps import LocalRounds  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 17
 
 
