@@ -57,8 +57,8 @@ _OF_POLICY = (
     _Conflict(
         "moving_average",
         lambda value, job: value is not None and _policy_of(job).most_local_steps,
-        "the policy is {policy}, and an average is of each step's parameters, and the ps has none "
-        "between two rounds; leave moving_average out",
+        "the policy is {policy}, whose ps lacks the parameters of steps between two rounds, and "
+        "the average is of these; leave moving_average out",
     ),
     _Conflict(
         "overlap",
@@ -76,7 +76,7 @@ _OF_POLICY = (
         "inner_state",
         lambda value, job: value == "keep" and _is_async(job),
         "the policy is {policy}, and workers begin their rounds at different steps, so a "
-        "checkpoint is of the begin of only one; use inner_state fresh, or leave out async",
+        "checkpoint is of the beginning of only one; use inner_state fresh, or leave out async",
     ),
 )
 _CONFLICTS = (
@@ -174,7 +174,7 @@ def unused_by(policy: Policy, job: Any) -> str:
         return ""
     return (
         f"the policy {policy.spec} makes no local steps, so {' and '.join(unused)} will not be "
-        "used until it changes; for local steps from the begin give the policy local-steps:H"
+        "used until the policy changes; for local steps from the beginning, give local-steps:H"
     )
 
 

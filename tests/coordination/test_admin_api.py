@@ -114,7 +114,7 @@ async def test_switch_to_local_steps_that_an_option_forbids_is_refused(
     field: dict[str, Any],
 ) -> None:
     _, admin = hosted(policy="sync-replicas", **field)
-    with pytest.raises(RefusedError, match="the policy is local-steps:5, and"):
+    with pytest.raises(RefusedError, match="the policy is local-steps:5, "):
         admin.on_switch_policy(Asked(sender="client 0"), SwitchPolicy("local-steps:5"))
 
 
@@ -258,6 +258,15 @@ async def test_failure_of_a_checkpoint_is_in_the_status_until_the_next_one() -> 
         admin.on_save_ended(chief, ended)
         told.append(admin.status().save_failure)
     assert told == ["no room", ""]
+
+
+async def test_upload_that_fails_is_in_the_status_and_refuses_no_save() -> None:
+    _, admin = hosted(status=host)
+    chief, waiting = Asked(sender="chief 0", incarnation=1), Asked(sender="client 1")
+    admin.on_request_save(waiting, RequestSave())
+    admin.on_save_ended(chief, SaveEnded("first", "the bucket is away"))
+    assert admin.status().save_failure == "the bucket is away"
+    assert waiting.replies == [] and waiting.refusal is None
 
 
 async def test_nothing_is_saved_without_a_ps_that_has_left_with_a_checkpoint() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from tests.coordination.plays import coordinator, playing
+from zmqtrain.errors import ConfigError
 from zmqtrain.policies import Apply, Decision, Held, Policy, Release, load_policy
 from zmqtrain.protocol.orders import Reduce
 from zmqtrain.wire.control import SwitchPolicy
@@ -114,3 +117,20 @@ def test_policy_of_ones_own_may_count_results_at_arrival() -> None:
         push 0 1 0 of 2 -> apply 0 of 2 among 1, answer 0 with 2 3 alone
         push 0 2 2 of 2 -> apply 0 of 2 among 1, answer 0 stop
     """)
+
+
+class AppliesRounds(Policy):
+    """Applies results of local steps as if they were gradients."""
+
+    spec = f"{__name__}:AppliesRounds"
+    most_local_steps = 2
+
+    def push(self, worker: int) -> list[Decision]:
+        return [Apply(worker), Release(worker)]
+
+
+def test_result_of_a_round_that_a_policy_applies_as_a_gradient_is_refused() -> None:
+    play = playing(coordinator(AppliesRounds(), joined=1, workers=1))
+    play("pull 0 -> answer 0 with 0 1 alone")
+    with pytest.raises(ConfigError, match=r"AppliesRounds applies .* or at_arrival"):
+        play("push 0 1 0 -> -")

@@ -85,7 +85,7 @@ def test_data_set_that_returns_the_wrong_rows_is_named(
 def test_evaluation_set_with_wrong_rows_is_refused_before_training() -> None:
     with pytest.raises(DataError) as refused:
         zmqtrain.run(job(Arrays(SOUND, Wrong(fewer))))
-    assert str(refused.value).startswith("take() of Wrong() got 2 indices")
+    assert str(refused.value).startswith("take() of Wrong() got 24 indices")
 
 
 def test_description_of_wrong_rows_is_refused() -> None:

@@ -360,7 +360,8 @@ def test_fit_whose_epochs_have_another_length_is_not_resumed(
         fit(trainer, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)])
     saved = zmqtrain.load(tmp_path)
     refused = ConfigError, RunFailedError
-    with pytest.raises(refused, match=r"an epoch .* has 4 batches, and now 2; .*another logdir"):
+    text = r"(had|ends at batch) 4.*, and now an epoch has 2; .*another logdir"
+    with pytest.raises(refused, match=text):
         fit(trainer, epochs=3, steps_per_epoch=2)
     assert_same(zmqtrain.load(tmp_path), saved)
 

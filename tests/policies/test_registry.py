@@ -54,6 +54,13 @@ class Halved:
 class Long(Patient):
     most_local_steps = 1001
 
+class Odd(Patient):
+    most_local_steps = None
+
+class Half(Patient):
+    def local_steps(self, step):
+        return 3
+
 class Plain(BoundedStaleness):
     def __init__(self):
         super().__init__(2)
@@ -172,7 +179,9 @@ def test_class_without_a_parameter_is_called_without_options(plug_in: str) -> No
         ("plain", " names a function; expected a subclass"),
         ("plain:x", " names a function; expected a subclass"),
         ("Halved", " names the class Halved; expected a subclass of zmqtrain.policies.Policy"),
-        ("Long:3", " has most_local_steps=1001; expected 1000 at most"),
+        ("Long:3", " has most_local_steps=1001; expected a whole number from 0 to 1000"),
+        ("Odd:3", " has most_local_steps=None; expected a whole number from 0"),
+        ("Half:3", " has most_local_steps=0; expected a whole number from 1, as it has local_"),
         ("Patient:", " ends with a colon"),
         ("Patiant", "; did you mean Patient?"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.errors import SegmentError
+from zmqtrain.errors import CheckpointError, SegmentError
 from zmqtrain.optim import AVERAGE, SGD, Slot, Update
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Reduce, Snapshot, Switch
 from zmqtrain.server.executor import Applied, Early, Executor, OrderOutcome, Refused
@@ -161,18 +161,19 @@ class Halting:
     """SGD in whose first update no memory is left after some blocks."""
 
     left: list[int]
+    error: Exception = field(default_factory=MemoryError)
     slots: tuple[Slot, ...] = ()
 
     def update(self, parameters: Flat, gradient: Flat, slots: Any, step: int) -> None:
         if not self.left[0]:
-            raise MemoryError
+            raise self.error
         self.left[0] -= 1
         SGD(1.0).update(parameters, gradient, slots, step)
 
 
-def make_halting_shard(path: Path, blocks: int) -> Shard:
+def make_halting_shard(path: Path, blocks: int, error: Exception | None = None) -> Shard:
     """Return a shard with the gradients of two workers, the second twice the first."""
-    update = Update(Halting([blocks - 1]), fused=False)
+    update = Update(Halting([blocks - 1], error or MemoryError()), fused=False)
     (layout,) = place([Variable("w", (blocks * REDO_SIZE + 7,))], 1)
     segment = Segment.create(segment_layout(layout, update), path)
     shard = Shard(layout, update, segment, safe=True)
@@ -411,3 +412,19 @@ async def come_to_rest(executor: Executor) -> None:
     done = asyncio.Event()
     executor.after_orders(done.set)
     await done.wait()
+
+
+@pytest.mark.parametrize("long_work", [False, True])
+async def test_update_that_lacks_memory_half_way_ends_the_ps_and_is_not_saved(
+    tmp_path: Path, ears: Ears, long_work: bool
+) -> None:
+    shard = make_halting_shard(tmp_path / "segment", blocks=2, error=SegmentError("no room"))
+    executor = make_executor(ShardState(Task(Role.PS, 0), shard, Marks(shard.segment)), ears)
+    executor.work.last_s = float("inf") if long_work else 0.0
+    executor.carry_out([*enumerate([Reduce((0,)), Answer(0, 1, 1)], start=1)])
+    await within(ears.failed.wait())
+    executor.close()
+    assert [type(error) for error in ears.errors] == [SegmentError]
+    assert not ears.reports
+    with pytest.raises(CheckpointError, match="failed half-way"):
+        shard.write(tmp_path)

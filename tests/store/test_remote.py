@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from contextlib import closing
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 import zmqtrain
 from zmqtrain.callbacks import LambdaCallback
+from zmqtrain.chief import uploads
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, RunFailedError
 from zmqtrain.models import LinearRegression
@@ -18,9 +24,11 @@ from zmqtrain.store.remote import OpenedCheckpoint, RemoteCheckpoints
 pytest.importorskip("fsspec")
 
 
-def train(logdir: Path, steps: int, **options: object) -> zmqtrain.Summary:
+def train(logdir: Path, steps: int, **options: Any) -> zmqtrain.Summary:
     model, data, optimizer = LinearRegression(), NoisyLine(), SGD(0.1)
     where = {"logdir": str(logdir), "steps": steps, "save_steps": 10, **options}
+    if "epochs" in where:
+        del where["steps"]
     return zmqtrain.run(zmqtrain.Job(model=model, data=data, optimizer=optimizer, **where))
 
 
@@ -84,12 +92,14 @@ def test_damaged_copy_is_skipped(tmp_path: Path, place: Path, remote: RemoteChec
         remote.fetch_newer(tmp_path / "third")
 
 
-def test_checkpoint_of_another_version_is_not_deleted(
+def test_checkpoint_that_cannot_be_read_is_neither_ignored_nor_deleted(
     tmp_path: Path, place: Path, remote: RemoteCheckpoints
 ) -> None:
     strange = place / "checkpoints/step-00000005/manifest.json"
     strange.parent.mkdir(parents=True)
     strange.write_text("of a later version")
+    with pytest.raises(CheckpointError, match="none of its 1 checkpoints is valid"):
+        remote.fetch_newer(tmp_path / "own")
     train(tmp_path / "own", 10)
     remote.put(OpenedCheckpoint(*checkpoints(tmp_path / "own")), keep=1)
     assert strange.exists()
@@ -132,3 +142,69 @@ def test_result_of_a_job_whose_last_checkpoint_was_not_uploaded_says_so(tmp_path
     with pytest.raises(RunFailedError, match=r"step 30 of 30 is done, but .* was not uploaded: "):
         train(tmp_path / "own", 30, upload=f"file://{bucket}", callbacks=callbacks, save_steps=0)
     assert steps_at(tmp_path / "own") == [30]
+
+
+def test_damaged_checkpoint_of_the_logdir_is_replaced_by_the_copy(
+    tmp_path: Path, remote: RemoteCheckpoints
+) -> None:
+    train(tmp_path / "own", 20)
+    for path in checkpoints(tmp_path / "own"):
+        remote.put(OpenedCheckpoint(path), keep=2)
+    for file in (tmp_path / "own/checkpoints/step-00000020").glob("shard-*"):
+        file.write_bytes(b"damaged")
+    remote.fetch_newer(tmp_path / "own")
+    found = newest_valid(tmp_path / "own", lambda *_: None)
+    assert found is not None and step_of(found[0]) == 20
+
+
+def test_upload_is_kept_whatever_is_at_the_address(
+    tmp_path: Path, place: Path, remote: RemoteCheckpoints
+) -> None:
+    train(tmp_path / "later", 40)
+    remote.put(OpenedCheckpoint(checkpoints(tmp_path / "later")[0]), keep=1)
+    train(tmp_path / "own", 20)
+    remote.put(OpenedCheckpoint(checkpoints(tmp_path / "own")[0]), keep=1)
+    assert steps_at(place) == [20]
+
+
+def test_epochs_go_on_elsewhere_with_their_history(tmp_path: Path) -> None:
+    upload = f"file://{tmp_path}/bucket"
+    epochs = {"steps": 1000, "save_steps": 0, "upload": upload}
+    train(tmp_path / "here", **epochs, epochs=2)
+    elsewhere = train(tmp_path / "there", **epochs, epochs=3)
+    assert elsewhere.history.epoch == [0, 1, 2]
+
+
+def test_job_that_is_stopped_does_not_wait_for_an_upload_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    never = Event()
+
+    def put(remote: RemoteCheckpoints, opened: OpenedCheckpoint, keep: int) -> None:
+        with closing(opened):
+            never.wait()
+
+    monkeypatch.setattr(RemoteCheckpoints, "put", put)
+    monkeypatch.setattr(uploads, "STOPPED_S", 0.3)
+
+    def stop(logs: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    callbacks = [LambdaCallback(on_train_begin=stop)]
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "own", 30, upload=f"file://{tmp_path}/bucket", callbacks=callbacks)
+    never.set()
+    for thread in threading.enumerate():
+        if thread.name == "upload":
+            thread.join()
+    assert "was not uploaded" in caplog.text
+
+
+def test_address_that_cannot_be_reached_does_not_end_a_job_that_has_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path / "own", 10)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFailedError, match=r"step 20 of 20 is done, but .* was not uploaded"):
+        train(tmp_path / "own", 20, upload=f"file://{tmp_path}/file/run")
+    assert "the job begins with the newest checkpoint of" in caplog.text

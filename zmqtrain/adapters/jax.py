@@ -382,8 +382,8 @@ def load_pytree(
     """
     values = weights_of(weights, average=average)
     tree = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), tree)
-    if type(tree) is tuple and values.keys().isdisjoint(leaves_of(tree)):
-        return tuple(load_pytree(part, values) for part in tree)
+    if type(tree) is tuple and len(tree) == 2 and values.keys().isdisjoint(leaves_of(tree)):
+        return load_pytree(tree[0], values), load_pytree(tree[1], values)
     plain = {n: jax.eval_shape(partial(encoded, like=v), v) for n, v in leaves_of(tree).items()}
     if text := difference({n: v for n, v in values.items() if n in plain}, plain):
         raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")

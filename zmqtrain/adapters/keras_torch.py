@@ -108,7 +108,7 @@ class OnTorch:
 
 def _rows_of(weight: TableWeight, name: str, ids: Any) -> Any:
     if ids.is_floating_point():
-        ids = torch.from_numpy(whole_ids(ids.detach().cpu().numpy(), name))
+        ids = torch.from_numpy(whole_ids(ids.detach().cpu().numpy(), name)).to(ids.device)
     return weight[ids]
 
 

@@ -22,7 +22,14 @@ from zmqtrain.chief.evaluation_parts import EvaluationWorkers
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import RETRYABLE, ExitCode, FencedError, NotAdmittedError, ZmqTrainError
+from zmqtrain.errors import (
+    RETRYABLE,
+    CheckpointError,
+    ExitCode,
+    FencedError,
+    NotAdmittedError,
+    ZmqTrainError,
+)
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.observe.summary import Summary
@@ -191,7 +198,10 @@ class Chief(JobActor):
                 until = time.monotonic() + patience_s
             async with asyncio.timeout(patience_s):
                 status = await self._cluster.status(status.event, min(WATCH_S, patience_s / 2))
-        await self._cluster.saver.finish()
+        try:
+            await self._cluster.saver.finish(lambda: True)
+        except CheckpointError as error:
+            log.error("%s", error)
 
     async def _leave(self) -> int:
         """Let the next chief take over; training goes on meanwhile."""

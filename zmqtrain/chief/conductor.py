@@ -141,7 +141,16 @@ class Conductor:
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(SAVE_AGAIN_S)
-        await self._saver.finish()
+        try:
+            await self._saver.finish(self._is_stopped)
+        except CheckpointError as error:
+            if not self._is_stopped():
+                raise
+            log.error("%s", error)  # the job is resumed from its logdir
+
+    def _is_stopped(self) -> bool:
+        """Whether the job was told to end."""
+        return self._conducted.stopped[0] != 0
 
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.

@@ -31,9 +31,8 @@ from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.planning.job_fingerprint import optimizer_text
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.durable import writing
+from zmqtrain.store.logdir import HISTORY_FILE
 from zmqtrain.training.measuring import measures_of
-
-HISTORY_FILE = "history.json"
 
 log = logging.getLogger(__name__)
 
@@ -326,14 +325,14 @@ class Epochs:
         Raises:
             ConfigError: they had another number of batches.
         """
-        last = self._records[-1].get("batches") if self._records else None
-        if last is None and at.limit is not None and at.limit % self.batches:
-            last = at.limit  # of the first epoch
-        if self._job.epochs and at.uncounted and last not in (None, self.batches):
+        if not self._job.epochs or not at.uncounted:
+            return
+        last = self._records[-1].get("batches", self.batches) if self._records else at.limit
+        if last is not None and (last % self.batches or (self._records and last != self.batches)):
+            had = "an epoch had {} batches" if self._records else "an epoch ends at batch {}"
             raise ConfigError(
-                f"an epoch of the job in {self._job.logdir} has {last} batches, and now "
-                f"{self.batches}; expected the same steps_per_epoch, since epochs are counted; "
-                "give it, or another logdir"
+                f"{had.format(last)}, and now an epoch has {self.batches}; expected the same "
+                "steps_per_epoch, since epochs are counted; give it, or another logdir"
             )
 
     @property

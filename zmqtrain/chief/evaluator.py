@@ -73,7 +73,7 @@ class Evaluator:
             self.reported.append((step, measures))
 
     def names(self) -> list[str]:
-        """Return the names of all measures, which those of two examples are.
+        """Return the names of all measures, which those of the first examples are.
 
         Raises:
             ConfigError, DataError: as for :meth:`evaluate`.
@@ -81,12 +81,12 @@ class Evaluator:
         if self._dataset is None:
             return []
         job = self._job
-        some = first_of(self._dataset, 2)  # their sums must add up
+        some = first_of(self._dataset, rows_of(job.batch_size))
         values = job.all_values() | readers_of(job.table_variables())
         return list(evaluate(job.model, values, some, metrics=job.metrics))
 
     async def check(self) -> None:
-        """Measure two examples, so that what cannot be evaluated is known before training.
+        """Measure some examples, so that what cannot be evaluated is known before training.
 
         Epochs do so by themselves, for they have to know the names.
 

@@ -206,17 +206,19 @@ class Saver:
         self._uploads.begin(path)
         return path
 
-    async def finish(self) -> None:
+    async def finish(self, is_stopped: Callable[[], bool]) -> None:
         """Wait until the last checkpoint is uploaded, if the job uploads.
+
+        ``is_stopped``: returns whether the job was told to end, which limits the wait.
 
         Raises:
             CheckpointError: it could not be.
         """
-        await self._uploads.finish()
+        await self._uploads.finish(is_stopped)
 
     def _upload_failed(self, failure: str) -> None:
         self._metrics.checkpoint_failures.upload.inc()
-        self._report("", failure)
+        self._report(self.last or "", failure)
 
     async def _save(
         self, logdir: Path, step: int, generation: int, weights: Mapping[str, Any] | None = None

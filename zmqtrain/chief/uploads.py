@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.job import Job
+from zmqtrain.store.logdir import checkpoints
 from zmqtrain.store.remote import OpenedCheckpoint, RemoteCheckpoints
+
+LOOK_S = 0.25
+STOPPED_S = 30.0
+"""How long the end of a job that is stopped waits for an upload."""
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +40,23 @@ class Uploads:
 
         Raises:
             ConfigError: a package is missing.
-            CheckpointError: the address cannot be written to, or its checkpoints are damaged.
+            CheckpointError: the address cannot be used, or its checkpoints are damaged. If the
+                logdir has a checkpoint, that is only logged: a job that runs goes on.
         """
         if not self._address:
             return
-        self._remote = await asyncio.to_thread(RemoteCheckpoints, self._address)
-        await asyncio.to_thread(self._remote.check)
-        found = await asyncio.to_thread(self._remote.fetch_newer, logdir)
-        if found is not None:
-            log.info("fetched %s of %s", found.name, self._address)
+        log.info("looking for newer checkpoints at %s", self._address)
+        self._remote = remote = await asyncio.to_thread(RemoteCheckpoints, self._address)
+        try:
+            await asyncio.to_thread(remote.check)
+            found = await asyncio.to_thread(remote.fetch_newer, logdir)
+        except CheckpointError as error:
+            if not checkpoints(logdir):
+                raise
+            log.error("%s; the job begins with the newest checkpoint of %s", error, logdir)
+        else:
+            if found is not None:
+                log.info("fetched %s of %s", found.name, self._address)
 
     def begin(self, path: Path) -> None:
         """Upload a checkpoint once the one before is there; of those that wait, the newest."""
@@ -56,16 +72,33 @@ class Uploads:
         if self._uploading is None:
             self._uploading = asyncio.create_task(self._upload(self._remote))
 
-    async def finish(self) -> None:
-        """Wait until the newest checkpoint is there.
+    async def finish(self, is_stopped: Callable[[], bool]) -> None:
+        """Wait until the newest checkpoint is there, but not for long if the job is stopped.
 
         Raises:
             CheckpointError: it could not be uploaded.
         """
         if self._uploading is not None:
-            await self._uploading
+            log.info("waiting for the upload to %s; Ctrl-C ends the job without it", self._address)
+        since = time.monotonic()
+        while self._uploading is not None:
+            await asyncio.wait({self._uploading}, timeout=LOOK_S)
+            if not is_stopped():
+                since = time.monotonic()
+            elif time.monotonic() - since > STOPPED_S:
+                self._give_up()
+                raise CheckpointError(
+                    f"the newest checkpoint was not uploaded to {self._address} within "
+                    f"{STOPPED_S:g} s of the stop; it is in the logdir"
+                )
         if self._failure is not None:
             raise self._failure
+
+    def _give_up(self) -> None:
+        if self._uploading is not None:
+            self._uploading.cancel()
+        if self._next is not None:
+            self._next.close()
 
     async def _upload(self, remote: RemoteCheckpoints) -> None:
         try:
@@ -78,7 +111,7 @@ class Uploads:
     async def _put(self, remote: RemoteCheckpoints, opened: OpenedCheckpoint) -> None:
         started = time.monotonic()
         try:
-            await asyncio.to_thread(remote.put, opened, self._keep)
+            await in_daemon(partial(remote.put, opened, self._keep))
         except CheckpointError as error:
             self._fail(CheckpointError(f"{opened.path} was not uploaded: {error}"))
         else:
@@ -90,3 +123,29 @@ class Uploads:
         self._failure = failure
         log.error("%s", failure)
         self._on_failure(str(failure))
+
+
+def in_daemon(call: Callable[[], object]) -> asyncio.Future[None]:
+    """Call in a thread that does not keep the process from ending; return what to await."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            call()
+        except Exception as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="upload", daemon=True).start()
+    return done

@@ -57,9 +57,9 @@ def _submitted(jobs: Sequence[Submitted], states: dict[str, str]) -> RenderableT
 def _running(jobs: Sequence[RunningJob]) -> RenderableType | None:
     if not jobs:
         return None
-    ages = [duration(int(time.time() - job.began)) for job in jobs]
+    ages = [duration(int(time.time() - job.began)) if job.began else "" for job in jobs]
     rows = zip([job.job for job in jobs], ages, ways_to(jobs), strict=True)
-    title = cell("on this host, for status, top, why, stop and others:")
+    title = cell("jobs on this host, and the option with which other commands find them:")
     return Group(title, table("job", "age", "option", rows=rows))
 
 

@@ -180,7 +180,6 @@ class AdminApi:
             raise RefusedError(str(error)) from None
         if obstacle := obstacle_to_switch(self._leader.plan, policy):
             raise RefusedError(obstacle)
-        log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 
     def _switch(self, request: Request, spec: str) -> None:
@@ -229,6 +228,8 @@ class AdminApi:
     def on_save_ended(self, request: Request, message: control.SaveEnded) -> None:
         self._leader.peers.member(request)
         self._save_failure = message.error
+        if message.error and message.path:
+            return  # it is saved, and was not uploaded
         for asking, waiting in tuple(self._save_requests.items()):
             if message.error:
                 waiting.refuse(CheckpointError(message.error))

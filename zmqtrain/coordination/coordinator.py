@@ -23,6 +23,7 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import roster_for
+from zmqtrain.errors import ConfigError
 from zmqtrain.policies import Decision, Policy, Release, make_policy
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.protocol.orders import (
@@ -291,6 +292,12 @@ class Coordinator:
                 case Apply(worker):
                     if self._is_async:
                         self._note_arrival(decision)
+                    elif self._most_local_steps:
+                        raise ConfigError(
+                            f"the policy {self.policy.spec} applies a result of local steps by "
+                            "itself, as a gradient; expected Reduce, or at_arrival = True: correct "
+                            "its class"
+                        )
                     self.version += decision.local_steps or 1
                     self.applied += 1
                     self.ledger.count(worker)

@@ -208,7 +208,9 @@ class LocalExchange:
     def _carry_out(self, order: Order) -> None:
         try:
             result = self.shard.carry_out(order)
-        except (ConfigError, SegmentError) as error:  # the parameters are untouched
+        except (ConfigError, SegmentError) as error:
+            if self.shard.is_changing:  # half of the change is made
+                raise
             self._result, self._reason = "dropped", str(error)
             self._fail(error.exit_code, str(error))
             return

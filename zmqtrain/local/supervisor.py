@@ -177,9 +177,9 @@ class _Stop:
 
 
 def dying_with(number: signal.Signals) -> Callable[[], None] | None:
-    """Return a function that gives a child this signal when this process dies; None without it.
+    """Return a function that gives a child this signal when this process dies.
 
-    Only Linux has it.
+    None on systems other than Linux, which have no such call.
     """
     if sys.platform != "linux":
         return None

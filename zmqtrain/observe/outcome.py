@@ -102,7 +102,8 @@ def recorded(
     except Exception as error:
         mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
         if mistake is None:
-            text, code = f"a bug: {type(error).__name__}: {error}", ExitCode.CRASH
+            kind = "" if isinstance(error, OSError) else "a bug: "
+            text, code = f"{kind}{type(error).__name__}: {error}", ExitCode.CRASH
         else:
             text, code = str(mistake), mistake.exit_code
         if code < RETRYABLE or not may_go_on:

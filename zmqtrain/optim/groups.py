@@ -54,7 +54,7 @@ def check_patterns(
         if not fitting:
             raise ConfigError(
                 f"{option} has {pattern!r}, which fits no {what}; {model!r} has "
-                f"{', '.join(names) or 'none'}"
+                f"{shortened(names) or 'none'}"
             )
         if not set(fitting).intersection(left):
             raise ConfigError(

@@ -128,10 +128,11 @@ def _made(kind: type[Policy], options: str | None, spec: str) -> Policy:
         takes = options is not None or _takes_options(kind)
         make: Callable[..., Policy] = kind
         policy = make(options or "") if takes else make()
-    if policy.most_local_steps > MAX_BATCHES:
+    most, overrides = policy.most_local_steps, kind.local_steps is not Policy.local_steps
+    if not isinstance(most, int) or not overrides <= most <= MAX_BATCHES:
         raise ConfigError(
-            f"policy {_shown(spec)} has most_local_steps={policy.most_local_steps}; expected "
-            f"{MAX_BATCHES} at most; give a smaller number"
+            f"policy {_shown(spec)} has most_local_steps={most!r}; expected a whole number from "
+            f"{'1, as it has local_steps(),' if overrides else '0'} to {MAX_BATCHES}; correct it"
         )
     return policy
 

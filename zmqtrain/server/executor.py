@@ -207,9 +207,13 @@ class Executor:
         elif outcome == "accumulated":
             self._metrics.pushes.accumulated.inc()
             self._state.decided(order.workers[0], "accumulated")
-        else:
+        elif isinstance(outcome, ConfigError | SegmentError) and not self._state.shard.is_changing:
             self._not_updated(order.workers, outcome)
             self._done(number)
+        elif isinstance(outcome, Exception):
+            raise outcome  # half of the change is made, and the next life of this ps finishes it
+        else:
+            raise TypeError(f"an update returned {outcome!r}")
 
     def _updated(self, workers: tuple[int, ...], steps: int) -> None:
         version, staleness = self._state.version, {}
@@ -227,11 +231,9 @@ class Executor:
             Applied(version, len(workers), staleness, self.work.last_s, time.monotonic(), steps > 0)
         )
 
-    def _not_updated(self, workers: tuple[int, ...], error: object) -> None:
+    def _not_updated(self, workers: tuple[int, ...], error: ConfigError | SegmentError) -> None:
         """A schedule gave no learning rate, or there is no room for more rows; the parameters are
         untouched."""
-        if not isinstance(error, ConfigError | SegmentError):
-            raise TypeError(f"an update returned {error!r}")
         for worker in workers:
             self._state.decided(worker, "dropped", str(error))
         self._report(Refused(error))

@@ -22,7 +22,6 @@ from zmqtrain.server.executor import Applied, OrderOutcome, Refused
 from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.state import ShardState, WorkerRecord
-from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.control import ShardWritten
 
 
@@ -99,10 +98,9 @@ class LeaderHost(Decider):
     def begin(self) -> bool:
         state = self._state
         ledger = Ledger()
-        if state.restored_from is not None:
-            manifest = read_manifest(state.restored_from)
+        if state.restored is not None:
             fingerprint = self._peer_handlers.fingerprint
-            ledger = Ledger.restored(restored_batches(manifest, fingerprint))
+            ledger = Ledger.restored(restored_batches(state.restored, fingerprint))
         self._admin.forget_saves()
         rate = state.shard.learning_rate
         return self.leader.begin(state.generation, state.version, ledger, rate)

@@ -161,10 +161,10 @@ class ParameterAccess:
         shard = self._state.shard
         if checkpoint_path is None:
             shard.initialize(shard.layout.flat_of(self._job.initial_values()))
-            self._state.restored_from = None
+            self._state.restored = None
             return
-        path = self._state.restored_from = checkpoint.checkpoint_of(checkpoint_path)
-        manifest = read_manifest(path)
+        path = checkpoint.checkpoint_of(checkpoint_path)
+        manifest = self._state.restored = read_manifest(path)
         for mark in manifest.worker_marks.values():
             self._peers.outlive(mark.incarnation)
         shard.restore(path, manifest)

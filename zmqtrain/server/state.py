@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from zmqtrain.actors.actor import Request
@@ -15,6 +14,7 @@ from zmqtrain.coordination.state import pack
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.protocol.orders import Answer
+from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
@@ -153,7 +153,7 @@ class ShardState:
         self.shard = shard
         self.marks = marks
         self.generation = 0  # 0: none has begun
-        self.restored_from: Path | None = None  # the checkpoint that this generation began from
+        self.restored: Manifest | None = None  # with which this generation began
         self.workers: dict[int, WorkerRecord] = {}
         self.duplicates = 0  # pushes that had been seen before
         self._changed: dict[int, WorkerRecord] = {}  # workers whose pushes the last change decided

@@ -25,6 +25,7 @@ from zmqtrain.store.checkpoint import COMMITTED, checkpoints_directory
 from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_sizes
 
 GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
+HISTORY_FILE = "history.json"  # beside the checkpoints' directory
 LOCK_FILE = "LOCK"
 GROUP_FILE = "GROUP"
 CHECKS, CHECK_S = 100, 0.005  # within which other processes have checked the lock

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from zmqtrain.errors import CheckpointError, ConfigError, imported
 from zmqtrain.store import checkpoint
-from zmqtrain.store.logdir import checkpoints
+from zmqtrain.store.durable import sync_path
+from zmqtrain.store.logdir import HISTORY_FILE, checkpoints
 from zmqtrain.store.manifest import MANIFEST_FILE, Manifest, read_manifest, verify
 
 EXTRA = "remote"
@@ -40,7 +41,18 @@ class OpenedCheckpoint:
             self.files: Mapping[str, BinaryIO] = {
                 name: stack.enter_context(open(path / name, "rb")) for name in names
             }
+            self.history: BinaryIO | None = None
+            with suppress(FileNotFoundError):  # there are no epochs
+                self.history = stack.enter_context(open(path.parents[1] / HISTORY_FILE, "rb"))
             self.close = stack.pop_all().close
+
+
+class _Copies(NamedTuple):
+    """Whole copies by name, newest first; those without a manifest; the number of the others."""
+
+    whole: list[tuple[str, Manifest]]
+    begun: list[str]
+    unreadable: int
 
 
 class RemoteCheckpoints:
@@ -62,6 +74,7 @@ class RemoteCheckpoints:
                 "such as s3://bucket/net, whose package (for s3 that is s3fs) is installed"
             ) from error
         self._root = posixpath.join(root, "checkpoints")
+        self._history = posixpath.join(root, HISTORY_FILE)
 
     def check(self) -> None:
         """Write a small file, and delete it.
@@ -79,19 +92,31 @@ class RemoteCheckpoints:
         """Write a checkpoint, and close it; then delete all but the ``keep`` newest ones.
 
         Raises:
-            CheckpointError: that fails. Older copies are untouched, but one of the same step is
-                gone.
+            CheckpointError: it cannot be written. Older copies are untouched, but one of the same
+                step is gone.
         """
         directory = posixpath.join(self._root, opened.path.name)
         with closing(opened), self._explaining("cannot be written to"):
             self._delete(directory)
             self._files.makedirs(directory, exist_ok=True)
+            if opened.history is not None:
+                self._write(self._history, opened.history)
             for name, file in opened.files.items():
-                with self._files.open(posixpath.join(directory, name), "wb") as out:
-                    shutil.copyfileobj(file, out, 1 << 24)
-        whole, begun = self._found()
+                self._write(posixpath.join(directory, name), file)
+        try:
+            self._prune(opened.path.name, keep)
+        except CheckpointError as error:
+            log.warning("older checkpoints are left at %s: %s", self.address, error)
+
+    def _write(self, path: str, file: BinaryIO) -> None:
+        with self._files.open(path, "wb") as out:
+            shutil.copyfileobj(file, out, 1 << 24)
+
+    def _prune(self, latest: str, keep: int) -> None:
+        copies = self._found()
+        older = [name for name, _ in copies.whole if name != latest][max(0, keep - 1) :]
         with self._explaining("cannot be tidied up"):
-            for name in [*(name for name, _ in whole[keep:]), *begun]:
+            for name in [*older, *copies.begun]:
                 self._delete(posixpath.join(self._root, name))
 
     def fetch_newer(self, logdir: Path) -> Path | None:
@@ -102,16 +127,15 @@ class RemoteCheckpoints:
                 checkpoint, so training would begin afresh; or the logdir cannot be written to.
         """
         own = checkpoints(logdir)
-        newest = max(map(_age_at, own), default=(0, -1))
-        found, _ = self._found()
-        for name, manifest in found:
-            if _age(manifest) <= newest:
+        copies = self._found()
+        for name, manifest in copies.whole:
+            if any(_age_at(path) >= _age(manifest) for path in own):
                 return None
             if (fetched := self._fetch(name, manifest, logdir)) is not None:
                 return fetched
-        if found and not own:
+        if (number := len(copies.whole) + copies.unreadable) and not own:
             raise CheckpointError(
-                f"{self.address}: none of its {len(found)} checkpoints is valid; expected at least "
+                f"{self.address}: none of its {number} checkpoints is valid; expected at least "
                 "one; bring one back, or upload to a new address"
             )
         return None
@@ -123,33 +147,45 @@ class RemoteCheckpoints:
         with ExitStack() as failed:
             failed.callback(shutil.rmtree, temporary, ignore_errors=True)
             for written in manifest.files:
-                self._get(posixpath.join(directory, written.file), temporary / written.file)
+                if self._get(posixpath.join(directory, written.file), temporary / written.file):
+                    sync_path(temporary / written.file)
             try:
                 verify(temporary, manifest)
             except CheckpointError as error:
                 log.error("skipping %s of %s: %s", name, self.address, error)
                 return None
             failed.pop_all()
+        draft = logdir / f".{HISTORY_FILE}"
+        if self._get(self._history, draft):
+            draft.replace(logdir / HISTORY_FILE)
         return checkpoint.commit(temporary, manifest)
 
-    def _found(self) -> tuple[list[tuple[str, Manifest]], list[str]]:
-        """Return names and manifests of whole copies, newest first, and names of begun ones."""
-        whole, begun = {}, []
+    def _found(self) -> _Copies:
+        whole, begun, unreadable = {}, [], 0
         with TemporaryDirectory(prefix="zmqtrain-") as place:
             for name in self._names():
                 copy = Path(place, name)
                 copy.mkdir()
-                self._get(posixpath.join(self._root, name, MANIFEST_FILE), copy / MANIFEST_FILE)
-                if not (copy / MANIFEST_FILE).exists():
+                file = posixpath.join(self._root, name, MANIFEST_FILE)
+                if not self._get(file, copy / MANIFEST_FILE):
                     begun.append(name)
-                with suppress(CheckpointError):  # perhaps it is of another version
+                    continue
+                try:
                     whole[name] = read_manifest(copy)
-        return sorted(whole.items(), key=lambda each: _age(each[1]), reverse=True), begun
+                except CheckpointError:  # perhaps it is of a later version, so it stays
+                    unreadable += 1
+        newest_first = sorted(whole.items(), key=lambda each: _age(each[1]), reverse=True)
+        return _Copies(newest_first, begun, unreadable)
 
-    def _get(self, file: str, to: Path) -> None:
-        """Copy a file here, if there is one."""
-        with self._explaining("cannot be read"), suppress(FileNotFoundError):
-            self._files.get_file(file, str(to))
+    def _get(self, file: str, to: Path) -> bool:
+        """Copy a file here, if there is one; return whether there is."""
+        with self._explaining("cannot be read"):
+            try:
+                self._files.get_file(file, str(to))
+            except FileNotFoundError:
+                to.unlink(missing_ok=True)
+                return False
+        return True
 
     def _names(self) -> list[str]:
         with self._explaining("cannot be read"):
@@ -170,7 +206,7 @@ class RemoteCheckpoints:
 
     @contextmanager
     def _explaining(self, failure: str) -> Iterator[None]:
-        """Name the address in errors, which each file system has its own classes for."""
+        """Name the address in errors; each file system has classes of its own."""
         try:
             yield
         except Exception as error:
@@ -186,7 +222,10 @@ def _age(manifest: Manifest) -> tuple[int, int]:
 
 
 def _age_at(path: Path) -> tuple[int, int]:
+    """Return the age of a checkpoint of a logdir, or that of none if it is damaged."""
     try:
-        return _age(read_manifest(path))
+        manifest = read_manifest(path)
+        verify(path, manifest)
     except CheckpointError:
         return 0, -1
+    return _age(manifest)

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
-from zmqtrain.errors import ConfigError, SegmentError
+from zmqtrain.errors import CheckpointError, ConfigError, SegmentError
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.norm import clip_scale
 from zmqtrain.optim.schedules import Replaceable, has_rate
@@ -88,7 +88,7 @@ class Shard:
             self._use_rate_for_tables()
         self._note = Note(self.segment)
         self._staged: dict[int, Contribution] = {}  # by worker
-        self._is_changing = False  # a change has begun; if it failed, for good
+        self.is_changing = False  # a change has begun; if it failed, for good
         self.moves = Moves()
 
     @property
@@ -166,8 +166,10 @@ class Shard:
         :func:`zmqtrain.store.checkpoint.seal_shard`, beside later changes.
 
         Raises:
-            CheckpointError: the file cannot be written.
+            CheckpointError: the file cannot be written, or a change has failed half-way.
         """
+        if self.is_changing:
+            raise CheckpointError(f"update {self.version} of this shard failed half-way")
         layout = layout or self.layout
         arrays, tables = self.dense.tensors(layout), self.tables
         frozen = [] if tables is None else tables.freeze(layout)
@@ -238,13 +240,13 @@ class Shard:
         """
         words = self.segment.words
         self.dense.begin_settling()
-        self._is_changing = True
+        self.is_changing = True
         words[CLOCK] += 1
         if self.safe:
             self._note.settle()
         self.dense.settle(target)
         self._note.finish()
-        self._is_changing = False
+        self.is_changing = False
         words[CLOCK] += 1
 
     def square_of(self, update: Apply | Reduce) -> int:
@@ -317,7 +319,7 @@ class Shard:
         yield
         words[VERSION], words[ACCUMULATED], words[RATE], words[RESTED] = version, 0, 0, 0
         words[CLOCK] += 1
-        self._is_changing = False
+        self.is_changing = False
         self._note.forget()
         self._staged.clear()
 
@@ -328,14 +330,14 @@ class Shard:
             ConfigError: the update rule refuses; nothing was changed.
             SegmentError: the change before failed half-way, and nothing may overwrite its note.
         """
-        if self._is_changing:
+        if self.is_changing:
             raise SegmentError(
                 f"update {self.version} of this shard failed half-way; only a new life of its ps "
                 "can finish it"
             )
         for holding in self._holdings:
             holding.begin(change)
-        self._is_changing = True
+        self.is_changing = True
         self.segment.words[CLOCK] += 1
         if self.safe:
             self._note.write(change)
@@ -358,7 +360,7 @@ class Shard:
         if change.order:
             words[ORDERS] = change.order
         self._note.finish()
-        self._is_changing = False
+        self.is_changing = False
         words[CLOCK] += words[CLOCK] % 2
 
     def _use_rate_for_tables(self) -> None:
