@@ -219,7 +219,10 @@ class LocalRun:
     async def status(self) -> Status:
         exchange, job = self._running, self._job
         coordinator = exchange.coordinator
-        steps = (job.epochs or 1) * job.steps_of_epoch(self._training)
+        figures = figures_of(job, coordinator, exchange.throughput, exchange.staleness)
+        steps = job.steps_of_epoch(self._training)
+        if job.epochs:  # which may have begun anew, with other data
+            steps = coordinator.version + job.epochs * steps - figures["uncounted"]
         worker = TaskStatus(
             role=Role.WORKER,
             index=WORKER,
@@ -247,6 +250,5 @@ class LocalRun:
             tables=await self.table_status(),
             exchange="nccl" if job.exchange == "nccl" else "local",
             epoch_batches=self._epoch_batches,
-            **figures_of(job, coordinator, exchange.throughput, exchange.staleness)
-            | asdict(await self.progress()),
+            **figures | asdict(await self.progress()),
         )
