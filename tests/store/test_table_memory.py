@@ -22,7 +22,7 @@ from zmqtrain.optim import LAMB, SGD, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.protocol.orders import Apply
 from zmqtrain.store import arena
 from zmqtrain.store.row_store import RowStore
-from zmqtrain.store.table_layout import MOVED, TableLayout
+from zmqtrain.store.table_layout import MOVED, RESERVED, STATE, TableLayout
 from zmqtrain.store.table_memory import TableMemory, reach
 
 VARIABLE = table("user", 0, 2)
@@ -248,3 +248,24 @@ def test_memory_of_a_dropped_shard_is_unmapped_at_once(rule: Rule) -> None:
         assert mapped() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("limit", [None, 4000])
+@pytest.mark.parametrize("erased", [0, 3000, 4000])
+@pytest.mark.parametrize("asked", [1, 1000, 3500, 4000, 9000])
+def test_store_has_room_where_more_rows_need_no_more_memory(
+    limit: int | None, erased: int, asked: int
+) -> None:
+    """Free records are used again; the index may have to grow though there are enough of them."""
+    store = TableMemory.private([TableLayout(table("user", 0, 2, rows=limit))]).stores[0]
+    inserted(store, np.arange(4000), 1)
+    store.erase(store.find(np.arange(erased))[0])
+    has_room, before = store.has_room(asked), memory_of(store)
+    store.make_room(min(asked, store.layout.most - len(store)))
+    assert has_room == (memory_of(store) == before)
+    assert store.has_room(asked)
+
+
+def memory_of(store: RowStore) -> tuple[int, int]:
+    """Return how much memory its records have, and where its index is."""
+    return store.words[RESERVED], store.words[STATE]

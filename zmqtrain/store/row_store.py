@@ -231,9 +231,9 @@ class RowStore:
 
     def has_room(self, new: int) -> bool:
         """Return whether :meth:`make_room` would need no more memory for ``new`` rows."""
-        held, capacity = self.words[COUNT], 1 << self._state.now[0]
-        new = min(new, self.layout.most - held)
-        has_records = (held + new) * self.layout.stride <= self.words[RESERVED]
+        new, capacity = min(new, self.layout.most - len(self)), 1 << self._state.now[0]
+        records = self.words[COUNT] + max(new - self.words[FREE], 0)
+        has_records = records * self.layout.stride <= self.words[RESERVED]
         return has_records and max(self.words[USED], len(self)) + new <= LOAD * capacity
 
     def make_room(self, new: int) -> None:
