@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -307,3 +308,17 @@ def test_rows_of_a_generation_that_is_over_are_not_read() -> None:
     shard.initialize(np.zeros(shard.layout.size, np.float32))
     with pytest.raises(CheckpointError, match="begins anew"):
         kept.read(0, np.array([1]))
+
+
+def test_rows_of_a_result_are_let_go_with_it() -> None:
+    shard, count = begin(), 20_000
+    assert shard.tables is not None
+    train(shard, *range(count))
+    tracemalloc.start()
+    try:
+        assert [len(found.ids) for found in shard.tables.trained()] == [count]
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak > 16 * count
+    assert kept < count

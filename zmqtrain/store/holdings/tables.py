@@ -212,10 +212,8 @@ class Tables:
     def trained(self) -> Iterator[RowsOf]:
         """Yield the trained rows of each table."""
         for number, store in enumerate(self.memory.stores):
-            places = store.live()
-            ids = store.ids(places)
-            order = np.argsort(ids)
-            yield RowsOf(number, ids[order], self.rows(number, ids[order]))
+            ids = np.sort(store.ids(store.live()))
+            yield RowsOf(number, ids, store.read(ids)[0])
 
     def status(self) -> dict[str, TableStatus]:
         """Return the status of each table, by its name."""
