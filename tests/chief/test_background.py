@@ -213,23 +213,26 @@ async def test_evaluation_that_fails_lets_everything_go() -> None:
 
 
 @pytest.mark.parametrize("error", [RefusedError, FencedError])
+@pytest.mark.parametrize(("every", "asked"), [(10, (20, 10)), (STEPS // 2 + 1, (0, STEPS))])
 async def test_rows_that_are_lost_while_they_are_evaluated_end_only_this_evaluation(
-    error: type[RefusedError],
+    error: type[RefusedError], every: int, asked: tuple[int, int]
 ) -> None:
+    """Every ps is told so, be it the last one: else it would copy rows for it until the end."""
+
     class Lost(LinearRegression):
         def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
             raise error("gone")
 
-    job = Watched(model=Lost(2))
+    job = Watched(model=Lost(2), every=every)
     job.cluster.readers = {"user": None}
     await job.come_to(0, 0)
     if error is FencedError:
         with pytest.raises(FencedError):
-            await job.come_to(10, 10)
+            await job.come_to(every, every)
         await job.made.ask_again()
     else:
-        await job.come_to(10, 10)
-    assert job.cluster.asked[-1] == (20, 10)
+        await job.come_to(every, every)
+    assert job.cluster.asked[-1] == asked
     assert not job.made.is_done
 
 

@@ -47,10 +47,13 @@ class BackgroundEvaluations:
             self._generation, self._next = self._cluster.generation, 0
 
     async def ask_again(self) -> None:
-        """Have a ps that was restarted keep the step that was asked for, too."""
+        """Have a ps that was restarted keep the step that was asked for, too.
+
+        The others may still keep one of which nobody has told them that its evaluation is over.
+        """
         self._forget_other_generations()
-        if 0 < self._next < math.inf:
-            await self._keep(int(self._next))
+        if self._next:
+            await self._keep_next()
 
     async def follow(self, step: int) -> None:
         """Evaluate the step that is kept, unless it is after this one, which the job is at."""
@@ -78,9 +81,8 @@ class BackgroundEvaluations:
         if parameters is not None:
             report = self._evaluator.report(step, {**parameters, **tables})
             await self._unless_lost(step, report)
-        goes_on = self._next < math.inf and not self.is_done
-        self._done = step if goes_on else self._steps
-        await self._keep(int(self._next) if goes_on else 0)
+        self._done = step
+        await self._keep_next()
         if step + self._every < self._next < math.inf:
             text = "training is faster than evaluations: the next one is of step %d"
             log.info(text, self._next)
@@ -99,6 +101,12 @@ class BackgroundEvaluations:
         except RefusedError:
             log.info("step %d is not evaluated: a ps that had kept it was restarted", step)
             return None
+
+    async def _keep_next(self) -> None:
+        goes_on = self._next < math.inf and not self.is_done
+        if not goes_on:
+            self._done = self._steps
+        await self._keep(int(self._next) if goes_on else 0)
 
     async def _keep(self, step: int) -> list[int]:
         return await self._cluster.keep(step, self._done)
