@@ -29,7 +29,8 @@ class Waits:
     """The waits of one task; times are of the monotonic clock.
 
     ``hosts``: the task that hosts a peer, by the peer's name; a peer may be a task of its own.
-    ``halts``: what returns why a peer cannot answer, or "" if that is not known, by its name.
+    ``halts``: by a peer's name, a function that returns why it cannot answer, "" if that is
+    unknown.
     """
 
     def __init__(self, owner: str) -> None:

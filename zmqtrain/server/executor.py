@@ -94,8 +94,8 @@ class Executor:
         self._is_over = False  # further orders of this generation are dropped
         self._policy = ""  # the last one in the log
         self._next = 0  # the version to be kept, 0: none
-        self._average = False  # whether its moving average is
-        self._kept: list[Kept] = []  # with tables two: one is read while the next one is made
+        self._average = False  # whether its moving average is kept in its place
+        self._kept: list[Kept] = []  # two with tables: one is read while the next is made
 
     def halt_at_snapshot(self) -> None:
         """Carry out no order after the next snapshot, since its result would be lost.

@@ -283,9 +283,10 @@ class Seat:
         return self._began + self.steps
 
     def has_room(self, rows: Sequence[RowsOf]) -> bool:
-        """Return whether there is memory for a step in which every member has these many new rows.
+        """Return whether there is memory for a step in which every member has this many new rows.
 
-        If not, the gradient must be pushed: the ps can still refuse it.
+        ``rows``: those of the member's gradient, by table. If there is not, the gradient must be
+        pushed: the ps can still refuse it.
         """
         tables, members = self._shard.tables, len(self.holders)
         return tables is None or all(

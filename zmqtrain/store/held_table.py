@@ -94,7 +94,10 @@ class HeldTable:
                     store.make_room(min(new, store.layout.most - len(store)))
 
     def known(self, part: RowsOf) -> Places:
-        """Return where rows are, as far as who has sent them knows it; -1 for the others."""
+        """Return the places of rows that their sender knows and that are still right.
+
+        They are -1 for the others.
+        """
         found, words = part.found, self.store.words
         if found is not None and found.sweeps == words[SWEEPS] and len(part.ids):
             if found.places.max() < words[COUNT]:

@@ -17,8 +17,8 @@ for gradients are locked one by one:
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
-    gradient 0    the same shape: the gradient of one worker until it is applied; behind it what a
-                  worker that makes steps by itself counts them: see board.py; then ABSENT
+    gradient 0    the same shape: the gradient of one worker until it is applied; behind it the
+                  figures of a worker that makes steps by itself: see board.py; then ABSENT
     gradient 1    ...
 
 ABSENT is uint8 of shape (1 + variables,): 1 for each trained variable that has no gradient, which
@@ -193,7 +193,7 @@ class PartLayout:
 def parts_of(
     size: int, state: tuple[int, int], cut: Callable[[int], Sequence[slice]]
 ) -> tuple[PartLayout, ...]:
-    """Return the parts of a shard; ``cut``: number of parts of the trained elements."""
+    """Return the parts of a shard; ``cut`` returns those of so many trained elements."""
     averaged, other = size - sum(state), size - state[1]
     parts = [PartLayout(where, "update") for where in cut(averaged)]
     if averaged < other:
