@@ -109,11 +109,13 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
 
 def _wrong_evaluations(schedule: Schedule, summaries: Iterable[Summary]) -> Iterator[str]:
     """Yield the evaluations that are not of the step that they name, on all shards."""
-    if (schedule.epochs or schedule.tables) and not schedule.is_coordinated:
-        return  # a shard may lack the part of a lost push, or have its rows of another one
+    if schedule.epochs and not schedule.is_coordinated:
+        return  # at the end of an epoch a shard may lack the part of a lost worker's push
+    # Shards that decide alone make their updates of unlike pushes, so rows are of no one step.
+    of_rows = ["updates_of_rows"] if schedule.tables and schedule.is_coordinated else []
     for summary in summaries:
         for row in summary.evaluations:
-            updates = row["fewest_updates"], row["most_updates"]
+            updates = [row[name] for name in ("fewest_updates", "most_updates", *of_rows)]
             is_last = row["step"] == summary.global_step
             if not is_last and any(_is_wrong(schedule, each, row["step"]) for each in updates):
                 yield f"the evaluation of step {row['step']} is of shards with {updates} updates"

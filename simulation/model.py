@@ -85,9 +85,10 @@ class CountingModel:
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         sums = [float(parameters[f"sums{i}"].sum()) for i in range(self.shards)]
-        if "rows" in parameters:
-            sums.append(float(parameters["rows"].take(np.arange(EXAMPLES))[:, 0].sum()))
         updates = {"fewest_updates": min(sums), "most_updates": max(sums)}
+        if "rows" in parameters:
+            rows = parameters["rows"].take(np.arange(EXAMPLES))
+            updates["updates_of_rows"] = float(rows[:, 0].sum())
         return {"loss": float(np.mean(parameters["trail0"]))} | updates
 
 
