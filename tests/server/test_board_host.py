@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from tests.coordination.parts import make_host
 from tests.kills import Killed
+from tests.limits import within
 from tests.server.conftest import add_worker, make_state
 from tests.store import with_tables
 from zmqtrain.actors.waits import Waits
@@ -20,6 +22,7 @@ from zmqtrain.errors import PeerLostError
 from zmqtrain.optim import SGD, Update
 from zmqtrain.protocol.orders import Apply, Roster
 from zmqtrain.server.board_host import BoardHost
+from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import checkpoint
 from zmqtrain.store.board import Board, Seat
@@ -162,20 +165,35 @@ async def test_member_that_stops_in_the_middle_of_its_slice_ends_the_job_in_time
     assert not roster.is_made
 
 
-def test_checkpoint_that_is_being_written_lacks_the_steps_of_the_next_roster(
-    tmp_path: Path,
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+async def test_checkpoint_that_is_being_written_lacks_the_steps_of_the_next_roster(
+    directory: Path,
 ) -> None:
     """Members change rows from other processes, which know of no checkpoint."""
-    tmp_path.chmod(0o700)
     job = with_tables.Job([of := with_tables.table("t")], [Update(SGD(1.0))])
-    shard = job.begin(tmp_path / "ps")
+    shard = job.begin(directory / "ps")
     with_tables.push(shard, 0, [with_tables.rows(of, 1)])
     shard.carry_out(Apply(0))
     expected = with_tables.tensors_of(shard)
-    copied = shard.write(checkpoint.begin(tmp_path, 1))
+    copied = shard.write(checkpoint.begin(directory, 1))
     state = ShardState(Task(Role.PS, 0), shard, Marks(shard.segment))
     add_worker(state, 0, buffer=0, lane="memory")
-    BoardHost(state, Waits("ps 0"), 60.0).begin(Roster((0,), steps=9, next_batch=0))
+    host, begun = BoardHost(state, Waits("ps 0"), 60.0), asyncio.Event()
+
+    def begin(roster: Any) -> None:
+        host.begin(roster)
+        begun.set()
+
+    executor = Executor(make_host(), state, begin)
+    executor.carry_out([(1, Roster((0,), steps=9, next_batch=0))])
+    assert not begun.is_set()  # rows are copied beside the event loop
+    await within(begun.wait())
+    executor.close()
     assert shard.tables is not None
     memory = reach_tables(shard.tables.memory.name, job.layouts, writable=True)
     tables = Tables(job.updates, memory)

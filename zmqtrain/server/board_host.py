@@ -70,7 +70,6 @@ class BoardHost:
             NOBODY if life is None else Holder(life.index, life.incarnation, life.buffer)
             for life in lives
         ]
-        self._state.shard.keep_frozen()
         self._board.open(self._state.version, roster.steps, roster.next_batch, holders)
         self._reported = 0
         self._ends.clear()

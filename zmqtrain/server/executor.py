@@ -158,6 +158,8 @@ class Executor:
                 case Snapshot(directory):
                     copy = partial(_copy, directory, self._state)
                     put(copy, partial(self._copied, number, directory), rare=True)
+                case Roster() if shard.tables is not None:
+                    put(shard.keep_frozen, partial(self._go_on, number, order), rare=True)
                 case _:
                     put(None, partial(self._go_on, number, order))
         self.work.run()
