@@ -322,3 +322,17 @@ def test_rows_of_a_result_are_let_go_with_it() -> None:
         tracemalloc.stop()
     assert peak > 16 * count
     assert kept < count
+
+
+def test_kept_rows_that_nothing_has_forgotten_since_are_found_without_sorting_the_table() -> None:
+    shard, count = begin(forget_after=100), 20_000
+    train(shard, *range(count))
+    first, kept = (shard.keep(average=False).rows for _ in range(2))
+    assert first is not None and kept is not None
+    first.read(0, np.arange(-1, 1))  # it compiles
+    tracemalloc.start()
+    try:
+        kept.read(0, np.arange(-1, 1))
+        assert tracemalloc.get_traced_memory()[1] < count
+    finally:
+        tracemalloc.stop()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
@@ -41,6 +41,8 @@ from zmqtrain.wire.control import Keep, ShardWritten
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _WITH_PARAMETERS = Pull, Push  # a tuple: isinstance is twice as fast with it
 
@@ -113,6 +115,13 @@ class Executor:
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once all orders so far are done and the shard is idle."""
         self.work.put(None, lambda _: call(), lasting=True)
+        self.work.run()
+
+    def beside_orders(
+        self, read: Callable[[], Result], then: Callable[[Result | ZmqTrainError | None], None]
+    ) -> None:
+        """Read beside the event loop, once all orders so far are done and the shard is idle."""
+        self.work.put(read, then, rare=True, lasting=True)
         self.work.run()
 
     def forget_orders(self, *, further: bool = False) -> None:

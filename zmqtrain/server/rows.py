@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 
 from zmqtrain.actors.actor import Request, ResendId
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.peers import PeerTable
-from zmqtrain.errors import ProtocolError, RefusedError
+from zmqtrain.errors import ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.models.tables import Ids, RowPlace, RowsOf, TableVariable, shards_of
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState, WorkerRecord
@@ -43,33 +44,47 @@ class RowAccess:
         if not self._state.initialised:
             raise RefusedError(f"{self._state.task} holds no parameters yet")
         ids = self._ids_in(request.envelope.tensors[:1], message)
-        answer = partial(self._answer, request, message, ids)
+        read, answer = partial(self._read, message, ids), partial(self._answer, request, message)
         worker = self._state.workers.get(peer.index) if peer.is_worker else None
         if worker is not None and message.after > worker.received + 1:
             raise ProtocolError(f"rows after push {message.after}, of {worker.received} received")
-        if worker is not None and worker.owes(message.after):
-            worker.lookups[request.envelope.request_id] = answer
+        if worker is not None and worker.owes(message.after) and not message.at:
+            worker.lookups[request.envelope.request_id] = lambda: answer(read())
             return
-        if request.resend_id not in self._asked:  # else it was sent again before its turn came
-            self._asked.add(request.resend_id)
-            self._executor.after_orders(answer)
+        if request.resend_id in self._asked:
+            return  # it was sent again before its turn came
+        self._asked.add(request.resend_id)
+        if message.at:  # rows that were forgotten meanwhile take time
+            self._executor.beside_orders(read, answer)
+        else:
+            self._executor.after_orders(lambda: answer(read()))
 
-    def _answer(self, request: Request, message: Lookup, ids: Sequence[Ids]) -> None:
-        self._asked.discard(request.resend_id)
+    def _read(self, message: Lookup, ids: Sequence[Ids]) -> Flat:
+        """Return the elements of the rows that are asked for.
+
+        Raises:
+            RefusedError: their version is not kept.
+            CheckpointError: the shard has begun anew.
+        """
         tables = self._state.shard.tables
         source = None if tables is None else tables.memory.read
         if message.at:
             kept = self._executor.kept(message.at)
-            source = None if kept is None or kept.rows is None else kept.rows.read
-            if source is None:
-                text = f"{self._state.task} has not kept version {message.at}"
-                request.refuse(RefusedError(text))
-                return
+            if kept is None or kept.rows is None:
+                raise RefusedError(f"{self._state.task} has not kept version {message.at}")
+            source = kept.rows.read
         flats = [np.empty(0, np.float32)]
         if source is not None:
             flats += [source(*each).ravel() for each in zip(message.tables, ids, strict=True)]
-        found = Tensor.of(np.concatenate(flats))
-        request.reply(RowValues(message.at or self._state.version), (found,))
+        return np.concatenate(flats)
+
+    def _answer(self, request: Request, message: Lookup, found: Flat | ZmqTrainError) -> None:
+        self._asked.discard(request.resend_id)
+        if isinstance(found, ZmqTrainError):
+            request.refuse(RefusedError(str(found)))
+        else:
+            version = message.at or self._state.version
+            request.reply(RowValues(version), (Tensor.of(found),))
 
     def take_in(self, chunk: RowChunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
         """Take in some rows of a push.

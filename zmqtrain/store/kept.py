@@ -8,6 +8,7 @@ import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.models.tables import Ids, Rows
+from zmqtrain.store.table_layout import SWEEPS
 from zmqtrain.store.table_memory import TableMemory
 
 
@@ -20,6 +21,7 @@ class KeptRows:
     def __init__(self, memory: TableMemory) -> None:
         self._memory = memory
         self._snapshots = [store.freeze() for store in memory.stores]
+        self._sweeps = [store.words[SWEEPS] for store in memory.stores]
 
     def read(self, table: int, ids: Ids) -> Rows:
         """Return the rows with these ids as they were, shape (n, dim).
@@ -27,10 +29,13 @@ class KeptRows:
         Raises:
             CheckpointError: the shard has begun anew.
         """
-        variable = self._memory.layout.tables[table].variable
-        forgets = variable.forget_after is not None or variable.max_rows is not None
-        places, _ = self._memory.stores[table].find(ids)
-        rows, is_there = self._snapshots[table].read(ids, places, forgets=forgets)
+        store, snapshot = self._memory.stores[table], self._snapshots[table]
+        places, _ = store.find(ids)
+        forgets = store.words[SWEEPS] != self._sweeps[table]
+        if snapshot.is_for_others:  # what they forget may be seen earlier than SWEEPS
+            variable = self._memory.layout.tables[table].variable
+            forgets = variable.forget_after is not None or variable.max_rows is not None
+        rows, is_there = snapshot.read(ids, places, forgets=forgets)
         self._memory.begin_rows(table, ids, rows, np.flatnonzero(~is_there))
         return rows
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -39,6 +38,8 @@ class RowSnapshot:
         self._heads, self._widths, self._own = heads, widths, own
         self._lock, self._kept = Lock(), 0
         self._is_over = False
+        self.is_for_others = False  # other processes may have changed the store meanwhile
+        self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         count = len(heads)
         self._log = np.empty_like(heads)  # takes memory as it is filled
         self._kept_as = np.zeros(count, np.int32 if count < 1 << 31 else np.int64)  # 0: not kept
@@ -58,6 +59,7 @@ class RowSnapshot:
 
     def keep_all(self) -> None:
         """Keep all records, because later changes by other processes do not keep them."""
+        self.is_for_others = True
         for begin in range(0, len(self._heads) if self._kept < len(self._heads) else 0, _BLOCK):
             with self.before_a_change(np.arange(begin, min(begin + _BLOCK, len(self._heads)))):
                 pass
@@ -74,7 +76,7 @@ class RowSnapshot:
         Raises:
             CheckpointError: the store has lost its rows meanwhile.
         """
-        _, places = self._in_order
+        _, places = self._in_order()
         for begin in range(0, len(places), _BLOCK):
             own = places[begin : begin + _BLOCK]
             records = self._records(own)
@@ -96,8 +98,8 @@ class RowSnapshot:
         """
         found, is_there = self._at(ids, places)
         missing = np.flatnonzero(~is_there)
-        if forgets and len(missing) and len(self._in_order[0]):
-            every, then = self._in_order
+        if forgets and len(missing) and self.rows:
+            every, then = self._in_order()
             at = np.minimum(np.searchsorted(every, ids[missing]), len(every) - 1)
             found[missing], is_there[missing] = self._at(ids[missing], then[at])
         return found, is_there
@@ -122,9 +124,13 @@ class RowSnapshot:
                 records[changed] = self._log[kept[changed] - 1]
         return records
 
-    @cached_property
     def _in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of the rows, sorted, and their places."""
+        """Return the ids of the rows, sorted, and their places."""
+        if self._order is None:  # two threads may find that at once, and find the same
+            self._order = self._sorted()
+        return self._order
+
+    def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ids, places = np.empty(self.rows, np.int64), np.empty(self.rows, np.int64)
         end = 0
         for begin in range(0, len(self._heads), _BLOCK):

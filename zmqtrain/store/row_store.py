@@ -301,6 +301,7 @@ class RowStore:
     def erase(self, places: Places) -> None:
         """Forget the rows in these places, or finish that; the places are free again."""
         ids, state = self.ids(places), self._state
+        self.words[SWEEPS] += 1  # before an id is nowhere: who reads a snapshot looks at both
         for index in filter(None, (state.now, state.old)):
             self._put(ids, places, index, erase=True)
         with self.changing(places):

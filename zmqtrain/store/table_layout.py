@@ -57,7 +57,7 @@ LINE = 8
     PENDING,  # records that are written and not yet all entered
     NEXT_COUNT,  # COUNT and FREE once they are
     NEXT_FREE,
-    SWEEPS,  # how often rows were forgotten
+    SWEEPS,  # rises before and after rows are forgotten
     RESERVED,  # bytes of records that have memory
     PREPARED,  # bytes of the next index that have memory
     PREPARED_BITS,  # its capacity is 2 to the power of it
