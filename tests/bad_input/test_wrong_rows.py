@@ -47,6 +47,7 @@ def ids(*given: int) -> Tensor:
         (Lookup((0,), (1,)), [], "1 counts for 1 tables"),
         (Lookup((0,), (1,), after=9), [ids(3)], "rows after push 9, of 0 received"),
         *((Lookup((0,), (1,), at=n), [ids(3)], f"not kept version {n}") for n in (-1, 4)),
+        (Lookup((0,), (1,), after=1, at=4), [ids(3)], "not kept version 4"),
         (Lookup((0,), (2,)), [ids(3)], "2 ids with differences"),
         (Lookup((0,), (-1,)), [ids(3)], "-1 ids"),
         (Lookup((0,), (2,)), [ids(9, 3)], "not sorted and unique"),

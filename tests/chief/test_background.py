@@ -210,6 +210,8 @@ async def test_evaluation_that_fails_lets_everything_go() -> None:
     for version in (0, 10, 20):
         await job.come_to(version, version)
     assert job.cluster.asked[-1] == (0, STEPS)
+    await job.made.ask_again()  # a ps was restarted
+    assert job.cluster.asked[-1] == (0, STEPS)
 
 
 @pytest.mark.parametrize("error", [RefusedError, FencedError])

@@ -78,6 +78,14 @@ def test_sum_in_another_order_is_found_in_the_last_bit(spoil: Spoil) -> None:
     assert "learned" not in broken
 
 
+@pytest.mark.parametrize("policy", ["sync-replicas", "hogwild"])
+@pytest.mark.parametrize("tables", [False, True], ids=["", "tables"])
+def test_evaluation_of_other_parameters_is_found(policy: str, tables: bool, spoil: Spoil) -> None:
+    spoil(Shard, "copy", lambda copy, *given, **named: copy(*given, **named) + 1)
+    broken = simulate(calm(ps=2, policy=policy, evaluates=5, tables=tables)).broken
+    assert "the evaluation of step 5 is of shards with" in broken
+
+
 def test_batch_that_is_never_leased_is_found(spoil: Spoil) -> None:
     def skip(lease: Any, ledger: Ledger, worker: int) -> int:
         ledger.next_batch += 1
