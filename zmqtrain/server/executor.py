@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
@@ -32,7 +32,7 @@ from zmqtrain.protocol.orders import (
 )
 from zmqtrain.server.differences import Differences
 from zmqtrain.server.state import ShardState, WorkerRecord
-from zmqtrain.server.work_queue import WorkQueue
+from zmqtrain.server.work_queue import Result, WorkQueue
 from zmqtrain.store import checkpoint
 from zmqtrain.store.kept import Kept
 from zmqtrain.store.shard import Shard
@@ -41,8 +41,6 @@ from zmqtrain.wire.control import Keep, ShardWritten
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 _WITH_PARAMETERS = Pull, Push  # a tuple: isinstance is twice as fast with it
 
