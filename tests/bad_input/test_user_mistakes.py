@@ -11,6 +11,7 @@ import shutil
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,8 @@ def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
 def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Spoilt("metrics", lambda sound, _, batch: sound if len(batch[0]) < 3 else 1 / 0)
+    calls = count()
+    model = Spoilt("metrics", lambda sound, *_: 1 / 0 if next(calls) else sound)
     fields = {"model": model, "evaluate_every": 10, "logdir": str(tmp_path)}
     summary = bad_end(make_job(**fields))
     error = f"metrics() of Spoilt() failed: {__file__}, line "
