@@ -22,7 +22,7 @@ import zmqtrain
 from tests.bad_input.parts import Spoilt, make_job
 from tests.endings import bad_end
 from zmqtrain import Summary
-from zmqtrain.data import NoisyLine
+from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.metrics import ConfusionMatrix
 from zmqtrain.models import LinearRegression
@@ -170,6 +170,19 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
     assert summary.global_step == 200
     assert [str(path) for path in checkpoints(tmp_path)] == [summary.checkpoint]
     assert any(f"not evaluated: {error}" in message for message in caplog.messages)
+
+
+def test_model_for_batches_of_one_size_is_evaluated_with_these_alone() -> None:
+    evaluated = SETS[1].take(np.arange(40))
+    sizes = []
+
+    def note(sound: Any, parameters: Any, batch: Any) -> Any:
+        sizes.append(len(batch[0]))
+        return sound
+
+    data = Arrays(SETS[0].take(np.arange(100)), evaluated)
+    zmqtrain.run(make_job(model=Spoilt("metrics", note), data=data, batch_size=40, steps=3))
+    assert set(sizes) == {40}
 
 
 @pytest.mark.parametrize("returned", [None, [("loss", 1.0)], {"loss": None}, {"loss": "low"}])

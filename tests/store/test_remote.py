@@ -208,3 +208,13 @@ def test_address_that_cannot_be_reached_does_not_end_a_job_that_has_begun(
     with pytest.raises(RunFailedError, match=r"step 20 of 20 is done, but .* was not uploaded"):
         train(tmp_path / "own", 20, upload=f"file://{tmp_path}/file/run")
     assert "the job begins with the newest checkpoint of" in caplog.text
+
+
+def test_bug_in_an_upload_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(remote: RemoteCheckpoints, opened: OpenedCheckpoint, keep: int) -> None:
+        opened.close()
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(RemoteCheckpoints, "put", put)
+    with pytest.raises(LookupError, match="a bug"):
+        train(tmp_path / "own", 10, upload=f"file://{tmp_path}/bucket")

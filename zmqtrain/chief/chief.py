@@ -244,7 +244,7 @@ class Chief(JobActor):
         while not self._may_have_begun:
             await asyncio.sleep(WATCH_S)
             if self._cluster.leader.joined:
-                with contextlib.suppress(ZmqTrainError):  # the one that begins gets it, too
+                with contextlib.suppress(ZmqTrainError):  # the begin of the job raises it, too
                     status = await self._cluster.status()
                     if status.stop_wanted and not self._may_have_begun:
                         self._stop_as_asked()

@@ -81,9 +81,11 @@ class Uploads:
         if self._uploading is not None:
             log.info("waiting for the upload to %s; Ctrl-C ends the job without it", self._address)
         since = time.monotonic()
-        while self._uploading is not None:
-            await asyncio.wait({self._uploading}, timeout=LOOK_S)
-            if not is_stopped():
+        while (uploading := self._uploading) is not None:
+            await asyncio.wait({uploading}, timeout=LOOK_S)
+            if uploading.done():
+                uploading.result()  # a bug is not lost
+            elif not is_stopped():
                 since = time.monotonic()
             elif time.monotonic() - since > STOPPED_S:
                 self._give_up()

@@ -193,7 +193,7 @@ class PartLayout:
 def parts_of(
     size: int, state: tuple[int, int], cut: Callable[[int], Sequence[slice]]
 ) -> tuple[PartLayout, ...]:
-    """Return the parts of a shard; ``cut`` returns those of so many trained elements."""
+    """Return the parts of a shard; ``cut`` divides a number of trained elements into parts."""
     averaged, other = size - sum(state), size - state[1]
     parts = [PartLayout(where, "update") for where in cut(averaged)]
     if averaged < other:

@@ -84,7 +84,10 @@ class RequestStop:
 
 @dataclass(slots=True)
 class SaveEnded:
-    """Chief to leader: the requested checkpoint is durable at ``path``, or failed by ``error``."""
+    """Chief to leader: the requested checkpoint is durable at ``path``, or failed by ``error``.
+
+    Both: it is durable, and was not uploaded.
+    """
 
     path: str
     error: str
