@@ -29,7 +29,6 @@ class Reader(Protocol):
 
     def read(self, table: int, ids: Ids) -> Rows:
         """Return the rows of a table with these sorted unique ids."""
-        ...
 
 
 class _Piece(NamedTuple):

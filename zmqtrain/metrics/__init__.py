@@ -42,7 +42,6 @@ class Metric(Protocol):
     @property
     def name(self) -> str:
         """The name under which the result is shown."""
-        ...
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         """Return the sums over one batch, always of the same shape.
@@ -54,11 +53,9 @@ class Metric(Protocol):
         Raises:
             ConfigError: outputs or labels have a shape that this metric cannot measure.
         """
-        ...
 
     def result(self, sums: Sums) -> float | Sums:
         """Return the measure over all examples whose sums were added; NaN if it has no value."""
-        ...
 
 
 class _Mean:

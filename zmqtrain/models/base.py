@@ -111,7 +111,6 @@ class Model(Protocol):
 
         The same seed gives the same values on every task of the cluster.
         """
-        ...
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
@@ -120,11 +119,9 @@ class Model(Protocol):
         steps. ``parameters`` are read-only, unless a single worker trains without a ps: then a
         write to them counts.
         """
-        ...
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         """Return mean measures over ``batch``: ``loss``, and ``accuracy`` if that makes sense."""
-        ...
 
 
 class BaseModel(ABC):
@@ -335,7 +332,6 @@ class Dataset(Protocol):
             DataError: some cannot be read, or would change; the text names the place.
             ConfigError: the library that reads them is not installed, or memory is too small.
         """
-        ...
 
 
 @runtime_checkable
@@ -350,4 +346,3 @@ class Data(Protocol):
         Raises:
             DataError: the files are missing or damaged; the text names the file and what to do.
         """
-        ...

@@ -23,7 +23,6 @@ class RowSource(Protocol):
     @property
     def may_wait(self) -> bool:
         """Whether :meth:`read` needs the event loop, so that its thread must be another one."""
-        ...
 
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
         """Return the current rows of (table, sorted unique ids), in one request to each shard.
@@ -31,11 +30,9 @@ class RowSource(Protocol):
         Raises:
             FencedError, PeerLostError: a shard has a new life, or is lost; or the task ends.
         """
-        ...
 
     def close(self) -> None:
         """End the reads that are under way, and refuse later ones: the task ends."""
-        ...
 
 
 class InitialRows:

@@ -61,7 +61,6 @@ class Initial(Protocol):
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
         """Return the rows; ``key``: of the job's seed and the table's name, see :func:`key_of`."""
-        ...
 
 
 @dataclass(frozen=True)

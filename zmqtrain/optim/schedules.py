@@ -39,7 +39,6 @@ class Schedule(Protocol):
 
     def __call__(self, step: int, /) -> float:
         """Return the learning rate of the update that follows ``step`` others."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,30 +111,24 @@ class Exchange(Protocol):
 
     async def join(self) -> Membership:
         """Join the job as a new member; return when the worker may compute."""
-        ...
 
     def begin(self) -> None:
         """Begin a step: the worker computes a gradient."""
-        ...
 
     def written(self, names: Sequence[str]) -> None:
         """Report that the gradients of these variables are complete, before the step is.
 
         Called from the thread that computes, between :meth:`begin` and :meth:`finish`.
         """
-        ...
 
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         """Send the step's gradient; sending has begun when this returns.
 
         When the result is there, the parameters are those of the next step.
         """
-        ...
 
     async def wait_for_end(self) -> None:
         """Wait until the job is over. FencedError: the job needs this worker again."""
-        ...
 
     def leave(self, reason: str) -> None:
         """Leave the job; no step is under way. ``reason`` is for people."""
-        ...

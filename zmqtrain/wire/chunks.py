@@ -63,17 +63,14 @@ class Parts(Protocol):
     @property
     def ready(self) -> int:
         """The number of parts that may be sent."""
-        ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, place: int) -> Part:
         """Return the part at a place in the sending order, below ``ready``."""
-        ...
 
     def add(self, indices: Iterable[int]) -> None:
         """Add parts to send next; those added before are ignored."""
-        ...
 
 
 class Chunks:

@@ -95,4 +95,3 @@ class Kernel(Protocol):
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.
         """
-        ...
