@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, weights_of
-from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
+from zmqtrain.errors import CheckpointError, ConfigError, DataError
+from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
 from zmqtrain.store.weights import difference

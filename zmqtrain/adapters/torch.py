@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, numbers_of
-from zmqtrain.errors import ConfigError, not_installed
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.rows import TableReader

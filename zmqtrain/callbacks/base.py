@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import did_you_mean
 from zmqtrain.models.base import Batch, as_model
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.weights import named_arrays, save

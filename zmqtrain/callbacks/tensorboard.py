@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zmqtrain.callbacks.base import Callback, Logs
-from zmqtrain.errors import imported
+from zmqtrain.hints import imported
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Batch
 from zmqtrain.observe.metrics import Phases

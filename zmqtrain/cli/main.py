@@ -10,7 +10,7 @@ import click
 
 from zmqtrain.config.help import ALL, HELP_ALL
 from zmqtrain.config.invoke import invoke
-from zmqtrain.errors import did_you_mean
+from zmqtrain.hints import did_you_mean
 from zmqtrain.hosting.signals import interrupts_kept
 
 FIRST_DAY = ("init", "run", "top", "why", "export")

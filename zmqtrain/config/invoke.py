@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import click
 
-from zmqtrain.errors import ExitCode, ZmqTrainError, host_error
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.hints import host_error
 from zmqtrain.texts import printable_lines
 
 

@@ -38,7 +38,8 @@ from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError, expectation
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import expectation
 from zmqtrain.store.segment_files import can_be_shared, default_directory
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import PATIENCE_S, Security

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.exact import exact, promoted, rounded
-from zmqtrain.errors import DataError, did_you_mean, imported
+from zmqtrain.errors import DataError
+from zmqtrain.hints import did_you_mean, imported
 from zmqtrain.models.base import Batch
 
 if TYPE_CHECKING:

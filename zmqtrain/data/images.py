@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.files import reading
-from zmqtrain.errors import ConfigError, DataError, imported
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -25,7 +25,8 @@ from zmqtrain.data.collate import Collate, collated
 from zmqtrain.data.columns import Choice, Columns, Names, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Files, Paths, reading
-from zmqtrain.errors import DataError, imported
+from zmqtrain.errors import DataError
+from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from zmqtrain.data.files import (
     write_whole,
 )
 from zmqtrain.data.subset import stacked
-from zmqtrain.errors import ConfigError, DataError, imported
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
 

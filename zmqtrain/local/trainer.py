@@ -18,8 +18,9 @@ from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
-from zmqtrain.errors import ConfigError, DataError, no_option
+from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.fingerprint import in_short
+from zmqtrain.hints import no_option
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked

@@ -17,8 +17,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError, host_error
+from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError
 from zmqtrain.files import open_file, replace_file
+from zmqtrain.hints import host_error
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import Summary, as_json
 

@@ -12,7 +12,8 @@ from math import isfinite
 from numbers import Real
 from typing import Annotated, Any, Self, TypeAlias, TypeGuard
 
-from zmqtrain.errors import ConfigError, no_option
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import no_option
 
 
 def is_number(value: object) -> TypeGuard[float]:

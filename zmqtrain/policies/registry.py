@@ -16,7 +16,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TypeAlias
 
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import did_you_mean
 from zmqtrain.policies.base import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild

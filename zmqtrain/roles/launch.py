@@ -24,7 +24,8 @@ from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError, host_error
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.hints import host_error
 from zmqtrain.hosting.process import allow_descriptors, check_own_address, stop_on_signals
 from zmqtrain.hosting.task import OnStart, serve
 from zmqtrain.job import Job

@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
-from zmqtrain.errors import CheckpointError, ConfigError, imported
+from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.hints import imported
 from zmqtrain.store import checkpoint
 from zmqtrain.store.durable import sync_path
 from zmqtrain.store.logdir import HISTORY_FILE, checkpoints
