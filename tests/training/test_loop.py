@@ -18,7 +18,8 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
-from zmqtrain.training.loop import Traced, TrainingLoop
+from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.training.step_times import StepTimes, Traced
 
 JOB = Job(
     model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(), batch_size=4, prefetch=2
@@ -77,7 +78,7 @@ def train(exchange: Scripted, job: Job = JOB, traced: Traced | None = None) -> M
     """Run a training loop to the end of the job; return its metrics."""
     dataset, _ = job.load_data()
     metrics = Metrics("worker", 0)
-    loop = TrainingLoop(job, dataset, exchange, metrics, traced=traced)
+    loop = TrainingLoop(job, dataset, exchange, StepTimes(metrics, traced))
     try:
         asyncio.run(loop.run())
     finally:
