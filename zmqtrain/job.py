@@ -1,8 +1,7 @@
 """A job: model + data + optimizer + policy + steps, written once in a Python file.
 
-Every task of the cluster loads the same file. The job's fingerprint is compared when a task joins,
-and a task with another job is refused. Another job may resume a checkpoint; the log then lists
-the changes.
+Every task of the cluster loads the same file. A task whose job has another fingerprint may not
+join. Another job may resume a checkpoint; the log then lists the changes.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 class Job(BaseModel):
     """A training job: model, data, optimizer, policy, number of steps, and all other options.
 
-    A flag or a ``ZMQTRAIN_*`` variable overrides the field of its name, except for ``model``,
-    ``data`` and ``optimizer``.
+    A flag or ``ZMQTRAIN_*`` variable overrides any field but ``model``, ``data``, ``optimizer``.
     """
 
     model_config = ConfigDict(

@@ -234,8 +234,7 @@ def checked_option(name: str, value: Any, job: Options) -> Any:
 
 
 def with_those_of_optimizer(given: Options) -> dict[str, Any]:
-    """Return the options that were given, and those that a framework's optimizer decides; without
-    an optimizer, the model's own.
+    """Return the given options with those that a framework's optimizer, or the model's, decides.
 
     Raises:
         ConfigError: both give one, or two of them end the job.

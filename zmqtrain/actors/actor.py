@@ -1,8 +1,7 @@
 """An actor: one task of the cluster on one event loop.
 
-It owns its endpoints, its links and every background task; it hands each message to the handler
-of its type, one at a time. Handlers are plain functions that return at once; long work is answered
-later.
+It owns its endpoints, its links and every background task; it hands each message to the handler of
+its type, one at a time. Handlers are plain functions and return at once; some answer later.
 """
 
 from __future__ import annotations

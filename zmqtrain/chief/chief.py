@@ -213,9 +213,8 @@ class Chief(JobActor):
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:
         """Wait for ``waiting``; return False if a signal comes first, and cancel it.
 
-        If the job may have begun, there is something to save: ``waiting`` gets ``patience_s`` more.
-        If an engine takes this chief away, it gets this time until a ps leaves, too: nothing can be
-        saved without that ps.
+        If the job may have begun, there is something to save: ``waiting`` gets ``patience_s`` more,
+        or, if an engine takes this chief away, until a ps leaves, as nothing can be saved then.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
         left = asyncio.ensure_future(self._ps_left.wait())

@@ -43,8 +43,7 @@ class ConductedJob(Protocol):
         """Return the current variables, or their moving averages."""
 
     async def keep_tables(self) -> dict[str, TableReader]:
-        """Return readers of the current rows, which stay as they are, of tables that have room
-        here."""
+        """Return readers of the rows as they are now, of the tables that have room here."""
 
     async def begin_with(self, weights: Weights) -> None:
         """Begin a new generation with these variables.

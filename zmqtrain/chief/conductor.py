@@ -155,8 +155,7 @@ class Conductor:
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.
 
-        ``patience_s``: for how long saving is tried. ``fields``: of the summary, job, ps and
-        workers.
+        ``patience_s``: how long saving is tried. ``fields``: of the summary, job, ps and workers.
         """
         await self._end_steps(status)
         chosen = await self._end_epochs()

@@ -247,8 +247,7 @@ class Saver:
         return path
 
     def _unchanging(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors that never change: frozen variables, and arrays with which tables
-        began."""
+        """Return the tensors that never change: frozen variables, first arrays of tables."""
         given = given_rows(self._job.table_variables())
         return checkpoint.whole_variables(self._job.frozen()) | given
 

@@ -39,8 +39,7 @@ _SCRIPT = (
 def load_job(reference: str, **overrides: Any) -> Job:
     """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
 
-    Without a name it is the one called ``job``, or the only Job of the file. ``overrides``: other
-    values of its options.
+    Without a name it is the one called ``job``, or the file's only Job. ``overrides``: its options.
 
     Raises:
         ConfigError: there is no such file, it cannot be imported, it has no such job, a value is

@@ -1,8 +1,7 @@
 """The configuration of a task, from its flags and its environment.
 
 A value comes from the first of: its flag, its variable ``ZMQTRAIN_*``, TF_CONFIG (cluster and
-index), honcho (cluster and index), the engine (index), its default. Each option is declared once,
-as a field below.
+index), honcho (cluster and index), the engine (index), its default. Each option is a field below.
 """
 
 from __future__ import annotations

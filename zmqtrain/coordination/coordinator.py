@@ -358,8 +358,7 @@ class Coordinator:
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
         """Let workers go on with leased batches; return the policy's decisions for the rest.
 
-        A worker without a batch to compute is not waited for: to the policy it has left
-        until something comes back.
+        Nobody waits for a worker without a batch: to the policy it has left until one comes back.
         """
         leased = self._top_up(workers)
         decisions: list[Decision] = []

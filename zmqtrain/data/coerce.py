@@ -89,8 +89,7 @@ def as_dataset(examples: Any) -> Dataset:
     A data set of torch becomes one of zmqtrain; an iterable one is a stream of one part.
 
     Raises:
-        DataError: it is something else, a file cannot be mapped, or the arrays have different
-            numbers of rows.
+        DataError: it is something else, a file cannot be mapped, or arrays differ in length.
     """
     for module, reader in READERS.items():
         if f"{type(examples).__module__}.".startswith(f"{module}."):

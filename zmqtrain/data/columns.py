@@ -190,9 +190,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _kind(kind: pyarrow.DataType, what: str) -> tuple[np.dtype[Any] | None, int]:
-    """Return the dtype of the numbers of an Arrow type, None if all are missing, and the depth of
-    lists around them.
-    """
+    """Return the dtype of an Arrow type's numbers, None if all are missing, and depth in lists"""
     types, depth, found = imported("pyarrow", "data").types, 0, kind
     while types.is_dictionary(found) or _is_list(types, found):
         depth += _is_list(types, found)
@@ -211,9 +209,7 @@ def _is_list(types: Any, kind: pyarrow.DataType) -> bool:
 def _common(
     kinds: Sequence[tuple[np.dtype[Any] | None, int]], files: Sequence[str], name: str
 ) -> tuple[np.dtype[Any], int]:
-    """Return the dtype and depth of a column in all files: floats are float32, single integers
-    int64.
-    """
+    """Return a column's dtype and depth in all files: float32, or int64 for single integers."""
     known = [(dtype, depth, file) for (dtype, depth), file in zip(kinds, files, strict=True)
              if dtype is not None or depth]  # fmt: skip
     depths: dict[int, str] = {}

@@ -90,8 +90,7 @@ def layers(dataset: Any) -> Iterator[Any]:
 def as_row(example: Any) -> Batch:
     """Return the arrays of an example, a tuple of arrays and numbers or a single one, as copies.
 
-    Those of a dict have its names. Generators and functions may write the next example into the
-    same array.
+    Those of a dict have its names. Generators and functions may reuse an array for the next one.
     """
     if isinstance(example, Mapping):
         named = example.items()

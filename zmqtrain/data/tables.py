@@ -5,8 +5,7 @@ One name is one array. Of several names, columns of numbers become one float32 a
 (n, columns), and columns of lists an array each. Without ``inputs`` all other columns count.
 
 All files of a data set have one schema: columns are found by name, in the order of the first file,
-and have one dtype. Floats are rounded to float32; a whole number that does not fit its array is an
-error.
+and have one dtype. Floats are rounded to float32; a whole number that does not fit is an error.
 """
 
 from __future__ import annotations

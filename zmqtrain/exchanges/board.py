@@ -1,8 +1,7 @@
 """The exchange over the board: workers of one host make steps in its ps's memory by themselves.
 
 At the beginning, for a checkpoint, and when a task joins, leaves or dies, the workers push by
-messages, as usual. With the answer they find their seats on the board, and go on there until one
-is taken.
+messages. With the answer they find their seats on the board, and go on there until one is taken.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class ShardRows:
     def ask(self, wanted: Sequence[tuple[int, Ids]], after: int) -> None:
         """Have the rows that travel sent with the answers to push ``after``, which has begun.
 
-        The :meth:`read` of the same rows takes them, before the next push. Called on the event loop
-        of the links, for each push.
+        The next :meth:`read` of the same rows takes them. Called on the links' event loop.
         """
         if self._asked is not None and self._asked.future is not None:
             self._asked.future.cancel()  # nobody has read them

@@ -63,8 +63,7 @@ async def serve(
 ) -> int:
     """Run the task, for one group of workers after another if it can; return its exit code.
 
-    ``actors``: a list that gets its actors. ``on_progress``: called by the chief; it logs unless
-    this is given.
+    ``actors``: a list that gets its actors. ``on_progress``: called by the chief; None: it logs.
     """
     IN_A_TASK.set(True)
     actors = [] if actors is None else actors

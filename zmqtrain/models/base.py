@@ -26,8 +26,7 @@ Outputs: TypeAlias = tuple[Any, "Batch"]
 """Outputs for a batch, a row an example (of several outputs a tuple), and the batch itself."""
 
 Gradients: TypeAlias = MutableMapping[str, Array]
-"""Buffers by name: for the gradient of each trained variable, and the new value of each state
-variable."""
+"""Buffers by name, for the gradient of each trained variable and the next value of each state."""
 
 
 class Buffers(dict[str, Array]):
@@ -65,8 +64,7 @@ def absent(out: Gradients, *names: str) -> None:
 
 
 def is_measured(out: Gradients) -> bool:
-    """Return whether measures of the batch are used: those of a step are, in a job with epochs or
-    callbacks."""
+    """Return whether measures of the batch are used: in a job with epochs or callbacks."""
     return isinstance(out, Buffers) and out.on_measured is not None
 
 
@@ -115,9 +113,8 @@ class Model(Protocol):
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
 
-        Every element of a gradient must be overwritten, since the buffers are not cleared between
-        steps. ``parameters`` are read-only, unless a single worker trains without a ps: then a
-        write to them counts.
+        Every element of a gradient must be overwritten: buffers are not cleared between steps.
+        ``parameters`` are read-only; without a ps, writes of a single worker to them count.
         """
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -181,8 +178,7 @@ class BaseModel(ABC):
         its gradients; state of other dtypes takes the value of the first gradient. Under
         ``sync-replicas`` this is the mean over the workers of a step; under asynchronous policies
         an update has one gradient, so the last one sets the value. Float16 and float32 state must
-        be finite, as gradients must; state that begins with NaN or infinity, such as a mask, is
-        frozen.
+        be finite, as gradients must; state that begins with NaN or infinity, as masks, is frozen.
         """
         return {}
 
@@ -231,8 +227,7 @@ class BaseModel(ABC):
         return
 
     def keep_tables(self, readers: Mapping[str, Any]) -> None:
-        """Have :attr:`module` hold the rows that these readers of tables read, after the last
-        step."""
+        """Have :attr:`module` hold the rows of these readers of tables, after the last step."""
         return
 
     def look_ahead(self, batch: Batch) -> Mapping[str, Ids]:

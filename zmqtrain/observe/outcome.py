@@ -1,7 +1,6 @@
 """The outcome of a run: a small file that outlives its tasks.
 
-The chief writes it into the logdir, and where the job's engine looks for it. A job that goes on
-has none.
+The chief writes it into the logdir, and for the job's engine. A job that goes on has none.
 """
 
 from __future__ import annotations

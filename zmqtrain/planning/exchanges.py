@@ -41,8 +41,7 @@ class ExchangeKind:
     """One way from gradients to parameters.
 
     ``obstacles``: the obstacles to it at a site, as clauses of a sentence. ``shards``: how many
-    workers hold shards at a site without ps. ``copies``: how many tasks hold each slice, by the
-    number of shards.
+    workers hold shards without ps. ``copies``: holders of each slice, by number of shards.
     """
 
     name: str

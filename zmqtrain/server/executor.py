@@ -241,8 +241,7 @@ class Executor:
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: ConfigError | SegmentError) -> None:
-        """A schedule gave no learning rate, or there is no room for more rows; the parameters are
-        untouched."""
+        """Note that a schedule gave no rate, or more rows have no room; nothing was changed."""
         for worker in workers:
             self._state.decided(worker, "dropped", str(error))
         self._report(Refused(error))

@@ -168,8 +168,7 @@ class Follower(Decider):
     def _is_free(self, worker: WorkerRecord) -> bool:
         """Return whether this shard decides on the worker's request without the leader.
 
-        The request may have been released before it came: a pull, or a push before a switch, needs
-        no agreement.
+        The request may have been released before it came: a pull, or a push before a switch.
         """
         return worker.is_released or not self._coordinated
 

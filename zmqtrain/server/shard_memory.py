@@ -162,8 +162,7 @@ def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
 
 
 def close_or_remove(segment: Segment, memory: TableMemory | None = None, *, keep: bool) -> None:
-    """Close the memory of a shard, with that of its tables; leave the files for the next life of
-    the ps, or remove them."""
+    """Close a shard's memory, and its tables; keep the files for the next life, or remove them."""
     if not keep or segment.path is None:
         _remove(segment, memory)
         return

@@ -68,8 +68,7 @@ class Note:
     It is int64 words: state, weight, unit, step, whether the sum is part of it, order, number of
     contributions, the factor that clips, its local steps, RESTED before it, among, cycle, and for
     each contribution buffer, worker, sequence, weight; of weights, units and factors the bits. The
-    state is 0 while nothing is noted, the kind of a change that is made, and its negative until
-    then.
+    state is 0 if nothing is noted, the kind of a change once it is made, its negative until then.
     """
 
     def __init__(self, segment: Segment) -> None:

@@ -1,7 +1,6 @@
 """A shard: one ps's part of the model, and the changes of it.
 
-All arithmetic on parameters happens below here. Nothing here decides; the orders come from the
-policy.
+All arithmetic on parameters happens below here. It carries out the policy's orders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The interface between the training loop and an exchange, which turns gradients into parameters.
 
-The parameters of an exchange are on parameter servers or in this process; the loop knows only this
-interface.
+The parameters are on parameter servers or in this process; the loop knows this interface alone.
 """
 
 from __future__ import annotations

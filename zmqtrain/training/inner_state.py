@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 class InnerStates:
     """The states of one worker, each at the beginning of a round.
 
-    A checkpoint has the parameters of such a step. States of steps without one are deleted after
-    some rounds.
+    A checkpoint has the parameters of such a step; states of other steps are deleted later.
     """
 
     def __init__(self, logdir: Path, worker: int) -> None:

@@ -30,8 +30,7 @@ class LocalRounds:
     """The rounds of steps that one worker makes by itself, as a member of the job.
 
     ``memory``: of the shard, for the code that computes gradients. ``reports``: of the batches that
-    are applied, and have not been sent. :meth:`go_on` is called between two steps; a step may call
-    the other methods in a thread.
+    are applied, and not sent. A step may call all methods but :meth:`go_on` in a thread.
     """
 
     def __init__(

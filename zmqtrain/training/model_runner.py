@@ -196,12 +196,7 @@ class ModelRunner:
                 self._early.append((complete, wait))
 
     def _check_gradients(self) -> None:
-        """Check the gradients, and copy those that replace their buffers into the buffers.
-
-        Raises:
-            ConfigError: a gradient has another shape than its parameter, or no parameter; or the
-                new value of state has another shape or dtype than before.
-        """
+        """Check names, shapes and dtypes; copy arrays that replace their buffers into them."""
         values = self._gradients.values
         known = values.keys() | self._row_gradients.keys()
         if not self._out.keys() <= known:
@@ -251,10 +246,7 @@ class ModelRunner:
         return True
 
     def _check_constants(self) -> None:
-        """
-        Raises:
-            ConfigError: a step has changed state that began with NaN or infinity.
-        """
+        """Check that the step has not changed state that began with NaN or infinity."""
         for name, before in self._constants.items():
             after = self._gradients.values[name]
             if (after.view(f"u{after.itemsize}") != before.view(f"u{before.itemsize}")).any():
@@ -265,11 +257,7 @@ class ModelRunner:
                 )
 
     def _check_written(self) -> None:
-        """Check that the first gradient fills its buffers, which no step clears.
-
-        Raises:
-            ConfigError: part of a buffer is as it was.
-        """
+        """Check that the first gradient fills its buffers, which no step clears."""
         for name, bits in zip(self._trained, self._bits, strict=True):
             if (bits == UNWRITTEN).any():
                 raise ConfigError(

@@ -41,8 +41,7 @@ class Compression(Protocol):
         gradient is finite is for its receiver to check.
 
         Raises:
-            ProtocolError: ``encode`` makes no such tensors from a chunk of ``out``'s size; ``out``
-                is as it was.
+            ProtocolError: no chunk of ``out``'s size has such tensors; ``out`` is as it was.
         """
 
 

@@ -26,9 +26,7 @@ class Compressor:
     """
 
     def __init__(self, compression: Compression, size: int, *, keeps: bool = True) -> None:
-        """``size``: trained elements of the shard. ``keeps``: whether it keeps a residual, if the
-        compression needs feedback.
-        """
+        """``size``: trained elements of the shard. ``keeps``: a residual, if feedback needs one."""
         self._compression, self._size = compression, size
         keeps = keeps and compression.feedback
         self._residual: Flat | None = np.zeros(size, np.float32) if keeps else None
