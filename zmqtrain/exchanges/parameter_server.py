@@ -23,7 +23,7 @@ from zmqtrain.exchanges.reads import copy_consistently, read_parameters
 from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
-from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
+from zmqtrain.training.exchange import Exchange, Membership, Round, StepReport, StepResult
 from zmqtrain.wire.chunks import Parts
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -32,7 +32,7 @@ from zmqtrain.wire.rows import WithRows, chunks_of
 Reply = TypeVar("Reply", PullReply, PushReply)
 
 
-class ParameterServerExchange:
+class ParameterServerExchange(Exchange):
     """One worker's exchange with every ps of its cluster."""
 
     def __init__(self, actor: JobActor, links: Sequence[Link]) -> None:

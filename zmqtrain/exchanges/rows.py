@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError
+from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, RowPlace, Rows, RowsOf, TableVariable, shards_of
 from zmqtrain.wire.messages import Lookup, RowValues
 from zmqtrain.wire.rows import cut, encoded, rows_in
@@ -58,8 +59,8 @@ class _Asked(NamedTuple):
         return all(a == b and (x is y or np.array_equal(x, y)) for (a, x), (b, y) in pairs)
 
 
-class ShardRows:
-    """The rows of all shards, a RowSource."""
+class ShardRows(RowSource):
+    """The rows of all shards."""
 
     def __init__(
         self,

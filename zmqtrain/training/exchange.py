@@ -5,9 +5,10 @@ The parameters are on parameter servers or in this process; the loop knows this 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.models.rows import RowSource
@@ -101,13 +102,14 @@ class StepResult:
     sequence: int = 0
 
 
-class Exchange(Protocol):
-    """Sends one worker's gradients and receives its parameters.
+class Exchange(ABC):
+    """Sends one worker's gradients and receives its parameters; without others, in place.
 
     Every method may raise FencedError: the worker is no longer a member and has to join again.
     Every other error ends the training.
     """
 
+    @abstractmethod
     async def join(self) -> Membership:
         """Join the job as a new member; return when the worker may compute."""
 
@@ -120,6 +122,7 @@ class Exchange(Protocol):
         Called from the thread that computes, between :meth:`begin` and :meth:`finish`.
         """
 
+    @abstractmethod
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         """Send the step's gradient; sending has begun when this returns.
 

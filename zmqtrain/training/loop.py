@@ -32,10 +32,9 @@ from zmqtrain.models.tables import Ids, RowsOf
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
 from zmqtrain.training.local_steps import LocalRounds
-from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.training.model_runner import ModelRunner, Runner
 from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
 from zmqtrain.training.profiling import StepProfile
-from zmqtrain.training.runner import Runner
 from zmqtrain.training.step_times import Computed, Step, StepTimes
 from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code

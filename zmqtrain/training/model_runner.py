@@ -1,9 +1,10 @@
-"""Runs a job's model on one device, with gradients in the exchange's memory."""
+"""Runs a job's model on batches, with gradients in the exchange's memory: on one device here."""
 
 from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,35 @@ UNWRITTEN = np.uint32(0x7FC05A5A)
 """Bits of a NaN that no computation makes; a sum with it keeps them."""
 
 
-class ModelRunner:
+class Runner(ABC):
+    """Runs a job's model on batches: on one device, or on several at the same time."""
+
+    @abstractmethod
+    def bind(self, membership: Membership) -> None:
+        """Use the memory of this membership from now on."""
+
+    @abstractmethod
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch on the runner's device, if it has one."""
+
+    def load_parameters(self) -> None:
+        """Copy the parameters to where the model reads them, unless :meth:`compute` does so."""
+
+    @abstractmethod
+    def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
+        """Write the gradient of a batch that :meth:`place` returned into the exchange's memory.
+
+        A gradient that is not finite may be left out.
+
+        Raises:
+            ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
+        """
+
+    def close(self) -> None:
+        """End the runner's threads, after their current work."""
+
+
+class ModelRunner(Runner):
     """One job's model on one device, over the memory of one membership at a time."""
 
     def __init__(
@@ -92,9 +121,6 @@ class ModelRunner:
         self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
         for bits in self._bits:
             bits[...] = UNWRITTEN
-
-    def close(self) -> None:
-        """Do nothing: the model has no threads of its own."""
 
     def place(self, batch: Batch) -> Batch:
         return self._device.batch(batch)

@@ -33,12 +33,12 @@ from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.store.segment_layout import cut
 from zmqtrain.training.exchange import Membership, StepReport
-from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.training.model_runner import ModelRunner, Runner
 
 Result = TypeVar("Result")
 
 
-class Towers:
+class Towers(Runner):
     """Runs a job's model on all devices of the job, over the memory of one membership."""
 
     def __init__(self, job: Job, team: ThreadTeam) -> None:
@@ -71,9 +71,6 @@ class Towers:
 
     def place(self, batch: Batch) -> Batch:
         return batch  # each tower places its part
-
-    def load_parameters(self) -> None:
-        """Do nothing: each tower loads them in its thread, when it computes."""
 
     def _build(self, membership: Membership) -> None:
         """Build each tower's model over its memory; that of the first is the exchange's."""
