@@ -21,9 +21,9 @@ from zmqtrain.models.base import Dataset
 READERS = {
     "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
     "datasets.iterable_dataset": "Stream(range(dataset.num_shards), read); docs/data.md has one",
-    "pandas": "Table(frame, inputs=..., target=...)",
-    "polars": "Table(frame, inputs=..., target=...)",
-    "pyarrow": "Table(table, inputs=..., target=...)",
+    "pandas": "Frame(frame, inputs=..., target=...)",
+    "polars": "Frame(frame, inputs=..., target=...)",
+    "pyarrow": "Frame(table, inputs=..., target=...)",
 }
 """The readers of other libraries' examples, whose ``take`` is not that of a Dataset."""
 

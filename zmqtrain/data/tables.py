@@ -50,7 +50,7 @@ class _InMemory:
 
 
 @dataclass(frozen=True, eq=False)
-class Table(_InMemory):
+class Frame(_InMemory):
     """Examples in a DataFrame of pandas or polars, or in an Arrow table."""
 
     table: Any
@@ -63,7 +63,7 @@ class Table(_InMemory):
         return Columns([(where, table.schema)], self.inputs, self.target).batch(table, where)
 
     def __repr__(self) -> str:
-        return f"Table({type(self.table).__name__}, {self.inputs!r}, {self.target!r})"
+        return f"Frame({type(self.table).__name__}, {self.inputs!r}, {self.target!r})"
 
 
 @dataclass(frozen=True, eq=False)
