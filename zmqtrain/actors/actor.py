@@ -89,10 +89,7 @@ class Request:
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
     def reply_with(
-        self,
-        message: PullReply | PushReply | Parameters,
-        flat: Flat,
-        encode: Encode = as_it_is,
+        self, message: PullReply | PushReply | Parameters, flat: Flat, encode: Encode = as_it_is
     ) -> None:
         """Reply with the parameters ``flat``, float32 of shape (n,), as ``encode`` has them.
 

@@ -164,10 +164,7 @@ class RMSProp(FormulaRule):
     @property
     def slots(self) -> tuple[Slot, ...]:
         names = ["mean_gradient"] * self.centered + ["momentum"] * bool(self.momentum)
-        return (
-            Slot("mean_square", self.initial_mean_square),
-            *(Slot(name, 0.0) for name in names),
-        )
+        return (Slot("mean_square", self.initial_mean_square), *(Slot(name, 0.0) for name in names))
 
     @property
     def formula_slots(self) -> tuple[str | None, ...]:

@@ -156,10 +156,7 @@ def _copies(site: Site, shards: int) -> int:
 
 
 BOARD = ExchangeKind(
-    "board",
-    obstacles=_obstacles_to_board,
-    shards=lambda site: 1,
-    copies=lambda site, shards: 1,
+    "board", obstacles=_obstacles_to_board, shards=lambda site: 1, copies=lambda site, shards: 1
 )
 DIRECT = ExchangeKind("direct", obstacles=lambda site: [], shards=_by_size, copies=_copies)
 TO_ONE = ExchangeKind("to-one", obstacles=_more_than_one_ps, shards=_fewest, copies=_copies)

@@ -25,12 +25,7 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import (
-    SHARED_MEMORY,
-    can_be_shared,
-    file_name,
-    tables_directory,
-)
+from zmqtrain.store.segment_files import SHARED_MEMORY, can_be_shared, file_name, tables_directory
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.store.table_memory import TableMemory

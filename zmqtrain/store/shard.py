@@ -20,15 +20,7 @@ from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
 from zmqtrain.protocol.status import Moves, TableStatus
 from zmqtrain.store import checkpoint
-from zmqtrain.store.changes import (
-    ACCUMULATE,
-    UPDATE,
-    Change,
-    Contribution,
-    Note,
-    float_of,
-    word_of,
-)
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note, float_of, word_of
 from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense

@@ -114,14 +114,7 @@ class Towers(Runner):
         absent = frozenset.intersection(*[tower.absent for tower in towers])
         rows = _mean_rows([tower.rows for tower in towers], weights) if finite else ()
         return StepReport(
-            number,
-            examples,
-            loss,
-            finite,
-            sums=sums,
-            absent=absent,
-            weight=sum(weights),
-            rows=rows,
+            number, examples, loss, finite, sums=sums, absent=absent, weight=sum(weights), rows=rows
         )
 
     def close(self) -> None:

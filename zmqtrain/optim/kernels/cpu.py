@@ -76,13 +76,7 @@ class CpuKernel:
                 f"a gradient from {start} to {stop}; expected at most {self._size} elements"
             )
         given = _as_compiled(gradient)
-        self.loop(
-            start,
-            stop,
-            address_of(given),
-            *self._addresses,
-            *self._arguments(scalars),
-        )
+        self.loop(start, stop, address_of(given), *self._addresses, *self._arguments(scalars))
 
     def _arguments(self, scalars: Scalars) -> tuple[Any, ...]:
         return *scalars.numbers[: self._numbers], *scalars.others(self._l2)
