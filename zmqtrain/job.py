@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from zmqtrain import job_checks as checks
 from zmqtrain import policies
-from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.coerce import load_sets
 from zmqtrain.data.stream import StreamPlan, stream_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import ADDRESS
@@ -462,7 +462,7 @@ class Job(BaseModel):
             ConfigError: the batch size is larger than the training set, and no pass ends a batch,
                 or an option needs an evaluation set, and there is none.
         """
-        training, evaluation = loading.load(self.data, self.data_dir)
+        training, evaluation = load_sets(self.data, self.data_dir)
         if evaluation is None:
             is_given = "metrics" in self.model_fields_set and not self.has_epochs
             has_metrics = is_given and bool(self.metrics)

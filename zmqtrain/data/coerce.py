@@ -1,4 +1,4 @@
-"""Makes data sets of a user's examples: arrays, files of arrays, data sets of torch."""
+"""Makes data sets of a job's data: of arrays, files of arrays, and data sets of torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from zmqtrain.data.arrays import ArrayDataset, check_split, described, parts_of
 from zmqtrain.data.files import reading
 from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.stream import Stream
-from zmqtrain.data.subset import Subset, layers
+from zmqtrain.data.subset import Subset, Typed, layers
 from zmqtrain.data.torch_dataset import TorchDataset
 from zmqtrain.errors import DataError
-from zmqtrain.models.base import Dataset
+from zmqtrain.models.base import Data, Dataset
+from zmqtrain.user_code import user_code
 
 READERS = {
     "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
@@ -151,3 +152,27 @@ def _classes(dataset: Dataset) -> list[str] | None:
     """Return the names of the classes of an image folder, None for other data sets."""
     named = (layer.classes for layer in layers(dataset) if isinstance(layer, ImageFolder))
     return next(named, None)
+
+
+def load_sets(data: Data, directory: str | None) -> tuple[Dataset, Dataset | None]:
+    """Return the training set and the evaluation set, None if there is none.
+
+    Raises:
+        DataError: files are missing or damaged, or ``load()`` returns something else.
+    """
+    with user_code("load()", data, DataError):
+        loaded: Any = data.load(directory)
+    match loaded:
+        case (Dataset() as training, (Dataset() | None) as evaluation):
+            if evaluation is None:
+                return Typed(training, data), None
+            if not len(evaluation):  # a stream has no length; its error advises
+                raise DataError("the evaluation set has 0 examples; expected at least 1, or no set")
+            return Typed(training, data), Typed(evaluation)
+    parts = loaded if isinstance(loaded, tuple) else ()
+    kinds = f" of {[type(part).__name__ for part in parts]}" * bool(parts)
+    raise DataError(
+        f"load() of {data!r} returned a {type(loaded).__name__}{kinds}; expected (training set, "
+        "evaluation set), each with __len__ and take(); for arrays use "
+        "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
+    )

@@ -14,7 +14,6 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import kernels
-from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.checks import check_decay, check_non_negative, check_positive
 from zmqtrain.optim.formula import LayerRule, Numbers, at, squares_of
@@ -24,7 +23,7 @@ from zmqtrain.optim.mean import Mean, add_up
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.optim.outer import RESIDUAL, Outer
 from zmqtrain.optim.redo import Redo
-from zmqtrain.optim.runs import Run, Runs, cut, joined_runs
+from zmqtrain.optim.runs import Absences, Run, Runs, cut, joined_runs, own_count
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""

@@ -20,7 +20,16 @@ from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Rate, Reduce
 from zmqtrain.protocol.status import Moves, TableStatus
 from zmqtrain.store import checkpoint
-from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Contribution, Note, float_of, word_of
+from zmqtrain.store.changes import (
+    ACCUMULATE,
+    UPDATE,
+    Change,
+    Contribution,
+    Note,
+    float_of,
+    moves_of,
+    word_of,
+)
 from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
@@ -28,7 +37,6 @@ from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.kept import Kept, KeptRows
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.moves import moves_of
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
