@@ -127,10 +127,7 @@ class Conductor:
         await self._saver.save(step, self._conducted.generation)
 
     async def _save_last(self, step: int, patience_s: float) -> CheckpointError | None:
-        """Save, and try again for some time: the job ends without this checkpoint.
-
-        Return the error if no attempt succeeds, or the checkpoint cannot be uploaded.
-        """
+        """Save, and try again for some time, since the job ends then; return the error, if any."""
         until = time.monotonic() + patience_s
         while True:
             try:

@@ -125,11 +125,7 @@ class LocalRun:
         return self._exchange
 
     async def _begin(self) -> LocalExchange:
-        """Restore the newest checkpoint, or initialise the parameters.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none can be restored.
-        """
+        """Restore the newest checkpoint, or initialise the parameters."""
         path, self.learned_until, generation = await self.saver.newest()
         device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
         shard = own_shard(self._job, self._layout, device)

@@ -222,10 +222,7 @@ def _import(module: str) -> dict[str, Any]:
 
 
 def _import_from(directory: Path) -> None:
-    """Put a directory on Python's path, behind the standard library.
-
-    Otherwise a queue.py beside the job would replace Python's own queue.
-    """
+    """Put a directory on the path, behind the standard library, whose names its files may have."""
     if str(directory) in sys.path:
         return
     library = sysconfig.get_path("platstdlib")

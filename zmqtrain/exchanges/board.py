@@ -148,11 +148,7 @@ class BoardExchange(ParameterServerExchange):
         return now
 
     async def _until(self, seat: Seat, word: int) -> bool:
-        """Wait until all have raised a word; False: someone will not make a gradient ready.
-
-        Raises:
-            FencedError, PeerLostError: the ps does not know us any more, or is given up.
-        """
+        """Wait until all have raised a word; False: someone will not make a gradient ready."""
         late = await self._shortly(seat, word)
         if late < 0 or self._is_over(seat, word, late):
             return late < 0

@@ -297,10 +297,7 @@ def _server_among(actors: Iterable[JobActor]) -> ParameterServer | None:
 
 
 def _newest(logdir: str, addresses: Sequence[str]) -> Group:
-    """Return the group that carries the job, by the logdir.
-
-    All workers begin anew if it names no group, or an address that is none of theirs.
-    """
+    """Return the group that carries the job, by the logdir; else all workers, which begin anew."""
     number, found = newest_group(logdir)
     if found and set(found) <= set(addresses):
         return Group(number, tuple(sorted(map(addresses.index, found))))

@@ -60,12 +60,7 @@ class RowAccess:
             self._executor.after_orders(lambda: answer(read()))
 
     def _read(self, message: Lookup, ids: Sequence[Ids]) -> Flat:
-        """Return the elements of the rows that are asked for.
-
-        Raises:
-            RefusedError: their version is not kept.
-            CheckpointError: the shard has begun anew.
-        """
+        """Return the elements of the rows that are asked for."""
         tables = self._state.shard.tables
         source = None if tables is None else tables.memory.read
         if message.at:

@@ -207,10 +207,7 @@ def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
 
 
 def _digest(fingerprint: Mapping[str, str], *numbers: int) -> int:
-    """Return a digest of the job and its partitioning, the same for every life of a ps.
-
-    ``numbers``: of shards, of this one, of the group of workers.
-    """
+    """Return a digest of the job; ``numbers``: of shards, of this one, of the group of workers."""
     known = msgpack.packb((sorted(fingerprint.items()), numbers))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 

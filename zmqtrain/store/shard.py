@@ -323,12 +323,7 @@ class Shard:
         self._staged.clear()
 
     def _begun(self, change: Change) -> Change:
-        """Prepare and note a change, then return it.
-
-        Raises:
-            ConfigError: the update rule refuses; nothing was changed.
-            SegmentError: the change before failed half-way, and nothing may overwrite its note.
-        """
+        """Prepare and note a change, unless the rule refuses; then return it."""
         if self.is_changing:
             raise SegmentError(
                 f"update {self.version} of this shard failed half-way; only a new life of its ps "

@@ -265,11 +265,7 @@ class TrainingLoop:
                 np.multiply(found.rows, np.float32(scale), out=found.rows)
 
     def _take(self, number: int) -> Batch:
-        """Return a batch with the examples of the plan.
-
-        Raises:
-            DataError: the dataset raises, or returns something else.
-        """
+        """Return a batch with the examples of the plan."""
         with user_code("take()", self._job.data, DataError, lambda: f"It was batch {number}"):
             batch = self._prefetcher.take(number)
         batch = checked(batch, self._plan.rows(number), self._job.data)

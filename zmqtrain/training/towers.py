@@ -164,10 +164,7 @@ class Towers(Runner):
         self._threads[0].submit(call).result()
 
     def _on_all(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Make each call in the thread of its tower; none is under way when this ends.
-
-        The error of the first device counts.
-        """
+        """Make each call in its tower's thread, to its end; the first device's error counts."""
         futures: list[Future[Result]] = []
         try:
             for thread, call in zip(self._threads, calls, strict=False):
