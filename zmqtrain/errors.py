@@ -117,10 +117,7 @@ class OrphanedError(ZmqTrainError):
 
 
 class RunFailedError(ZmqTrainError):
-    """A training failed; ``exit_code`` is that of its kind.
-
-    ``summary``: of a run inside this process, else None.
-    """
+    """A training failed; ``exit_code``: of its kind; ``summary``: of a run here, else None."""
 
     def __init__(self, text: str, exit_code: int = ExitCode.CRASH, summary: Any = None) -> None:
         super().__init__(text)

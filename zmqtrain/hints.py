@@ -34,10 +34,7 @@ _EXPECTED = {
 
 
 def expectation(mistake: Mapping[str, Any]) -> str:
-    """Return what was expected instead of a wrong value.
-
-    ``mistake`` is an item of a ValidationError's ``errors()``.
-    """
+    """Return what was expected instead of a value; ``mistake``: of a ValidationError's errors."""
     kind, context = mistake["type"], mistake.get("ctx", {})
     if kind == "value_error":  # our own validators have complete texts
         return str(context["error"])

@@ -81,10 +81,7 @@ class Conductor:
         return await self._extend(await self._epochs.begin(at))
 
     async def follow(self, at: At, *, begins: bool = False) -> bool:
-        """Call the callbacks; return whether the training goes on. It ends if one of them fails.
-
-        ``begins``: the generation begins.
-        """
+        """Call the callbacks, or begin; return whether the training goes on: not if one fails."""
         try:
             return await (self.begin(at) if begins else self._follow(at))
         except (ConfigError, DataError, CheckpointError) as error:

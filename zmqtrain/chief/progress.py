@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressLog:
-    """Logs the status at once, then after 2 s, 4 s and so on up to 60 s.
-
-    Also whenever the set of live tasks changes.
-    """
+    """Logs the status less and less often, each 60 s at last, and when live tasks change."""
 
     def __init__(self) -> None:
         self._next_at = 0.0

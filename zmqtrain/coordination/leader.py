@@ -320,10 +320,7 @@ class Leader:
         self._carry_out(self.handle(event))
 
     def handle(self, event: Event) -> Sequence[Numbered]:
-        """Journal an event, decide on it, deliver the orders, and return the host's due ones.
-
-        After the end there are no decisions.
-        """
+        """Journal an event, decide on it, deliver orders, return the host's; after the end none."""
         if not self.has_begun or self._is_over:
             return ()
         if self.coordinator.roster is not None:

@@ -144,10 +144,7 @@ class LocalExchange(Exchange):
         )
 
     def close(self, exit_code: int, reason: str, *, at_once: bool = False) -> None:
-        """End the job early: the step under way still counts, and no other is begun.
-
-        ``at_once``: no step is under way.
-        """
+        """End the job early, after the step that is under way, or ``at_once`` without one."""
         self._handle(Close(at_once, exit_code, reason))
 
     def extend(self, limit: int) -> None:

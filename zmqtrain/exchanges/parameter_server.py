@@ -220,10 +220,7 @@ class ParameterServerExchange(Exchange):
         return Round(reply.version, steps, reply.learning_rate, reply.sends_difference)
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Reply]) -> Reply:
-        """Wait until every shard has let this worker go on; take in their parameters.
-
-        Returns the leader's answer.
-        """
+        """Wait until all shards let this worker go on; take in parameters; return ps 0's answer."""
         try:
             if len(requests) == 1:  # which costs less
                 replies = [await requests[0].future]

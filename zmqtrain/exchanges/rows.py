@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,12 @@ from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError
 from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, RowPlace, Rows, RowsOf, TableVariable, shards_of
+from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.wire.messages import Lookup, RowValues
 from zmqtrain.wire.rows import cut, encoded, rows_in
 
 REQUESTS = 8
 """Requests for rows that a ps has at a time, each of about a frame: the others wait."""
-
-
-class Reader(Protocol):
-    """The rows of one shard in memory that this process has reached."""
-
-    def read(self, table: int, ids: Ids) -> Rows:
-        """Return the rows of a table with these sorted unique ids."""
 
 
 class _Piece(NamedTuple):
@@ -66,7 +60,7 @@ class ShardRows(RowSource):
         self,
         tables: Sequence[TableVariable],
         links: Sequence[Link],
-        readers: Sequence[Reader | None],
+        readers: Sequence[TableMemory | None],
         copies: int = 1,
         at: int = 0,
     ) -> None:

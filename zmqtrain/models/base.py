@@ -164,10 +164,7 @@ class BaseModel(ABC):
         """See :class:`Model`."""
 
     def weight(self, batch: Batch) -> float | None:
-        """Return the weight of a batch; None: the number of its examples.
-
-        See :mod:`zmqtrain.models.weights`.
-        """
+        """Return the weight of a batch, see zmqtrain.models.weights; None: count its examples."""
         return None
 
     def state(self, seed: int) -> dict[str, Array]:

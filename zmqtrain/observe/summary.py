@@ -67,10 +67,7 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, *, last: Mapping[str, Any], **fields: Any) -> Summary:
-        """Return the summary of a run with this status and these variables at the end.
-
-        ``fields`` are the others.
-        """
+        """Return the summary of a run with this status, ``last`` variables, and other fields."""
         return cls(
             policy=status.policy,
             strategy=status.strategy,

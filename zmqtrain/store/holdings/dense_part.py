@@ -72,10 +72,7 @@ class Part:
         return self.bound
 
     def own(self, mean: Mean, clip: float = 1.0) -> Mean:
-        """Return what a mean of gradients of the whole block is for this part.
-
-        ``clip``: the factor of a mean of trained variables.
-        """
+        """Return the part of a mean of the whole block; ``clip``: factor of trained variables."""
         if self._how == "first":
             mean = Mean(mean.gradients[:1])
         elif clip != 1:

@@ -29,10 +29,7 @@ class Compression(Protocol):
         """Whether the loss of encoding must be added to the next gradient."""
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
-        """Return the encoded ``chunk``, in new memory.
-
-        ``chunk`` is only read, and must be finite.
-        """
+        """Return the encoded ``chunk``, in new memory; it is only read, and must be finite."""
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         """Overwrite all of ``out`` with the chunk that ``tensors`` were made from, less the loss.
