@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -76,13 +77,10 @@ class Scripted:
 
 def train(exchange: Scripted, job: Job = JOB, traced: Traced | None = None) -> Metrics:
     """Run a training loop to the end of the job; return its metrics."""
-    dataset, _ = job.load_data()
     metrics = Metrics("worker", 0)
-    loop = TrainingLoop(job, dataset, exchange, StepTimes(metrics, traced))
-    try:
+    times = StepTimes(metrics, traced)
+    with closing(TrainingLoop(job, job.load_data()[0], exchange, times)) as loop:
         asyncio.run(loop.run())
-    finally:
-        loop.close()
     return metrics
 
 
