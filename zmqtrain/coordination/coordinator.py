@@ -259,7 +259,7 @@ class Coordinator:
         return self.policy.push(worker)
 
     def _orders(self, decisions: list[Decision], *, at_once: bool = False) -> list[Order]:
-        """Turn decisions into orders, with what follows; ``at_once``: no barrier waits."""
+        """Turn decisions and their consequences into orders; ``at_once``: no barrier waits."""
         orders: list[Order] = []
         released = self._add_orders(decisions, orders)
         if self.closing or self.next_policy is not None:

@@ -320,7 +320,7 @@ class Leader:
         self._carry_out(self.handle(event))
 
     def handle(self, event: Event) -> Sequence[Numbered]:
-        """Journal an event, decide on it, deliver orders, return the host's; after the end none."""
+        """Journal an event, decide on it, deliver orders, return the host's; none after the end."""
         if not self.has_begun or self._is_over:
             return ()
         if self.coordinator.roster is not None:

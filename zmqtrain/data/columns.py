@@ -190,7 +190,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _kind(kind: pyarrow.DataType, what: str) -> tuple[np.dtype[Any] | None, int]:
-    """Return the dtype of an Arrow type's numbers, None if all are missing, and depth in lists"""
+    """Return the dtype of an Arrow type's numbers (None: all are missing), and its list depth."""
     types, depth, found = imported("pyarrow", "data").types, 0, kind
     while types.is_dictionary(found) or _is_list(types, found):
         depth += _is_list(types, found)

@@ -148,7 +148,7 @@ def _run_loop(config: TaskConfig, job: Job, on_start: OnStart) -> tuple[int, Non
 
 
 def run_task(config: TaskConfig, job: Job, on_start: OnStart = stop_on_signals, **more: Any) -> int:
-    """Run a task of this job to its end; log errors, return the exit code. ``more``: of serve."""
+    """Run a task of this job to its end; log errors, return the exit code. ``more``: see serve."""
     return exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
 
 

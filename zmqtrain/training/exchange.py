@@ -103,7 +103,7 @@ class StepResult:
 
 
 class Exchange(ABC):
-    """Sends one worker's gradients and receives its parameters; without others, in place.
+    """Sends one worker's gradients and receives its parameters; by default it has no others.
 
     Every method may raise FencedError: the worker is no longer a member and has to join again.
     Every other error ends the training.
