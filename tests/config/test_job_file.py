@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.modules import Modules
 from zmqtrain.config.job_file import load_job, refuse_script
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
@@ -80,9 +81,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
+    before, path = set(sys.modules), [*sys.path]
     yield tmp_path
+    sys.path[:] = path
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -364,10 +365,10 @@ def test_policy_beside_the_job_is_found(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_keras_without_tensorflow_is_told_to_use_another_backend(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, modules: Modules
 ) -> None:
     (home / "keras_job.py").write_text("import tensorflow\n")
-    monkeypatch.setitem(sys.modules, "keras.src", sys)
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    modules("keras.src", sys)
+    modules("tensorflow", None)
     with pytest.raises(ConfigError, match="set KERAS_BACKEND to one before it is imported"):
         load_job("keras_job.py")

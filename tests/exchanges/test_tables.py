@@ -230,10 +230,10 @@ class WideDense(Wide, Dense):
 
 @pytest.mark.parametrize("messages", ["few", "many"])
 async def test_rows_follow_a_gradient_that_is_sent_while_it_is_computed(
-    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch, messages: str
+    open_exchange: OpenExchange, constants: Constants, messages: str
 ) -> None:
     if messages == "many":
-        monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+        constants(rows_of_wire, FRAME_NBYTES=3 * 4 * DIM)
     found = []
     with chunks_of(20):
         for model in (Wide(), WideDense()):
