@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ import pytest
 import zmq
 
 from tests.constants import Constants
+from tests.harness import Stage
 from tests.transport.conftest import Lane
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
@@ -170,9 +170,10 @@ async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
     assert inbox.messages[0] == [b"hello"]
 
 
-def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane) -> None:
+def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane, stage: Stage) -> None:
     """Which would wait for ever otherwise."""
-    program = f"""
+    script = stage.directory / "script.py"
+    script.write_text(f"""
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
 transport = ZmqTransport(Security(insecure=True), linger_ms=-1)
@@ -180,8 +181,9 @@ peer = transport.connect({tcp.unused()!r})
 peer.send([b"hello"])
 peer.close(discard=True)
 transport.close()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+""")
+    process = stage.start("script", sys.executable, script)
+    assert process.exit_code() == 0, str(process)
 
 
 async def test_address_that_cannot_be_bound_is_refused_with_the_reason() -> None:
