@@ -18,7 +18,7 @@ import pytest
 from tests.modules import Modules
 from zmqtrain.config.job_file import load_job, refuse_script
 from zmqtrain.errors import ConfigError
-from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
+from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.planning.job_fingerprint import job_fingerprint
 
 HEADER = """\
@@ -269,24 +269,6 @@ def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
     del sys.modules["only"]
     here = job_fingerprint(load_job("beside.py"))
     assert fingerprint_difference(there, here).startswith("source: ")
-
-
-@pytest.mark.parametrize(
-    ("other", "remedy"),
-    [({"frozen": "1"}, "seed"), ({"frozen": "1", "source": "2"}, "job file"), ({}, "job file")],
-)
-def test_remedy_of_a_model_that_differs_by_its_values_is_a_seed(
-    other: dict[str, str], remedy: str
-) -> None:
-    ours = {"frozen": "0", "source": "0", "steps": "5"}
-    theirs = ours | (other or {"frozen": "1", "steps": "6"})
-    assert remedy in remedy_of_difference(theirs, ours)
-
-
-def test_remedy_of_data_made_at_random_is_a_seed() -> None:
-    remedy = remedy_of_difference({"data": "1"}, {"data": "2"})
-    assert "data made at random needs a seed, as in numpy.random.default_rng(0)" in remedy
-    assert "a seed" not in remedy_of_difference({"data": "1", "steps": "5"}, {"steps": "6"})
 
 
 def test_path_and_line_ends_of_a_job_file_are_no_part_of_its_fingerprint(home: Path) -> None:
