@@ -115,11 +115,7 @@ def test_missing_ray_is_reported_with_its_extra(
     "address, code", [("127.0.0.1:1", ExitCode.PEER_LOST), ("head", ExitCode.USAGE)]
 )
 def test_address_without_a_cluster_is_reported(
-    kubectl: Kubectl,
-    modules: Modules,
-    capsys: pytest.CaptureFixture[str],
-    address: str,
-    code: int,
+    kubectl: Kubectl, modules: Modules, capsys: pytest.CaptureFixture[str], address: str, code: int
 ) -> None:
     modules("ray", SimpleNamespace(is_initialized=lambda: False))
     assert main([*SUBMIT, "--address", address]) == code

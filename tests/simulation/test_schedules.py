@@ -149,9 +149,7 @@ class OwnPolicy(BoundedStaleness):
         super().__init__(1)
 
 
-def test_policy_of_ones_own_goes_through_the_same_schedules(
-    modules: Modules,
-) -> None:
+def test_policy_of_ones_own_goes_through_the_same_schedules(modules: Modules) -> None:
     module = ModuleType("policy_of_ones_own")
     module.OwnPolicy = OwnPolicy  # type: ignore[attr-defined]
     modules(module.__name__, module)
