@@ -10,18 +10,15 @@ import pytest
 
 from tests.chunk_sizes import chunks_of
 from tests.constants import Constants
-from tests.exchanges.conftest import KINDS, OpenExchange
+from tests.exchanges.conftest import KINDS, OpenExchange, each_step, values
 from tests.plans import planned
 from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Recommender, make_job
 from zmqtrain import Job
-from zmqtrain.compute.device import Cpu
-from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import written
 from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
 from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
-from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.wire import rows as rows_of_wire
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
@@ -36,33 +33,18 @@ async def read(membership: Membership, *wanted: tuple[int, Any]) -> list[Rows]:
     return await asyncio.to_thread(rows.read, given)
 
 
-async def values(job: Job, membership: Membership) -> dict[str, Any]:
-    """Return all variables, and all rows of tables."""
-    found = {v.name: np.empty(v.shape, v.dtype) for v in job.variables()}
-    for layout, flat in zip(membership.layouts, membership.parameters, strict=True):
-        layout.scatter(flat, found)
-    if tables := job.table_variables():
-        every = [(t.number, np.arange(SIZES[t.name])) for t in tables]
-        found |= dict(zip(SIZES, await read(membership, *every), strict=True))
-    return found
-
-
 async def train(job: Job, exchange: Exchange) -> dict[str, Any]:
     """Train to the end; return all variables and rows before the last step."""
-    membership = await exchange.join()
-    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
-    runner.bind(membership)
-    batches, done, stop = list(membership.batches), 0, False
     examples = DATA.load(None)[0]
-    while not stop:
-        found = await values(job, membership)
-        runner.load_parameters()
-        exchange.begin()
-        batch = examples.take(np.arange(BATCH * batches[done], BATCH * (batches[done] + 1)))
-        report = await asyncio.to_thread(runner.compute, batch, batches[done], BATCH)
-        result = await exchange.finish(report)
-        batches += result.batches
-        done, stop = done + 1, result.stop
+
+    def batch_of(number: int) -> tuple[Any, ...]:
+        return examples.take(np.arange(BATCH * number, BATCH * (number + 1)))
+
+    async for membership in each_step(job, exchange, batch_of):
+        found = values(job, membership)
+        if tables := job.table_variables():
+            every = [(t.number, np.arange(SIZES[t.name])) for t in tables]
+            found |= dict(zip(SIZES, await read(membership, *every), strict=True))
     return found
 
 
