@@ -232,9 +232,7 @@ async def test_taken_address_is_refused_by_its_name(lane: Lane) -> None:
     listener, inbox = lane.listen()
     with pytest.raises(ConfigError, match=re.escape(listener.address)):
         lane.bind(listener.address)
-    peer, _ = lane.peer(listener.address)
-    peer.send([b"still there"])
-    assert await inbox.first(1) == [[b"still there"]]
+    await lane.reaches(listener.address, inbox)
 
 
 async def test_closed_listener_frees_its_address_and_gets_nothing_more(lane: Lane) -> None:
@@ -245,9 +243,7 @@ async def test_closed_listener_frees_its_address_and_gets_nothing_more(lane: Lan
     first.close()
     listener.close()
     _, after = await lane.bind_again(listener.address)
-    second, _ = lane.peer(listener.address)
-    second.send([b"second"])
-    assert await after.first(1) == [[b"second"]]
+    await lane.reaches(listener.address, after)
     assert before.messages == [[b"first"]]
 
 

@@ -124,9 +124,7 @@ async def test_claimed_frame_of_exabytes_ends_its_connection(tcp: Lane) -> None:
         writer.write(GREETING + READY + EXABYTES)
         async with asyncio.timeout(10):
             await reader.read()
-    peer, _ = tcp.peer(listener.address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await tcp.reaches(listener.address, inbox)
 
 
 @pytest.fixture
@@ -170,14 +168,15 @@ async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
     assert inbox.messages[0] == [b"hello"]
 
 
-def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane, stage: Stage) -> None:
+def test_messages_that_are_discarded_do_not_keep_the_process(stage: Stage) -> None:
     """Which would wait for ever otherwise."""
+    (port,) = stage.free_ports(1)
     script = stage.directory / "script.py"
     script.write_text(f"""
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
 transport = ZmqTransport(Security(insecure=True), linger_ms=-1)
-peer = transport.connect({tcp.unused()!r})
+peer = transport.connect("tcp://127.0.0.1:{port}")
 peer.send([b"hello"])
 peer.close(discard=True)
 transport.close()
@@ -201,9 +200,7 @@ async def test_ipv6_addresses_are_served(tcp: Lane) -> None:
         pytest.skip("this host has no IPv6")
     listener, inbox = tcp.listen("tcp://[::1]:0")
     assert re.fullmatch(r"tcp://\[::1\]:[1-9]\d+", listener.address)
-    peer, _ = tcp.peer(listener.address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await tcp.reaches(listener.address, inbox)
 
 
 async def test_wake_ups_in_a_burst_make_no_turn_of_the_loop_longer(
