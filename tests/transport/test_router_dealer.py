@@ -77,10 +77,7 @@ async def test_frame_above_the_limit_ends_that_connection_alone(tcp: Lane) -> No
     ],
 )
 async def test_garbage_on_the_port_disturbs_no_peer(tcp: Lane, garbage: bytes) -> None:
-    listener, inbox = tcp.listen()
-    peer, answers = tcp.peer(listener.address)
-    peer.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, peer, answers = await tcp.pair()
     async with plain_connection(listener.address) as (_, writer):
         writer.write(garbage)
         for number in range(5):
@@ -99,10 +96,7 @@ async def test_garbage_on_the_port_disturbs_no_peer(tcp: Lane, garbage: bytes) -
 
 
 async def test_address_of_another_connection_cannot_be_taken(tcp: Lane) -> None:
-    listener, inbox = tcp.listen()
-    good, answers = tcp.peer(listener.address)
-    good.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, good, answers = await tcp.pair()
     with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
         thief.setsockopt(zmq.IDENTITY, inbox.peers[0])
         thief.setsockopt(zmq.LINGER, 0)

@@ -40,10 +40,7 @@ def plain(address: str) -> socket.socket:
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
 async def test_connection_that_brings_garbage_is_closed_alone(unix: Lane, garbage: bytes) -> None:
-    listener, inbox = unix.listen()
-    peer, answers = unix.peer(listener.address)
-    peer.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, peer, answers = await unix.pair()
     with plain(listener.address) as bad:
         bad.send(b"".join([heading([b"good"]), b"good", garbage]))
         async with asyncio.timeout(10):
@@ -204,10 +201,7 @@ async def test_peer_that_never_reads_does_not_keep_the_process(unix: Lane) -> No
 
 
 async def test_listener_without_a_descriptor_left_takes_the_next_one_later(unix: Lane) -> None:
-    listener, inbox = unix.listen()
-    before, answers = unix.peer(listener.address)
-    before.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, _, answers = await unix.pair()
     late = plain(listener.address)
     late.send(heading([b"late"]) + b"late")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
