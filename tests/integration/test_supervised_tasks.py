@@ -72,8 +72,14 @@ def pid_of(status: Status, task: str) -> int:
     return int(process.rpartition(":")[2])
 
 
-def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage) -> None:
-    job = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir), save_secs=1)
+@pytest.mark.parametrize("policy", ["hogwild", "local-steps:3,async"])
+def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
+    stage: Stage, policy: str
+) -> None:
+    job = stage.job(
+        "counting_job", gated=True, steps=STEPS, policy=policy, logdir=str(stage.logdir),
+        save_secs=1,
+    )  # fmt: skip
     (stage.directory / "Procfile").write_text(PROCFILE.read_text())
     port, _ = stage.free_ports(2)
     env = {
@@ -103,7 +109,7 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage
     stage.open_gate()
 
     assert honcho.exit_code() == 0, str(honcho)
-    assert "policy hogwild, 1 ps, 1 worker" in honcho.output
+    assert f"policy {policy}, 1 ps, 1 worker" in honcho.output
     assert f"global step {STEPS}," in honcho.output
     assert honcho.output.count("was killed by signal 9 (SIGKILL) after ") == 3
     assert "9 of 10 restarts within 600 s are left" in honcho.output
