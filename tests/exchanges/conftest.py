@@ -64,7 +64,7 @@ def guest_of(
     far: Collection[int] = (),
 ) -> tuple[Guest, Chief, list[ParameterServer]]:
     """Return the actors of a job whose only worker is a guest. ``far``: ps that map no memory."""
-    config = TaskConfig(role=Role.WORKER, job="job", ps=plan.ps, lane=lane)
+    config = TaskConfig(role=Role.WORKER, job="job", ps=plan.ps, lane=lane, crash_safe=False)
     elsewhere = config.model_copy(update={"lane": "tcp"})
     servers = [
         ParameterServer(of.of(Task(Role.PS, shard)), plan, transport)

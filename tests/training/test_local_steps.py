@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -252,6 +254,25 @@ def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_p
         assert (found.global_step, found.examples) == (steps, steps * workers * 4)
     back = job(policy="sync-replicas", steps=30, logdir=str(tmp_path))
     assert zmqtrain.run(back, workers=workers).examples == 30 * workers * 4
+
+
+def test_state_of_steps_that_were_undone_is_not_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(steps: int, workers: int) -> None:
+        fields: dict[str, Any] = {"inner_state": "keep", "logdir": str(tmp_path)}
+        zmqtrain.run(job(steps=steps, policy="local-steps:4", **fields), workers=workers)
+
+    for steps in (8, 16, 28):
+        run(steps, workers=2)
+    for steps in (16, 28):
+        shutil.rmtree(tmp_path / f"checkpoints/step-{steps:08d}")
+    run(16, workers=1)
+    with caplog.at_level(logging.INFO, "zmqtrain"):
+        run(20, workers=2)
+    assert f"is that of {tmp_path}/inner/worker-0/16.npz" in caplog.text
+    assert "worker-1/16.npz cannot be used: it is of other parameters" in caplog.text
+    assert caplog.text.count("cannot be used") == 1
 
 
 @pytest.mark.parametrize(

@@ -89,29 +89,37 @@ class LocalRounds:
         if following is None:
             return
         steps = self._steps
-        self._common.gather()
-        for name, value in self._common.values.items():
-            np.copyto(self._own.values[name], value)
-        self._own.scatter()
+        self._take_over()
         self._sends_difference = self._of_differences or following.sends_difference
         for variable in self._variables if self._sends_difference else ():
             if variable.kind == "trained":  # others may change the common ones meanwhile
                 own = self._own.values[variable.name]
                 np.copyto(self._begin.setdefault(variable.name, np.empty_like(own)), own)
-        # The steps of a lost ps may be repeated from a checkpoint on.
-        if self._is_new or following.step < steps.step:
+        if not self._is_new:
+            self._save(following.step)
+        else:
             steps.begin()
             self._is_new = False
             if self._states is not None:
-                self._states.load(following.step, steps.kind, steps.load)
-        else:
-            self.save(following.step)
+                self._states.load(following.step, steps.parameters, steps.kind, steps.load)
         steps.go_on(following.step, following.learning_rate)
 
     def save(self, step: int) -> None:
         """Keep the state of the optimizer, if the job does: the round before this step is over."""
-        if self._states is not None and not self._is_new:
-            self._states.save(step, self._steps.kind, self._steps.state())
+        if not self._is_new:
+            self._take_over()
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        if self._states is not None:
+            steps = self._steps
+            self._states.save(step, steps.parameters, steps.kind, steps.state())
+
+    def _take_over(self) -> None:
+        self._common.gather()
+        for name, value in self._common.values.items():
+            np.copyto(self._own.values[name], value)
+        self._own.scatter()
 
     def apply(self, report: StepReport) -> None:
         """Apply the gradient of a batch that is finite.

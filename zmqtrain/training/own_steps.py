@@ -57,11 +57,6 @@ class RuleSteps:
         self.parameters = self._shard.parameters
         self.gradient = self._shard.segment.gradient(_GRADIENT)
 
-    @property
-    def step(self) -> int:
-        """The job's step, after those that are made."""
-        return self._shard.version
-
     def begin(self) -> None:
         """Forget all state; the parameters have their values."""
         self._shard.initialize(self.parameters.copy())
@@ -86,7 +81,7 @@ class RuleSteps:
         """Return the slots, and by how many steps each variable has missed updates."""
         missed = self._shard.dense.missed
         counts = np.array([missed.get(name, 0) for name in self._shard.layout.numbers])
-        return self._shard.slots | {"/missed": counts, "/step": np.array(self.step)}
+        return self._shard.slots | {"/missed": counts, "/step": np.array(self._shard.version)}
 
     def load(self, state: State) -> None:
         """Take over a state of this kind after :meth:`begin`.
@@ -112,26 +107,24 @@ class InnerSteps:
         whole = [WorkerMemory(variables, [layout], [block]).values for block in blocks]
         names = [variable.name for variable in variables if variable.kind == "trained"]
         self._given = [{name: values[name] for name in names} for values in whole]
-        self.step, self._inner = 0, cast(Inner, None)  # until it begins
+        self._inner = cast(Inner, None)  # until it begins
 
     @property
     def kind(self) -> str:
         return self._inner.kind
 
     def begin(self) -> None:
-        self._inner, self.step = inner_of(self._job.inner, self._job.model, *self._given), 0
+        self._inner = inner_of(self._job.inner, self._job.model, *self._given)
 
     def go_on(self, step: int, learning_rate: float | None) -> None:
         with user_code("the schedule", self._job.inner):
             self._inner.go_on(step, learning_rate)
-        self.step = step
 
     def apply(self, report: StepReport) -> None:
         self._clip()
         with user_code("a step", self._job.inner):
             self._inner.update(report.absent)
         np.copyto(self.parameters[self._trained :], self.gradient[self._trained :])
-        self.step += 1
 
     def state(self) -> State:
         return self._inner.state()

@@ -138,6 +138,10 @@ class ChunkAssembler:
         self._came: dict[int, Sequence[Tensor]] = {}  # without the tensors that are taken in
         self._is_base = True  # ``out`` holds the base of a difference
 
+    @property
+    def has_chunks(self) -> bool:
+        return bool(self._came)
+
     def take(self, chunk: Chunk, tensors: Sequence[Tensor]) -> None:
         """Take in a chunk.
 
