@@ -237,11 +237,17 @@ def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:
     np.testing.assert_allclose(elements(result), -0.5, rtol=1e-5)
 
 
-def test_result_that_is_not_finite_is_reported() -> None:
-    local, common, _ = member(optimizer=SGD(0.5))
-    common[0] = np.inf
+def test_result_that_is_not_finite_is_reported_and_the_optimizer_begins_anew() -> None:
+    local, common, result = member(optimizer=Momentum(0.5, 0.9))
     local.go_on(Round(0, 1))
+    assert made(local).finite
+    begin, common[0] = common[0], np.inf
+    local.go_on(Round(1, 1))
     assert not made(local).finite
+    common[0] = begin
+    local.go_on(Round(1, 1))
+    assert made(local).finite
+    np.testing.assert_allclose(elements(common - result), 0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

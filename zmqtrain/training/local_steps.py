@@ -141,12 +141,14 @@ class LocalRounds:
                 np.copyto(out, own)
         self._result.scatter()
         reports, self.reports = self.reports, []
+        finite = all_finite(self._steps.parameters, self._team)
+        self._is_new = not finite  # the optimizer's state need not be finite, either
         weights = [weight_of(report) for report in reports]
         return StepReport(
             batch=reports[0].batch,
             examples=sum(report.examples for report in reports),
             loss=weighted_mean([report.loss for report in reports], weights),
-            finite=all_finite(self._steps.parameters, self._team),
+            finite=finite,
             sums=reduce(added, [report.sums for report in reports]),
             absent=frozenset.intersection(*[report.absent for report in reports]),
             weight=sum(weights),
