@@ -30,7 +30,8 @@ def test_each_result_is_applied_with_all_of_its_batches_as_steps() -> None:
 
 
 def test_batches_of_a_worker_that_dies_are_leased_again() -> None:
-    playing(coordinator("local-steps:2,async", joined=2))("""
+    run = coordinator("local-steps:2,async", joined=3)  # worker 2 does not compute yet
+    playing(run)("""
         pull 0          -> answer 0 with 0 1 alone
         pull 1          -> answer 1 with 2 3 alone
         leave 0         -> -

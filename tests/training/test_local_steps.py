@@ -25,6 +25,7 @@ from zmqtrain.optim import LAMB, SGD, Adam, Cosine, Momentum, Piecewise
 from zmqtrain.store.placement import place
 from zmqtrain.training.exchange import Membership, Round, StepReport
 from zmqtrain.training.local_steps import LocalRounds
+from zmqtrain.training.own_steps import own_steps
 
 chosen = np.random.default_rng(0)
 ROWS = chosen.standard_normal((38, 5)).astype(np.float32)
@@ -181,6 +182,7 @@ def test_rounds_of_one_step_are_sync_replicas_up_to_rounding(ps: int) -> None:
 
 
 LAYOUT = place(job().variables(), 1)[0]
+OWN_LAYOUT = place(job().variables(), 1, partition_nbytes=0)[0]
 
 
 def elements(flat: Flat) -> Flat:
@@ -226,6 +228,34 @@ def test_round_begins_from_the_common_parameters() -> None:
     report = made(local, batch=7)
     assert (elements(result) == 2.5).all()
     assert (report.batch, report.batches, report.examples) == (7, 1, 4)
+
+
+def test_report_of_a_round_is_that_of_all_its_batches() -> None:
+    local, _, _ = member()
+    a, b, c = (variable.name for variable in job().variables()[:3])
+    local.go_on(Round(0, 2))
+    local.load()
+    local.apply(StepReport(5, 4, 1.0, True, {"hits": 1.0}, frozenset({a, b})))
+    local.apply(StepReport(8, 2, 4.0, True, {"hits": 2.0}, frozenset({b, c})))
+    given = {"sums": {"hits": 3.0}, "absent": frozenset({b}), "weight": 6, "batches": 2}
+    assert local.result() == StepReport(5, 6, 2.0, True, **given)
+
+
+def test_optimizer_with_the_state_of_another_one_makes_the_same_steps() -> None:
+    whole = job(optimizer=Adam(0.1))
+    one, other = (own_steps(whole, OWN_LAYOUT, 1) for _ in range(2))
+    one.begin()
+    for step in range(3):
+        one.gradient[:] = 1
+        one.apply(StepReport(step, 4, 0.5, True, absent=frozenset({whole.variables()[0].name})))
+    other.parameters[:] = one.parameters
+    other.begin()
+    other.load(one.state())
+    for each in (one, other):
+        each.go_on(3, None)
+        each.gradient[:] = 1
+        each.apply(StepReport(3, 4, 0.5, True))
+    assert one.parameters.tobytes() == other.parameters.tobytes()
 
 
 def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:

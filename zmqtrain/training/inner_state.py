@@ -29,7 +29,7 @@ class InnerStates:
 
     It belongs to the common parameters of that step, whose digest it has: a job that goes back to
     a checkpoint may come to the step with others. States of steps without a checkpoint are deleted
-    after some rounds, those of steps that were undone at once.
+    after some rounds.
     """
 
     def __init__(self, logdir: Path, worker: int) -> None:
@@ -77,10 +77,9 @@ class InnerStates:
 
     def _prune(self, last: int) -> None:
         steps = sorted(int(path.stem) for path in self._directory.glob("*.npz"))
-        undone = {step for step in steps if step > last}
-        earlier = [step for step in steps if step <= last]
+        earlier = [step for step in steps if step <= last]  # the others are undone
         saved = {step_of(path) for path in checkpoints(self._logdir)}
-        for step in undone | (set(earlier[:-_RECENT]) - saved):
+        for step in set(earlier[:-_RECENT]) - saved:
             self._path(step).unlink(missing_ok=True)
 
 
