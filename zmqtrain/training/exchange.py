@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal, Protocol
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, RowsOf
+from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.store.layout import ShardLayout
 
 
@@ -79,6 +82,21 @@ class StepReport:
     rows: tuple[RowsOf, ...] = ()
     batches: int = 1
     ahead: Sequence[tuple[int, Ids]] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[StepReport]) -> StepReport:
+        """Return the report of batches that count together, without gradients of rows."""
+        weights = [weight_of(part) for part in parts]
+        return cls(
+            batch=parts[0].batch,
+            examples=sum(part.examples for part in parts),
+            loss=weighted_mean([part.loss for part in parts], weights),
+            finite=all(part.finite for part in parts),
+            sums=reduce(added, [part.sums for part in parts]),
+            absent=frozenset.intersection(*[part.absent for part in parts]),
+            weight=sum(weights),
+            batches=len(parts),
+        )
 
 
 @dataclass(slots=True)

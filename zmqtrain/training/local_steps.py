@@ -7,7 +7,6 @@ optimizer stays with the worker for as long as it is a member, or in files, if t
 
 from __future__ import annotations
 
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.job import Job
-from zmqtrain.metrics.sums import added
-from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.placement import place
 from zmqtrain.training.exchange import Membership, Round, StepReport
@@ -140,17 +137,7 @@ class LocalRounds:
             else:
                 np.copyto(out, own)
         self._result.scatter()
-        reports, self.reports = self.reports, []
-        finite = all_finite(self._steps.parameters, self._team)
-        self._is_new = not finite  # the optimizer's state need not be finite, either
-        weights = [weight_of(report) for report in reports]
-        return StepReport(
-            batch=reports[0].batch,
-            examples=sum(report.examples for report in reports),
-            loss=weighted_mean([report.loss for report in reports], weights),
-            finite=finite,
-            sums=reduce(added, [report.sums for report in reports]),
-            absent=frozenset.intersection(*[report.absent for report in reports]),
-            weight=sum(weights),
-            batches=len(reports),
-        )
+        report, self.reports = StepReport.of(self.reports), []
+        report.finite = all_finite(self._steps.parameters, self._team)
+        self._is_new = not report.finite  # the optimizer's state need not be finite, either
+        return report

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -23,11 +23,10 @@ from zmqtrain.compute.nccl import Nccl
 from zmqtrain.compute.threads import Shares, ThreadTeam
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.metrics.sums import added
 from zmqtrain.models.base import Batch
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.models.trees import copied, split
-from zmqtrain.models.weights import weight_of, weighted_mean
+from zmqtrain.models.weights import weight_of
 from zmqtrain.optim import Update
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.merge import Term, merged
@@ -106,26 +105,15 @@ class Towers:
         towers = self._on_all(
             [partial(self._compute, n, part, first + n, counts[n]) for n, part in enumerate(parts)]
         )
-        finite = all(tower.finite for tower in towers)
-        weights = [weight_of(tower) for tower in towers]
-        if finite and self._nccl is not None:
-            self._reduce(self._nccl, weights)
-        elif finite and len(parts) > 1:
-            self._team.run([partial(fold, weights) for fold in self._folds])
-        loss = weighted_mean([tower.loss for tower in towers], weights)
-        sums = reduce(added, [tower.sums for tower in towers])
-        absent = frozenset.intersection(*[tower.absent for tower in towers])
-        rows = _mean_rows([tower.rows for tower in towers], weights) if finite else ()
-        return StepReport(
-            number,
-            examples,
-            loss,
-            finite,
-            sums=sums,
-            absent=absent,
-            weight=sum(weights),
-            rows=rows,
-        )
+        report = replace(StepReport.of(towers), batch=number, batches=1)
+        if report.finite:
+            weights = [weight_of(tower) for tower in towers]
+            if self._nccl is not None:
+                self._reduce(self._nccl, weights)
+            elif len(parts) > 1:
+                self._team.run([partial(fold, weights) for fold in self._folds])
+            report.rows = _mean_rows([tower.rows for tower in towers], weights)
+        return report
 
     def close(self) -> None:
         """End the threads, after their current work."""
