@@ -66,9 +66,15 @@ class LocalRounds:
         if not self.reports:
             self._next = following
 
-    def end(self) -> list[int]:
-        """Go on without rounds; return the batches that are applied, and have not been sent."""
+    def end(self, step: int) -> list[int]:
+        """Go on without rounds after this step of the job.
+
+        Return the batches that are applied, and have not been sent.
+        """
         self._batches, reports, self.reports = 0, self.reports, []
+        if not self._is_new:
+            self._take_over()
+            self._save(step)
         return [report.batch for report in reports]
 
     @property
@@ -101,13 +107,8 @@ class LocalRounds:
                 self._states.load(following.step, steps.parameters, steps.kind, steps.load)
         steps.go_on(following.step, following.learning_rate)
 
-    def save(self, step: int) -> None:
-        """Keep the state of the optimizer, if the job does: the round before this step is over."""
-        if not self._is_new:
-            self._take_over()
-            self._save(step)
-
     def _save(self, step: int) -> None:
+        """Keep the state of the optimizer, if the job does: the round before this step is over."""
         if self._states is not None:
             steps = self._steps
             self._states.save(step, steps.parameters, steps.kind, steps.state())

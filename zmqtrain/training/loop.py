@@ -162,7 +162,10 @@ class TrainingLoop:
         stop = membership.stop
         while not stop:
             if (result := await self._step()) is not None:
-                await self._keep_state(result)
+                if self._round is not None and result.round is None:
+                    unsent = await self._computing.run(partial(self._round.end, result.step))
+                    self._batches.extendleft(reversed(unsent))
+                    self._runner.bind(self._membership)
                 self._go_on(result)
                 stop = result.stop
         self._count_last_step()
@@ -181,25 +184,16 @@ class TrainingLoop:
         rounds = self._rounds
         return rounds if rounds is not None and rounds.is_under_way else None
 
-    async def _keep_state(self, result: StepResult) -> None:
-        """Keep the state of the inner optimizer if the last round is over."""
-        if self._round is not None and result.round is None:
-            await self._computing.run(partial(self._round.save, result.step))
-
     def _go_on(self, given: Membership | StepResult) -> None:
         """Take up the batches of an answer, for gradients or for a round."""
         self._batches.extend(given.batches)
-        before = self._round
         if given.round is not None:
             rounds = self._rounds = self._rounds or LocalRounds(
                 self._job, self._membership, self._team, self._threads, self._worker
             )
-            if before is None:
+            if not rounds.is_under_way:
                 self._runner.bind(rounds.memory)
             rounds.go_on(given.round)
-        elif before is not None:
-            self._batches.extendleft(reversed(before.end()))
-            self._runner.bind(self._membership)
 
     async def _step(self) -> StepResult | None:
         """Compute a batch, and send its gradient if it is due; return the answer, if any."""
