@@ -156,8 +156,9 @@ class BoardExchange(ParameterServerExchange):
         """
         late, loop = await self._shortly(seat, word), asyncio.get_running_loop()
         while late >= 0 and not self._is_over(seat, word, late):
-            awaited = self._awaited = late
-            with self._actor.waits.on(f"worker {seat.holders[late].worker}", self._lack(seat, word)):
+            awaited, worker = late, seat.holders[late].worker
+            self._awaited = late
+            with self._actor.waits.on(f"worker {worker}", self._lack(seat, word)):
                 while late == awaited and not self._is_over(seat, word, late):
                     wait = partial(seat.wait, late, word, WAIT_S)
                     await loop.run_in_executor(self._waiting, wait)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.optim.inner import Inner
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.weights import read, save
 
@@ -36,26 +35,19 @@ class InnerStates:
         self._logdir = logdir
         self._directory = logdir / "inner" / f"worker-{worker}"
 
-    def save(
-        self, step: int, parameters: Flat, kind: str, state: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Write a state; a failure is logged, since the training can go on without."""
-        own = {_KIND: np.frombuffer(kind.encode(), np.uint8), _OWNER: _digest(parameters)}
+    def save(self, step: int, parameters: Flat, inner: Inner) -> None:
+        """Write the state; a failure is logged, since the training can go on without."""
+        kind = np.frombuffer(inner.kind.encode(), np.uint8)
         try:
-            save(self._path(step), {**state, **own})
+            own = {_KIND: kind, _OWNER: _digest(parameters)}
+            save(self._path(step), {**inner.state(), **own})
             self._prune(step)
         except (CheckpointError, OSError) as error:
             log.warning("the state of the inner optimizer at step %d was not saved; a resume from "
                         "this step will begin with a new one: %s", step, error)  # fmt: skip
 
-    def load(
-        self,
-        step: int,
-        parameters: Flat,
-        kind: str,
-        take_over: Callable[[Mapping[str, NDArray[Any]]], None],
-    ) -> None:
-        """Have ``take_over`` use the state of a step, if there is one."""
+    def load(self, step: int, parameters: Flat, inner: Inner) -> None:
+        """Have the optimizer take over its state of a step, if there is one."""
         path = self._path(step)
         if not path.exists():
             return
@@ -63,9 +55,9 @@ class InnerStates:
             found = read(path)
             if not np.array_equal(found.pop(_OWNER), _digest(parameters)):
                 raise ValueError("it is of other parameters, of a job or of steps that are undone")
-            if (saved := found.pop(_KIND).tobytes().decode()) != kind:
-                raise ValueError(f"it is of {saved:.80}, and this optimizer is {kind:.80}")
-            take_over(found)
+            if (saved := found.pop(_KIND).tobytes().decode()) != inner.kind:
+                raise ValueError(f"it is of {saved:.80}, and this optimizer is {inner.kind:.80}")
+            inner.load(found)
         except (CheckpointError, ConfigError, ValueError, LookupError, RuntimeError) as error:
             log.warning("the state of the inner optimizer is new, since %s cannot be used: %s",
                         path, error)  # fmt: skip

@@ -20,7 +20,7 @@ from zmqtrain.store.placement import place
 from zmqtrain.training.exchange import Membership, Round, StepReport
 from zmqtrain.training.inner_state import InnerStates
 from zmqtrain.training.memory import WorkerMemory
-from zmqtrain.training.own_steps import own_steps
+from zmqtrain.training.own_steps import OwnSteps
 
 
 class LocalRounds:
@@ -43,7 +43,7 @@ class LocalRounds:
         self._team, self._variables = team, job.variables()
         (layout,) = place(self._variables, 1, partition_nbytes=0)
         self._of_differences = job.update().outer.of_differences
-        steps = self._steps = own_steps(job, layout, threads)
+        steps = self._steps = OwnSteps(job, layout, threads)
         self._is_new = True
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
         self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
@@ -104,14 +104,13 @@ class LocalRounds:
             steps.begin()
             self._is_new = False
             if self._states is not None:
-                self._states.load(following.step, steps.parameters, steps.kind, steps.load)
+                self._states.load(following.step, steps.parameters, steps.inner)
         steps.go_on(following.step, following.learning_rate)
 
     def _save(self, step: int) -> None:
         """Keep the state of the optimizer, if the job does: the round before this step is over."""
         if self._states is not None:
-            steps = self._steps
-            self._states.save(step, steps.parameters, steps.kind, steps.state())
+            self._states.save(step, self._steps.parameters, self._steps.inner)
 
     def _take_over(self) -> None:
         self._common.gather()
@@ -125,7 +124,7 @@ class LocalRounds:
         Raises:
             ConfigError: the optimizer cannot make this step.
         """
-        self._steps.apply(report)
+        self._steps.apply(report.absent)
         self.reports.append(report)
 
     def result(self) -> StepReport:
