@@ -46,11 +46,10 @@ class LocalRounds:
         steps = self._steps = OwnSteps(job, layout, threads)
         self._is_new = True
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
-        self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
         variables, layouts = self._variables, membership.layouts
-        self._common = WorkerMemory(
-            variables, layouts, membership.parameters, membership.byte_state
-        )
+        common = membership.parameters, membership.byte_state
+        self._common = WorkerMemory(variables, layouts, *common)
+        self._own = WorkerMemory(variables, [layout], [steps.parameters])
         self._result = WorkerMemory(variables, layouts, membership.gradients)
         self._sends_difference = self._of_differences  # of the round
         self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent

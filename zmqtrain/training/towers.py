@@ -50,7 +50,7 @@ class Towers:
         self._nccl: Nccl | None = None
         self._membership: Membership
         self._runners: list[ModelRunner] = []  # of this membership
-        self._folds: list[_Fold] = []
+        self._folds: list[Callable[[Sequence[float]], None]] = []
         self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
         self._shares = Shares(len(job.devices))
         try:
@@ -92,7 +92,8 @@ class Towers:
         if self._nccl is not None:
             return
         for layout, *flats in zip(membership.layouts, *gradients, strict=True):
-            self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
+            parts = cut(layout.averaged)
+            self._folds += [_fold_of([flat[part] for flat in flats]) for part in parts]
 
     def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
         """Write the mean gradient of all towers; errors name the device."""
@@ -139,7 +140,7 @@ class Towers:
             raise type(error)(f"on device {name}, in batch {batch_number}: {error}") from error
 
     def _reduce(self, nccl: Nccl, given: Sequence[float]) -> None:
-        """Write the mean, as a :class:`_Fold` makes it, from the GPUs into the exchange's memory.
+        """Write the mean, as :func:`_fold_of` makes it, from the GPUs into the exchange's memory.
 
         A GPU that had nothing to compute holds an old gradient, which must not count.
         """
@@ -175,16 +176,10 @@ class Towers:
         return [future.result() for future in futures]
 
 
-class _Fold:
-    """Adds up one part of the gradients, in the memory of the first."""
-
-    def __init__(self, gradients: Sequence[Flat]) -> None:
-        self._gradients = gradients
-        self._update = Update(Assign(), fused=False).bind(gradients[0], {})
-
-    def __call__(self, weights: Sequence[float]) -> None:
-        """Replace the first gradient by the mean of the first ones, with these weights."""
-        self._update.apply(Mean.of(self._gradients[: len(weights)], weights), 0)
+def _fold_of(gradients: Sequence[Flat]) -> Callable[[Sequence[float]], None]:
+    """Return a function that replaces the first by the mean of as many as it gets weights."""
+    update = Update(Assign(), fused=False).bind(gradients[0], {})
+    return lambda weights: update.apply(Mean.of(gradients[: len(weights)], weights), 0)
 
 
 def _mean_rows(towers: Sequence[Sequence[RowsOf]], weights: Sequence[float]) -> tuple[RowsOf, ...]:
