@@ -255,8 +255,6 @@ _ALIASES = {
     "eps": "epsilon",
     "betas": "beta1",
     "wd": "weight_decay",
-    "x": "train",
-    "y": "labels",
 }
 """Other libraries' names of options."""
 
@@ -269,6 +267,8 @@ def no_option(owner: str, name: str, known: Collection[str]) -> ConfigError:
 
 
 def did_you_mean(word: str, choices: Collection[str], prefix: str = "") -> str:
-    """Return "; did you mean ...?" if one of the choices is close to the word, else ""."""
-    close = difflib.get_close_matches(word, choices, n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+    """Return "; did you mean ...?" if one of the choices is close to the word or, alone, begins
+    with it; else ""."""
+    longer = [one for one in choices if one.startswith(word)]
+    close = difflib.get_close_matches(word, choices, n=1) or longer
+    return f"; did you mean {prefix}{close[0]}?" if len(close) == 1 else ""

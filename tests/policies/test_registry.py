@@ -96,6 +96,7 @@ def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
         ("", "expected hogwild, "),
         ("nope", "'nope'"),
         ("bounded_staleness:2", "did you mean bounded-staleness?"),
+        ("sync", "did you mean sync-replicas?"),
         ("no.such:policy", "'no.such'"),
         ("json.decoder", "'json.decoder'"),
         (":attr", "':attr'"),

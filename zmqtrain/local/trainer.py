@@ -44,21 +44,21 @@ QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
 
 
-_DATA_FIRST = "data come first, as in fit(features, labels)"
-_NOT_TAKEN = {
-    "x": _DATA_FIRST,
-    "y": _DATA_FIRST,
-    "shuffle": "each pass has an order of its own, by the seed",
-    "initial_epoch": "with a logdir a second fit goes on where the first one ended",
-    "validation_steps": "all validation data are measured: give fewer",
-    "validation_freq": "validation data are measured after each epoch",
-    "validation_batch_size": "validation data are measured in batches of batch_size",
-    "steps": "all examples count: give fewer",
-    "sample_weight": "give the weights behind the labels: (features, labels, weights)",
-    "return_dict": "the measures are a dict",
-    "verbose": "it shows no progress",
+BATCH_SIZE = 32
+"""Examples in a batch of :meth:`Trainer.fit` by default, as in Keras."""
+
+_OF_KERAS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "shuffle": ((True,), "each pass has an order of its own, by the seed"),
+    "initial_epoch": ((0,), "with a logdir a second fit goes on where the first one ended"),
+    "validation_steps": ((None,), "all validation data are measured: give fewer"),
+    "validation_freq": ((1,), "validation data are measured after each epoch"),
+    "validation_batch_size": ((None,), "validation data are measured in batches of batch_size"),
+    "steps": ((None,), "all examples count: give fewer"),
+    "sample_weight": ((None,), "give the weights behind the labels: (features, labels, weights)"),
+    "return_dict": ((True,), "the measures are a dict"),
+    "verbose": ((0, False, "auto"), "it shows no progress"),
 }
-"""Arguments of Keras's methods, and their equivalents here."""
+"""Arguments of Keras's methods: their values that ask for what is done here, and what that is."""
 
 
 class Trainer:
@@ -116,8 +116,8 @@ class Trainer:
     @process.mistakes_end_a_task()
     def fit(
         self,
-        train: Any = None,
-        labels: Any = None,
+        x: Any = None,
+        y: Any = None,
         *,
         epochs: int = 1,
         batch_size: int | None = None,
@@ -131,12 +131,13 @@ class Trainer:
         fast_dev_run: bool = False,
         **unknown: Any,
     ) -> History:
-        """Train for ``epochs`` passes over ``train``; return the measures after each.
+        """Train for ``epochs`` passes over ``x``; return the measures after each.
 
-        ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
+        ``x``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
         whose evaluation set is the validation data unless that is given; or two arrays,
         ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
-        arrays, or arrays by name. ``validation_split``: fraction of the examples, chosen by the
+        arrays, or arrays by name. ``batch_size``: examples in a batch of one worker, 32 by default,
+        as in Keras. ``validation_split``: fraction of the examples, chosen by the
         job's seed, that is held out as validation data. ``epochs`` counts from the
         start of the logdir's job. ``steps_per_epoch``: batches of an epoch, in place of those of a
         pass; the next epoch goes on in it. Without a logdir a second call goes on from the weights,
@@ -144,7 +145,8 @@ class Trainer:
         ``sample_weight``: weights of the examples in a tuple of arrays; the tuple may also have
         them as its third array. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
         batches, without saving or callbacks that write files, to try everything out. ``unknown``:
-        other arguments of Keras are refused, with their equivalents here.
+        other arguments of Keras are refused, with their equivalents here, unless their values ask
+        for what is done anyway, such as ``shuffle=True``.
 
         If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
         task until the training ends. Every task returns the same measures, arrays left out;
@@ -158,10 +160,9 @@ class Trainer:
             ZmqTrainError: it could not begin.
         """
         refuse_while_loading("Trainer.fit")
-        _check_call(self.fit, train, unknown, epochs=epochs)
+        _check_call(self.fit, x, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
-        if labels is not None:
-            train = (train, labels)
+        train = x if y is None else (x, y)
         if sample_weight is not None:
             train = _weighted(train, sample_weight)
         train, validation_data = self._ordered(train), self._ordered(validation_data)
@@ -173,7 +174,7 @@ class Trainer:
         shown = [ProgressBar()] if verbose else []
         if fast_dev_run:
             callbacks = [one for one in callbacks if not getattr(one, "keeps_files", False)]
-        options = self._options | ({} if batch_size is None else {"batch_size": batch_size})
+        given = {} if batch_size is None else {"batch_size": batch_size}
         self._check_tables()
         job = Job(
             model=self.model,
@@ -186,7 +187,7 @@ class Trainer:
             steps_per_epoch=steps_per_epoch or 0,
             callbacks=[*callbacks, *shown],
             class_weight=dict(class_weight) if isinstance(class_weight, Mapping) else class_weight,
-            **options,
+            **{"batch_size": BATCH_SIZE} | self._options | given,
         )
         job = process.job_of_script(job)
         if fast_dev_run:
@@ -239,8 +240,8 @@ class Trainer:
     @mistakes_in_short
     def evaluate(
         self,
-        examples: Any = None,
-        labels: Any = None,
+        x: Any = None,
+        y: Any = None,
         *,
         batch_size: int = evaluation.ROWS,
         callbacks: Sequence[Any] = (),
@@ -254,9 +255,8 @@ class Trainer:
         Raises:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
-        _check_call(self.evaluate, examples, unknown, batch_size=batch_size)
-        both = examples if labels is None else (examples, labels)
-        dataset = _examples(self._ordered(both))
+        _check_call(self.evaluate, x, unknown, batch_size=batch_size)
+        dataset = _examples(self._ordered(x if y is None else (x, y)))
         called = self._calling(callbacks)
         called.call("on_test_begin", {})
         with generators_kept():
@@ -269,7 +269,7 @@ class Trainer:
     @mistakes_in_short
     def predict(
         self,
-        examples: Any = None,
+        x: Any = None,
         *,
         batch_size: int = evaluation.ROWS,
         callbacks: Sequence[Any] = (),
@@ -277,13 +277,13 @@ class Trainer:
     ) -> Any:
         """Return the model's outputs, a row for each example; of several outputs a tuple.
 
-        ``examples`` need no labels.
+        ``x``: examples, which need no labels.
 
         Raises:
             ConfigError, DataError: the model cannot predict, or the data is wrong.
         """
-        _check_call(self.predict, examples, unknown, batch_size=batch_size)
-        dataset = _examples(self._ordered(examples))
+        _check_call(self.predict, x, unknown, batch_size=batch_size)
+        dataset = _examples(self._ordered(x))
         called = self._calling(callbacks)
         called.call("on_predict_begin", {})
         with generators_kept():
@@ -336,10 +336,11 @@ def _check_call(
     """Refuse a call without examples, with arguments that the method lacks, or wrong sizes."""
     called = method.__name__
     for name, value in unknown.items():
-        if name in _NOT_TAKEN:
-            raise ConfigError(
-                f"{called} got {name} ({in_short(value)}); expected none: {_NOT_TAKEN[name]}"
-            )
+        if name in _OF_KERAS:
+            meant, done = _OF_KERAS[name]
+            if any(type(value) is type(one) and value == one for one in meant):
+                continue
+            raise ConfigError(f"{called} got {name} ({in_short(value)}); expected none: {done}")
         if name in Job.model_fields:
             raise ConfigError(f"{called} takes no {name}; give it to Trainer({name}=...)")
         known = [one for one in inspect.signature(method).parameters if one != "unknown"]
