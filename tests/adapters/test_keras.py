@@ -543,6 +543,20 @@ def test_trainer_measures_and_predicts_as_keras_does(case: str) -> None:
         np.testing.assert_allclose(one, other, 1e-5)
 
 
+def test_model_is_built_for_its_steps_and_once_more_for_initial_values() -> None:
+    built = []
+
+    def build() -> Any:
+        built.append(summed())
+        return built[-1]
+
+    trainer = zmqtrain.Trainer(KerasModel(build))
+    for _ in range(3):
+        trainer.fit(X, YES, verbose=False)
+        trainer.evaluate(X, YES)
+    assert len(built) <= 2
+
+
 def test_job_takes_optimizer_and_summed_metrics_of_the_compiled_model() -> None:
     model = KerasModel(summed)
     job = Job(model=model, data=(X, YES))
