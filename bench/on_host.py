@@ -18,7 +18,7 @@ def run_worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequenc
     """Run a worker that hosts a part of the parameters; return its exit code and its actors."""
     from zmqtrain.config.cluster import Role
     from zmqtrain.config.task import TaskConfig
-    from zmqtrain.roles.launch import run_task
+    from zmqtrain.roles.launch import train
 
     config = TaskConfig(
         role=Role.WORKER,
@@ -34,7 +34,7 @@ def run_worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequenc
         log_level="warning",
     )
     actors: list[Any] = []
-    return run_task(config, job, actors=actors), actors
+    return train(config, job, actors=actors)[0], actors
 
 
 def sent() -> int:

@@ -18,7 +18,7 @@ Beside the original, TensorFlow's two scripts in one:
     model.fit(..., initial_epoch=3, epochs=5)   |  trainer.fit(..., epochs=5)
 
 A logdir keeps optimizer, epoch and order of the examples, so nothing has to be loaded by hand. Data
-is shuffled, and read ahead. As every task of a cluster the script is started as examples/fit.py is.
+is shuffled, and read ahead. `zmqtrain run examples/keras_fit.py --workers 3` trains on processes.
 Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
 """
 

@@ -28,7 +28,7 @@ from zmqtrain.clusters.submitted import (
     submitted_job,
 )
 from zmqtrain.config.help import command
-from zmqtrain.config.job_file import load_job, refuse_script
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of, variable_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
@@ -117,7 +117,6 @@ def planned(context: click.Context) -> SubmitPlan:
     name = asked.name or name_for(
         reference, [secrets.choice(LETTERS) for _ in range(SUFFIX_LENGTH)]
     )
-    refuse_script(reference)
     job = _loaded(reference, overrides) if asked.ps_memory is None else None
     logdir = overrides.pop("logdir", None if job is None else job.logdir)
     kept = Path(keys).absolute() if keys else directory_of(name) / "keys"

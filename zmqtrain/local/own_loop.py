@@ -34,7 +34,7 @@ from zmqtrain.metrics import Measures
 from zmqtrain.models.base import Parameters
 from zmqtrain.models.rows import TableReader
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import process, script
+from zmqtrain.roles import launch, process, script
 from zmqtrain.training.evaluation import evaluate, rows_of
 from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError, Place
 from zmqtrain.user_code import mistakes_in_short, without_own_frames
@@ -71,7 +71,7 @@ def attach(job: Job) -> Session:
     else:
         job = process.job_of_script(job)
         if (config := process.task_of_script("zmqtrain.attach")) is not None:
-            train, role = partial(process.train, config), config.role
+            train, role = partial(launch.train, config), config.role
     if job.devices:
         raise ConfigError(
             f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.config.job_file import refuse_while_loading
+from zmqtrain.config.job_file import fit_in_script, refuse_while_loading
 from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
@@ -28,7 +29,7 @@ from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
 from zmqtrain.models.tables import Table
-from zmqtrain.observe.summary import Summary
+from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.optim import SGD
 from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
@@ -171,7 +172,7 @@ class Trainer:
                 raise ConfigError("validation_data and validation_split were given; expected one")
             train = Holdout(train, validation_split, self._options.get("seed", 0))
         data = _data(train, validation_data, directory)
-        shown = [ProgressBar()] if verbose else []
+        shown = [ProgressBar()] if verbose and not fit_in_script() else []
         if fast_dev_run:
             callbacks = [one for one in callbacks if not getattr(one, "keeps_files", False)]
         given = {} if batch_size is None else {"batch_size": batch_size}
@@ -212,6 +213,13 @@ class Trainer:
 
     def _train(self, job: Job, *, alone: bool) -> Summary:
         workers, ps = self._workers, self._ps
+        if (train := fit_in_script()) is not None and not alone:
+            if (workers, ps) != (None, None):
+                raise ConfigError(
+                    f"Trainer got workers={workers} and ps={ps}, but zmqtrain has started this "
+                    "script as the tasks of a cluster; leave them out of Trainer"
+                )
+            return train(job)
         task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
         if task is None:  # callbacks show the progress
             return train_here(job, workers=workers, ps=ps, on_progress=lambda status: None)
@@ -225,7 +233,7 @@ class Trainer:
     @property
     def weights(self) -> dict[str, NDArray[Any]]:
         """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
-        elsewhere = isinstance(self._weights, process.NotHere)
+        elsewhere = isinstance(self._weights, NotHere)
         if (self._weights is None or elsewhere) and self.logdir is not None:
             if checkpoints_directory(Path(self.logdir)).is_dir():
                 is_average = self._options.get("evaluate_average", False)
@@ -257,14 +265,11 @@ class Trainer:
         """
         _check_call(self.evaluate, x, unknown, batch_size=batch_size)
         dataset = _examples(self._ordered(x if y is None else (x, y)))
-        called = self._calling(callbacks)
-        called.call("on_test_begin", {})
-        with generators_kept():
-            measures = evaluation.evaluate(
+        with self._calling(callbacks, "test") as logs:
+            logs |= evaluation.evaluate(
                 self.model, self.weights, dataset, metrics=self.metrics, rows=batch_size
             )
-        called.call("on_test_end", measures)
-        return measures
+        return logs
 
     @mistakes_in_short
     def predict(
@@ -284,12 +289,9 @@ class Trainer:
         """
         _check_call(self.predict, x, unknown, batch_size=batch_size)
         dataset = _examples(self._ordered(x))
-        called = self._calling(callbacks)
-        called.call("on_predict_begin", {})
-        with generators_kept():
-            outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
-        called.call("on_predict_end", {"outputs": outputs})
-        return outputs
+        with self._calling(callbacks, "predict") as logs:
+            logs["outputs"] = evaluation.predict(self.model, self.weights, dataset, batch_size)
+        return logs["outputs"]
 
     def _ordered(self, examples: Any) -> Any:
         """Return examples with nested lists of arrays, and arrays by name, as one tuple.
@@ -305,12 +307,17 @@ class Trainer:
             return tuple(array for part in nested for array in part)
         return examples
 
-    def _calling(self, callbacks: Sequence[Any]) -> CallbackList:
-        view = ModelView(self.model)
+    @contextmanager
+    def _calling(self, callbacks: Sequence[Any], what: str) -> Iterator[dict[str, Any]]:
+        """Call the hooks of an evaluation or of predictions, whose logs the block fills."""
+        view, called = ModelView(self.model), CallbackList(callbacks)
         view.show(self.weights if callbacks else {})
-        called = CallbackList(callbacks)
         called.begin(view, {})
-        return called
+        called.call(f"on_{what}_begin", {})
+        logs: dict[str, Any] = {}
+        with generators_kept():
+            yield logs
+        called.call(f"on_{what}_end", logs)
 
 
 def _initial(model: Model, seed: int, tables: Mapping[Any, Table]) -> dict[str, Any]:
