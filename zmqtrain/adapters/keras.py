@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, weights_of
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
@@ -354,27 +353,18 @@ def load_weights(
         variable.assign(given[name])
 
 
-def _torch_generators_kept() -> AbstractContextManager[None]:
-    from zmqtrain.adapters.torch_memory import generators_kept
-
-    return generators_kept()
-
-
 @contextmanager
 def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
     """Seed all generators, number layers from 0, and take this dtype policy; undo it afterwards."""
     names = ["object_name_uids", "global_random_seed", "global_seed_generator", "dtype_policy"]
     kept = {name: global_state.get_global_attribute(name) for name in names}
-    states = random.getstate(), np.random.get_state()
-    with _torch_generators_kept() if BACKEND == "torch" else nullcontext():
+    with generators_kept():
         try:
             global_state.set_global_attribute("object_name_uids", defaultdict(int))
             keras.config.set_dtype_policy(policy)
             keras.utils.set_random_seed(seed)
             yield
         finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
             for name, value in kept.items():
                 global_state.set_global_attribute(name, value)
 

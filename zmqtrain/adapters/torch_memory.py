@@ -6,7 +6,6 @@ import logging
 import operator
 import sys
 import zlib
-from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
 
@@ -47,17 +46,6 @@ def seed_torch(seed: int, batch: int) -> None:
     torch.default_generator.manual_seed(number)
     if "cupy" in sys.modules or torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
-
-
-def generators_kept() -> AbstractContextManager[None]:
-    """Give torch's generators their states back after the block.
-
-    Of the GPUs only the current one counts, if this process uses any: to ask others for their state
-    would take memory on each.
-    """
-    used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    kept: AbstractContextManager[None] = torch.random.fork_rng(devices=used)
-    return kept
 
 
 class BoundVariables:

@@ -15,11 +15,11 @@ import torch
 from zmqtrain.adapters.torch_memory import (
     SAME_SHAPE,
     BoundVariables,
-    generators_kept,
     tensor_over,
 )
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart, check_shapes_known
 from zmqtrain.adapters.torch_tables_of import ModuleTables, weights_in, with_tables
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.units import shortened

@@ -119,7 +119,7 @@ def train_here(
         if type(count) is not int or count < least:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from {least} on")
     stop = Stop()
-    with generators_kept(), contextlib.closing(ProgressDisplay()) as display:
+    with generators_kept(all_gpus=True), contextlib.closing(ProgressDisplay()) as display:
         show = on_progress or display
         if workers == 1 and ps is None:
             training = run_alone(job, show, stop)

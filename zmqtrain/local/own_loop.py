@@ -93,7 +93,7 @@ class Session:
         self, job: Job, bridge: LoopBridge, train: script.Train | None, role: Role = Role.WORKER
     ) -> None:
         """``train`` runs the task of this process; None: the job trains in this process alone."""
-        with generators_kept():
+        with generators_kept(all_gpus=True):
             job.variables()  # before that, the model knows no seed
         self.module = bridge.module
         self.summary: Summary | None = None
@@ -137,7 +137,7 @@ class Session:
         self._lease = self._lease or self._bridge.next()
 
     def __enter__(self) -> Session:
-        self._stack.enter_context(generators_kept())
+        self._stack.enter_context(generators_kept(all_gpus=True))
         boards = [one for one in self._job.callbacks if isinstance(one, TensorBoard)]
         if boards:  # one for this thread
             self._board = TensorBoard(boards[0].logdir)

@@ -28,7 +28,6 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
-from zmqtrain.models.tables import Table
 from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.optim import SGD
 from zmqtrain.roles import process
@@ -37,6 +36,9 @@ from zmqtrain.store.model_tables import tables_of
 from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
 from zmqtrain.user_code import mistakes_in_short
+
+_OF_FIT = {"model", "data", "optimizer", "epochs", "callbacks", "class_weight", "steps_per_epoch"}
+"""Fields of the job that are arguments of ``Trainer`` or ``fit``."""
 
 _OF_MODEL = {"inner", "tables", "groups"}
 """Options that only a job with the model can check."""
@@ -98,11 +100,9 @@ class Trainer:
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None
-        of_fit = {"model", "data", "optimizer", "epochs", "callbacks", "class_weight"}
-        of_fit |= {"steps_per_epoch"}
-        known = Job.model_fields.keys() - of_fit
+        known = Job.model_fields.keys() - _OF_FIT
         if unknown := [name for name in options if name not in known]:
-            if unknown[0] in of_fit:
+            if unknown[0] in _OF_FIT:
                 raise ConfigError(f"Trainer takes no {unknown[0]}; give {unknown[0]} to fit")
             raise no_option("Trainer", unknown[0], sorted(known))
         try:
@@ -233,14 +233,15 @@ class Trainer:
     @property
     def weights(self) -> dict[str, NDArray[Any]]:
         """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
-        elsewhere = isinstance(self._weights, NotHere)
-        if (self._weights is None or elsewhere) and self.logdir is not None:
+        if isinstance(self._weights, NotHere | None) and self.logdir is not None:
             if checkpoints_directory(Path(self.logdir)).is_dir():
                 is_average = self._options.get("evaluate_average", False)
                 self._weights = load(self.logdir, average=is_average)
         if self._weights is None:
-            options = self._options
-            first = _initial(self.model, options.get("seed", 0), options.get("tables", {}))
+            own, seed = as_model(self.model), self._options.get("seed", 0)
+            tables = tables_of(self.model, seed, self._options.get("tables", {}))
+            readers = readers_of([table for table, _ in tables])
+            first = {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
             given = by_first_name(self._initial, self.model)
             return {name: given.get(name, value) for name, value in first.items()}
         return dict(self._weights)
@@ -315,16 +316,9 @@ class Trainer:
         called.begin(view, {})
         called.call(f"on_{what}_begin", {})
         logs: dict[str, Any] = {}
-        with generators_kept():
+        with generators_kept(all_gpus=True):
             yield logs
         called.call(f"on_{what}_end", logs)
-
-
-def _initial(model: Model, seed: int, tables: Mapping[Any, Table]) -> dict[str, Any]:
-    """Return the values of all variables, and readers of the tables, with which a model begins."""
-    own = as_model(model)
-    readers = readers_of([table for table, _ in tables_of(model, seed, tables)])
-    return {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
