@@ -448,8 +448,18 @@ class Job(BaseModel):
         return self._frozen
 
     def initial_values(self) -> dict[str, Any]:
-        """Return the initial values of all variables that the shards hold."""
-        return self.initial_parameters() | self.initial_state()
+        """Return the initial values of all variables that the shards hold.
+
+        Raises:
+            ConfigError: the model had other variables before.
+        """
+        values = self.initial_parameters() | self.initial_state()
+        if names := sorted({variable.name for variable in self.variables()} ^ values.keys()):
+            raise ConfigError(
+                f"{self.model!r} has {', '.join(names[:4])} in one call and not in another; "
+                "expected the same names each time: name the layers in build()"
+            )
+        return values
 
     def all_values(self) -> dict[str, Any]:
         """Return the initial values of all variables of the model."""
