@@ -107,8 +107,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
             if as_json:
                 show_json({"ended": str(error), "exit_code": int(error.exit_code)})
             raise
-        is_json = as_json or log_format == "json"
-        click.echo(summary.json() if is_json else "\n".join(summary.lines()))
+        as_lines = not as_json and log_format == "text"
+        click.echo("\n".join(summary.lines()) if as_lines else summary.json())
         return summary
 
     with forked(0 if is_debugged else cluster.ps + cluster.workers) as processes:
