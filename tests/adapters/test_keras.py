@@ -233,6 +233,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 def test_model_of_keras_itself_is_refused_with_its_adapter() -> None:
     with pytest.raises(ConfigError, match=r"expected zmqtrain\.adapters\.keras\.KerasModel"):
         Job(model=net(), data=BATCH, optimizer=SGD(0.1))
+    torch = pytest.importorskip("zmqtrain.adapters.torch")
+    with pytest.raises(ConfigError, match=r"for a model of Keras KerasModel\(build\)"):
+        torch.TorchModel(net, print).parameters(0)
 
 
 @pytest.mark.parametrize("case", REFUSED)
