@@ -78,7 +78,7 @@ class KerasModel(BaseModel):
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
         self._network: Network | None = None  # of steps
-        self._unused: Network | None = None  # of initial values, once the other one has none
+        self._newest: Network | None = None  # for initial values, once the other one has none
         self._patterns: tuple[Any, ...] = ()  # of the names of tables
         self._has_warned = False  # that its files hold weights alone
 
@@ -88,7 +88,7 @@ class KerasModel(BaseModel):
     def __deepcopy__(self, memo: object) -> KerasModel:
         other = copy.copy(self)
         if BACKEND == "torch":  # on jax they share compiled functions, and keep nothing
-            other._network = other._unused = None
+            other._network = other._newest = None
         return other
 
     @property
@@ -160,7 +160,7 @@ class KerasModel(BaseModel):
 
     def make_tables(self, patterns: Sequence[Any]) -> None:
         if tuple(patterns) != self._patterns:
-            self._patterns, self._network, self._unused = tuple(patterns), None, None
+            self._patterns, self._network, self._newest = tuple(patterns), None, None
 
     def tables(self, seed: int) -> dict[str, Table]:
         """Return the embeddings that the job makes tables.
@@ -268,14 +268,11 @@ class KerasModel(BaseModel):
 
     def _initial(self, seed: int) -> Network:
         """Return a model with the initial values of a seed; the first one is kept for steps."""
-        for known in (self._network, self._unused):
+        for known in (self._network, self._newest):
             if known is not None and known.initial_seed == seed:
                 return known
         network = self._built(seed, self._patterns)
-        if self._network is None:
-            self._network = network
-        else:
-            self._unused = network
+        self._network, self._newest = self._network or network, network
         return network
 
     def _built(self, seed: int, patterns: Sequence[Any]) -> Network:

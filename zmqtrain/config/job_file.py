@@ -31,10 +31,9 @@ PACKAGES = ("site-packages", "dist-packages")
 EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 """The extras of zmqtrain that install the frameworks which jobs import."""
 
-TrainFit = Callable[[Job], Summary]
-"""Trains the job of a ``Trainer.fit``."""
+TrainFit = Callable[[Job], Summary]  # trains the job of a Trainer.fit
 
-_fit: TrainFit | None = None
+_fit: TrainFit | None = None  # in the script that zmqtrain runs
 
 
 def load_job(reference: str, **overrides: Any) -> Job:
@@ -131,9 +130,8 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
 
 def _refuse_second(job: Job) -> Summary:
     raise ConfigError(
-        "Trainer.fit was called for a second time in a script that zmqtrain has started, whose "
-        "tasks train one job; start each task yourself, with TF_CONFIG or ZMQTRAIN_ROLE "
-        "(docs/clusters.md), or train in one process"
+        "Trainer.fit was called for a second time in a script that zmqtrain has started; expected "
+        "one call; or start each task yourself, with TF_CONFIG (docs/clusters.md)"
     )
 
 

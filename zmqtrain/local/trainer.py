@@ -46,7 +46,6 @@ _OF_MODEL = {"inner", "tables", "groups"}
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
 
-
 BATCH_SIZE = 32
 """Examples in a batch of :meth:`Trainer.fit` by default, as in Keras."""
 
@@ -217,7 +216,7 @@ class Trainer:
             if (workers, ps) != (None, None):
                 raise ConfigError(
                     f"Trainer got workers={workers} and ps={ps}, but zmqtrain has started this "
-                    "script as the tasks of a cluster; leave them out of Trainer"
+                    "script as a cluster; leave them out"
                 )
             return train(job)
         task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)

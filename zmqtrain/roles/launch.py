@@ -165,11 +165,10 @@ def train(
     job: Job,
     on_start: OnStart = stop_on_signals,
     on_progress: OnProgress | None = None,
-    actors: list[JobActor] | None = None,
 ) -> tuple[int, Summary | None]:
     """Run the task of a script to its end, and log errors; return the exit code and the job's
-    summary, if known. ``actors``: a list that gets those of the task."""
-    actors = [] if actors is None else actors
+    summary, if known."""
+    actors: list[JobActor] = []
     more: dict[str, Any] = {"actors": actors, "on_progress": on_progress}
     with signals.restored():  # the script goes on
         code = exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
