@@ -126,7 +126,8 @@ async def serve_in_group(
             notes.note_end(actors, plan)
         for actor, server in zip(actors, servers, strict=True):
             if isinstance(actor, ParameterServer) and actor.leader is not None and actor.end:
-                await be_scraped(server, actors)
+                may_stay = config.on_term == "leave"
+                await be_scraped(server, actors, config.grace_s if may_stay else 0.0)
         logdir = plan.job.logdir
         if plan.group and logdir and getattr(actors[0], "summary", None) is not None:
             forget_groups(logdir)
