@@ -18,6 +18,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode
+from zmqtrain.observe.outcome import outcome_in
 from zmqtrain.planning.plan import Plan
 from zmqtrain.roles import launch
 
@@ -111,6 +112,21 @@ def test_cluster_that_contradicts_the_strategy_is_reported_before_the_job(
     arguments = ["--job", "nowhere.py", "--workers", "3", "--strategy", "mirrored"]
     assert launch.launch(Role.WORKER, arguments) == ExitCode.USAGE
     assert "TF_CONFIG gives 3; expected 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("role", "is_told"), [(Role.CHIEF, True), (Role.PS, False)])
+def test_mistake_in_the_job_file_is_recorded_as_the_end_of_the_job(
+    role: Role, is_told: bool, tmp_path: Path
+) -> None:
+    path, ended = tmp_path / "job.py", tmp_path / "ended.json"
+    path.write_text("raise KeyError('DATA_DIR')")
+    arguments = ["--job", str(path), "--ended-file", str(ended)]
+    assert launch.launch(role, arguments) == ExitCode.USAGE
+    outcome = outcome_in(ended.read_text()) if ended.exists() else None
+    assert (outcome is not None) == is_told
+    if outcome is not None:
+        assert "line 1: KeyError: 'DATA_DIR'" in outcome.ended
+        assert outcome.exit_code == ExitCode.USAGE
 
 
 def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(

@@ -69,6 +69,12 @@ LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
 """States of jobs that Slurm does not run again, and forgets after some minutes."""
 
 
+UNLISTED = (
+    "Slurm no longer lists its batch job, as after scancel, but other tasks run or wait; zmqtrain "
+    "stop {0} ends them, and zmqtrain resubmit {0} submits it again"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchJob:
     """A batch job, or an element of an array: its number, the task that it runs (a ps for ps and
@@ -122,11 +128,16 @@ class Slurm(Engine):
         return ""
 
     def reasons(self, job: Submitted) -> list[Reason]:
-        return [
+        listed = _parts(job.name)
+        parts = [*listed, *_parts(job.name, f"--states={LOST}")]
+        found = [
             Reason(str(part.task), f"{part.state.lower()}: {part.reason}").with_remedies(REMEDIES)
-            for part in (*_parts(job.name), *_parts(job.name, f"--states={LOST}"))
+            for part in parts
             if part.state != "RUNNING"
         ]
+        if listed and job.leader not in (part.task for part in parts):
+            found.append(Reason(str(job.leader), UNLISTED.format(job.name)))
+        return found
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:

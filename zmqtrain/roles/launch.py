@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import click
 import uvloop
 
 from zmqtrain.compute.threads import limit_threads
-from zmqtrain.config.cluster import IPC, Role
+from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
@@ -29,6 +30,7 @@ from zmqtrain.hosting.process import allow_descriptors, check_own_address, stop_
 from zmqtrain.hosting.task import OnStart, serve
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.planning.plan import Plan, plan_task
 from zmqtrain.planning.strategy import task_under
 from zmqtrain.roles import script
@@ -116,8 +118,9 @@ def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
     overrides = values_of(Job, flags)
     if "strategy" in overrides:  # a contradiction is found before the job is loaded
         task_under(overrides["strategy"], config.task, config.cluster)
-    job = load_job(config.job, **overrides)
-    own, plan = planned(config, job)
+    with _mistakes_recorded(config):
+        job = load_job(config.job, **overrides)
+        own, plan = planned(config, job)
     if config.threads is not None:
         limit_threads(config.threads)
     gc.freeze()  # loaded objects stay: collecting garbage among them delays steps
@@ -126,6 +129,13 @@ def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
         task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
         return script.run(task, config.job)
     return _run(own, plan)
+
+
+def _mistakes_recorded(config: TaskConfig) -> AbstractContextManager[None]:
+    """Record for the engine, within the block, a mistake that ends the job before it begins."""
+    concludes = config.task == Task(Role.CHIEF if config.ps else Role.WORKER, 0)
+    file = config.ended_file if concludes else None
+    return recorded(config.job, None, file, lambda: None)
 
 
 def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
