@@ -615,7 +615,7 @@ CASES: dict[str, tuple[Step, ...]] = {
     "slurm: a job that hit its time limit": (
         saved("slurm"),
         (said("8|N/A|digits-ps|TIMEOUT|TimeLimit|n1\n", f"--states={LOST}"), said("", "-r")),
-        *("jobs", "scale digits --workers 2", "status digits", "stop digits", "status digits"),
+        *("jobs", "scale digits --workers 2", "status digits", "stop digits", "why digits"),
         *("logs digits", "logs digits chief=0"),
     ),
     "slurm: ps and chief that are cancelled": (
