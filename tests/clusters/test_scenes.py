@@ -623,6 +623,17 @@ CASES: dict[str, tuple[Step, ...]] = {
         (said("", f"--states={LOST}"), said("8|0|digits-worker|RUNNING|None|n1\n", "-r")),
         "why digits",
     ),
+    "slurm: a former job of the name has failed": (
+        (said("", "-r"), said("9", "--parsable")),
+        f"{ELSEWHERE} slurm",
+        (
+            said("7|N/A|digits-ps|FAILED|NonZeroExitCode|n1\n", f"--states={LOST}"),
+            said(
+                "9|N/A|digits-ps|PENDING|Resources|\n10|0|digits-worker|PENDING|Dependency|\n", "-r"
+            ),
+        ),
+        "why digits",
+    ),
     "slurm: a cluster that is gone": (
         saved("slurm"),
         (refused(NO_SLURM * 20),),
