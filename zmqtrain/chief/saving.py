@@ -25,6 +25,7 @@ from zmqtrain.fingerprint import changes_since
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
+from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
@@ -322,6 +323,13 @@ class Saver:
             )
         changes = changes_since(manifest.fingerprint, self._fingerprint)
         if not changes:
+            if manifest.policy != make_policy(self._job.policy).spec:
+                log.warning(
+                    "the policy is %s, with which the job was started; when the checkpoint was "
+                    "saved it was %s; zmqtrain policy changes it again",
+                    self._job.policy,
+                    manifest.policy,
+                )
             return
         slots = {PARAMETERS, *(slot.name for slot in self._job.update().slots)}
         lost = ", ".join(sorted(manifest.tensors.keys() - slots))
