@@ -44,14 +44,16 @@ def test_host_without_a_writable_directory_is_a_mistake_with_its_remedy(
         assert "set TMPDIR to a directory" in told and "Traceback" not in told
 
 
-def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(stage: Stage) -> None:
+@pytest.mark.parametrize("words", [("zmqtrain.roles.worker", "--job"), ("zmqtrain", "run")])
+def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(
+    words: tuple[str, ...], stage: Stage
+) -> None:
     job, loads = stage.directory / "job.py", stage.directory / "loads"
     job.write_text(f"import time\nopen({str(loads)!r}, 'w')\ntime.sleep(3600)\n")
     unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
     if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
         pytest.skip("needs a PID namespace")
-    role = (sys.executable, "-m", "zmqtrain.roles.worker", "--job", job)
-    process = stage.start("unshare", *unshare, *role)
+    process = stage.start("unshare", *unshare, sys.executable, "-m", *words, job)
     stage.until(loads.exists, "the job's file to be run")
     (first,) = psutil.Process(process.pid).children()
     first.terminate()

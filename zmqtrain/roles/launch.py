@@ -6,8 +6,6 @@ import contextlib
 import faulthandler
 import gc
 import logging
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -82,8 +80,6 @@ def launch(role: Role | None, arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed
         faulthandler.enable()  # shows where a model's compiled code crashed
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if os.getpid() == 1:  # of a container: the kernel would keep SIGTERM from it
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.TERMINATED))
     return invoke(_command(role), f"python -m zmqtrain.roles.{role or 'task'}", arguments)
 
 
