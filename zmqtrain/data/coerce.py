@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from zmqtrain.data.arrays import ArrayDataset, check_split, described, parts_of
 from zmqtrain.data.files import reading
 from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.stream import Stream
-from zmqtrain.data.subset import Subset, layers
+from zmqtrain.data.subset import Named, Subset, layers
 from zmqtrain.data.torch_dataset import TorchDataset
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Dataset
@@ -32,7 +33,8 @@ READERS = {
 class Arrays:
     """Data of a job: ``train`` and ``evaluation`` examples; None: nothing is evaluated.
 
-    Each is a tuple of arrays that share their first axis, usually (features, labels), or a Dataset.
+    Each is a tuple of arrays that share their first axis, usually (features, labels), or a dict of
+    such, or a Dataset.
     Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
     """
 
@@ -58,9 +60,12 @@ class Arrays:
         return train, evaluation
 
     def __repr__(self) -> str:
-        train, evaluation = (
-            f"({described(part)})" if isinstance(part, tuple) else repr(part)
+        parts = (
+            as_dataset(part) if isinstance(part, Mapping) else part
             for part in (self.train, self.evaluation)
+        )
+        train, evaluation = (
+            f"({described(part)})" if isinstance(part, tuple) else repr(part) for part in parts
         )
         return f"Arrays(train={train}, evaluation={evaluation})"
 
@@ -84,7 +89,8 @@ class Holdout:
 
 
 def as_dataset(examples: Any) -> Dataset:
-    """Return a tuple or list of arrays, or a single array, as a Dataset; a Dataset as it is.
+    """Return a tuple or list of arrays, a single array, or a dict of them, whose batches are dicts,
+    as a Dataset; a Dataset as it is.
 
     A data set of torch becomes one of zmqtrain; an iterable one is a stream of one part.
 
@@ -102,16 +108,18 @@ def as_dataset(examples: Any) -> Dataset:
         return examples
     if any(kind.__module__.startswith("torch.utils.data") for kind in type(examples).__mro__):
         return _of_torch(examples)
+    if isinstance(examples, Mapping):
+        return Named(tuple(examples), as_dataset(tuple(examples.values())))
     parts = examples if isinstance(examples, tuple | list) else (examples,)
     arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
         advice = "convert lists with numpy.array"
         if any(isinstance(part, dict) for part in parts):
-            advice += ", and give the arrays of a dict one by one, in the order of their names"
+            advice = "give one dict for all arrays, or zmqtrain.data.TorchDataset(rows)"
         raise DataError(
-            f"the examples are {kinds}; expected arrays such as (features, labels), or an object "
-            f"with __len__ and take(indices); {advice}"
+            f"the examples are {kinds}; expected arrays such as (features, labels), or by name, or "
+            f"an object with __len__ and take(indices); {advice}"
         )
     return ArrayDataset(*arrays)
 

@@ -136,6 +136,20 @@ class Wrapper:
         return len(self.dataset)
 
 
+class Named(Wrapper):
+    """A data set whose arrays have names: a batch is a dict."""
+
+    def __init__(self, names: Sequence[str], dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self._names = names
+
+    def take(self, indices: Array) -> Batch:
+        return dict(zip(self._names, self.dataset.take(indices), strict=True))
+
+    def __repr__(self) -> str:
+        return f"Named({self._names}, {self.dataset!r})"
+
+
 class Seeded(Wrapper):
     """A data set whose random numbers depend on the seed, the pass and the example."""
 

@@ -292,13 +292,14 @@ class Trainer:
         return outputs
 
     def _ordered(self, examples: Any) -> Any:
-        """Return examples with nested lists of arrays, and arrays by name, as one tuple.
+        """Return examples with nested lists of arrays as one tuple; by name, as the model has them.
 
         Raises:
-            ConfigError: the model knows no names.
+            DataError: the model has other names.
         """
         if isinstance(examples, Mapping):
-            return tuple(as_model(self.model).arrays_of(examples))
+            ordered = as_model(self.model).arrays_of(examples)
+            return examples if ordered is None else tuple(ordered)
         if isinstance(examples, tuple | list) and any(map(_is_nested, examples)):
             parts = [self._ordered(part) for part in examples]
             nested = [part if isinstance(part, tuple | list) else (part,) for part in parts]

@@ -260,12 +260,9 @@ class BaseModel(ABC):
             yield
         profile.dump_stats(path.with_suffix(".prof"))
 
-    def arrays_of(self, examples: Mapping[str, Any]) -> Sequence[Any]:
-        """Return inputs or targets by name in the order of a batch."""
-        raise ConfigError(
-            f"examples are arrays by name, but {self!r} has no names; expected a tuple of "
-            "arrays, such as (features, labels)"
-        )
+    def arrays_of(self, examples: Mapping[str, Any]) -> Sequence[Any] | None:
+        """Return inputs or targets by name in the order of a batch; None: a batch is a dict."""
+        return None
 
     def read_weights(self, path: Any) -> Mapping[str, Array]:
         """Return all variables, with the values in a file of the model's framework."""
