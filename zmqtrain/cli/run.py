@@ -82,6 +82,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     # Tasks send their log as JSON; the user may see it as text.
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     is_debugged = cluster.debug is not None  # then each task is a new process
+    if is_debugged:
+        sys.breakpointhook = lambda *_, **__: None  # the chief, in this one, has no terminal
     with forked(0 if is_debugged else cluster.ps + cluster.workers) as processes:
         with interrupts_kept():
             job = load_job(job_reference, **overrides)
