@@ -567,6 +567,7 @@ def row() -> Any:
             (X, X, Y),
             r"TwoInputs.forward\(a, b\) .* 'b'; a batch has 3 arrays; .*training_step",
         ),
+        (net, nn.CrossEntropyLoss(), (X, X, Y), r"has 3 arrays, .*labels; .*training_step="),
         (column, None, BATCH, r"forward\(input\) .* 2 arrays; .*TorchModel\(build, loss\)$"),
         (net, F.cross_entropy, (X,), "'target'; a batch has one array; expected inputs and tar"),
         (net, nn.CrossEntropyLoss(), (X,), "'target'; a batch has one array; expected inputs"),

@@ -228,6 +228,7 @@ BUILDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "spectral norm": (lambda: parametrizations.spectral_norm(line()), {}),
     "spectral norm at a ps": (lambda: parametrizations.spectral_norm(line()), {"ps": 1}),
     "limited rows": (Limited, {}),
+    "a script": (lambda: torch.jit.script(line()), {"ps": 1}),
     "complex numbers": (Filtering, {}),
     "complex numbers on workers": (Filtering, {"workers": 2, "ps": 0}),
     "a frozen base": (Based, {}),
@@ -235,6 +236,7 @@ BUILDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("case", BUILDS)
 def test_module_that_computes_its_parameters_trains_as_in_torch(case: str) -> None:
     build, form = BUILDS[case]
