@@ -60,14 +60,7 @@ class Arrays:
         return train, evaluation
 
     def __repr__(self) -> str:
-        parts = (
-            as_dataset(part) if isinstance(part, Mapping) else part
-            for part in (self.train, self.evaluation)
-        )
-        train, evaluation = (
-            f"({described(part)})" if isinstance(part, tuple) else repr(part) for part in parts
-        )
-        return f"Arrays(train={train}, evaluation={evaluation})"
+        return f"Arrays(train={_shown(self.train)}, evaluation={_shown(self.evaluation)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +115,11 @@ def as_dataset(examples: Any) -> Dataset:
             f"an object with __len__ and take(indices); {advice}"
         )
     return ArrayDataset(*arrays)
+
+
+def _shown(part: Any) -> str:
+    found = as_dataset(part) if isinstance(part, Mapping) else part
+    return f"({described(found)})" if isinstance(found, tuple) else repr(found)
 
 
 def _of_torch(examples: Any) -> Dataset:
