@@ -101,11 +101,11 @@ class ImageFolder:
             has_bytes = image.mode[0] not in "IF"
             converted = _in_bytes(image, self.mode, path) if has_bytes else _in_floats(image, path)
             resized = converted.resize((width, height), library.Resampling.BILINEAR)
-        pixels = np.asarray(resized, np.float32).reshape(height, width, -1)
+        pixels: NDArray[np.float32] = np.array(resized, np.float32).reshape(height, width, -1)
         if resized.mode == "F":
             pixels = np.repeat(pixels, len(self.mode), axis=2)
         else:
-            pixels = pixels / np.float32(255)
+            pixels /= 255
         return pixels.transpose(2, 0, 1) if self.channels == "first" else pixels
 
 
