@@ -87,7 +87,7 @@ def gradient_of_segment() -> Any:
 
 
 def large_view() -> Any:
-    return np.zeros(1 << 24, np.float32)[1 << 20 : 1 << 23][5:]
+    return zeros(1 << 24)[1 << 20 : 1 << 23][5:]
 
 
 every_kind = pytest.mark.parametrize(
@@ -141,16 +141,22 @@ def test_small_arrays_share_pages_and_are_not_registered(
     assert not runtime.flags
 
 
-def test_pages_that_an_array_of_numpy_shares_are_not_registered(
+def test_array_that_owns_its_memory_and_frees_it_first_is_not_registered(
     pinning: Pinning, runtime: Runtime
 ) -> None:
-    whole = np.zeros(SIZE + PAGE, np.uint8)[1:]
-    pinning.pin(whole.view(np.uint8))
-    for pages in runtime.ranges.values():
-        assert whole.base is not None
-        start = whole.base.ctypes.data
-        assert start <= pages.start
-        assert pages.stop <= start + whole.base.nbytes
+    assert not pinning.pin(np.zeros(SIZE, np.float32))
+    assert not runtime.flags
+
+
+def test_pages_that_another_object_shares_are_not_registered(
+    pinning: Pinning, runtime: Runtime
+) -> None:
+    whole = np.frombuffer(bytearray(4 * SIZE + 4), np.float32)
+    pinning.pin(whole[1:])
+    (pages,) = runtime.ranges.values()
+    start = whole.ctypes.data
+    assert start <= pages.start
+    assert pages.stop <= start + whole.nbytes
 
 
 def test_two_arrays_over_the_same_memory_are_registered_once(
