@@ -133,18 +133,13 @@ def test_memory_is_registered_once_whoever_asks(pinning: Pinning, runtime: Runti
     assert len(runtime.flags) == 1
 
 
-def test_small_arrays_share_pages_and_are_not_registered(
-    pinning: Pinning, runtime: Runtime
-) -> None:
-    assert not pinning.pin(zeros(SIZE - 1))
-    assert not pinning.pin(np.zeros(0, np.float32))
-    assert not runtime.flags
-
-
-def test_array_that_owns_its_memory_and_frees_it_first_is_not_registered(
-    pinning: Pinning, runtime: Runtime
-) -> None:
-    assert not pinning.pin(np.zeros(SIZE, np.float32))
+@pytest.mark.parametrize(
+    "flat",
+    [zeros(SIZE - 1), np.zeros(0, np.float32), np.zeros(SIZE, np.float32)],
+    ids=["shares pages", "empty", "frees its memory itself"],
+)
+def test_other_arrays_are_not_registered(flat: Any, pinning: Pinning, runtime: Runtime) -> None:
+    assert not pinning.pin(flat)
     assert not runtime.flags
 
 

@@ -229,10 +229,6 @@ def _common(
     return (dtype if depth else np.dtype(np.int64)), depth
 
 
-def _decoded(column: pyarrow.Array) -> pyarrow.Array:
-    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
-
-
 def _check_complete(column: pyarrow.Array, what: str, rows: Sequence[int]) -> None:
     """Check that no value is missing; inside structs, such as encoded images, any may be."""
     types = imported("pyarrow", "data").types
@@ -258,7 +254,7 @@ def _array(column: pyarrow.Array, depth: int, what: str, rows: Sequence[int]) ->
     """Return an Arrow column as an array, one of lists as (rows, length, ...)."""
     if not len(column):
         return np.zeros((0,) * (depth + 1), np.int8)
-    column = _decoded(column)
+    column = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
     _check_none_missing(column, what, rows)
     if not depth:
         return np.asarray(column.to_numpy(zero_copy_only=False))
