@@ -179,8 +179,8 @@ class Job(BaseModel):
     )
     compression: checks.CompressionSpec = Field(
         "none",
-        description=f"how gradients are sent by tcp: {compression.FORMS}; the part that int8 and "
-        "topk leave out is added to the next gradient",
+        description=f"how gradients, and rows of tables, are sent by tcp: {compression.FORMS}; the "
+        "part of a gradient that int8 and topk leave out is added to the next one, but not of rows",
     )
     placement: Literal["round-robin", "greedy", "contiguous"] = Field(
         "greedy",

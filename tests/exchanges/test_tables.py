@@ -17,6 +17,7 @@ from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.base import written
 from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
 from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
@@ -209,6 +210,44 @@ async def test_rows_of_many_messages_come_whole(
             found.append(await train(job, exchange))
     for name in SIZES:
         np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+class Long(Recommender):
+    def tables(self, seed: int) -> dict[str, Table]:
+        return {name: Table(dim=8, rows=USERS, initial=Uniform(0.5)) for name in SIZES}
+
+
+@pytest.mark.parametrize(("spec", "loss"), [("bf16", 2**-8), ("int8", 1 / 254)])
+async def test_rows_that_travel_are_compressed_both_ways_but_not_for_an_evaluation(
+    spec: str, loss: float
+) -> None:
+    ids = np.arange(0, USERS, 2)
+    gradient = np.random.default_rng(0).standard_normal((len(ids), 8), np.float32)
+    job = make_job(Long(), optimizer=SGD(1.0), compression=spec)
+    async with KINDS["2 ps, by messages"](job) as exchange:
+        membership = await exchange.join()
+        rows = membership.rows
+        assert isinstance(rows, ShardRows)
+
+        async def exact() -> Rows:
+            return (await asyncio.to_thread(rows.exact().read, [(0, ids)]))[0]
+
+        def is_coarse(found: Any, given: Any) -> bool:
+            error = np.abs(found - given)
+            bound = 1.01 * loss * np.abs(given).max(axis=1, keepdims=True)
+            return bool((error <= bound).all() and (error > bound / 100).any())
+
+        before = await exact()
+        np.testing.assert_array_equal(before, job.table_variables()[0].initial_rows(ids))
+        assert is_coarse((await read(membership, (0, ids)))[0], before)
+        assert await push(exchange, membership, 0, RowsOf(0, ids, gradient)) == "applied"
+        assert is_coarse(before - await exact(), gradient)
+        for batch in (1, 2):  # to infinity, which a compression would hide
+            assert (
+                await push(exchange, membership, batch, RowsOf(0, ids, gradient * 1e38))
+                == "applied"
+            )
+        assert np.isinf((await read(membership, (0, ids)))[0]).any()
 
 
 class Wide(Recommender):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError
 from zmqtrain.models.tables import Ids, RowPlace, Rows, RowsOf, TableVariable, shards_of
+from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, RowValues
 from zmqtrain.wire.rows import cut, encoded, rows_in
 
@@ -69,13 +70,17 @@ class ShardRows:
         readers: Sequence[Reader | None],
         copies: int = 1,
         at: int = 0,
+        compression: Compression | None = None,
     ) -> None:
         """``readers``: by shard, None: its rows travel. ``copies``: how many shards hold each row.
         ``at``: a version that all shards have kept, whose rows travel; 0: the current one.
+        ``compression``: the job's, which may change rows that travel; None: they are exact.
 
         Made on the event loop of the links.
         """
         self._tables, self._links, self._readers, self._at = tables, links, readers, at
+        self._compression, self._copies = compression, copies
+        self._exact: ShardRows | None = None
         self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
@@ -129,8 +134,21 @@ class ShardRows:
         self._under_way.add(future)
         return found, future
 
+    def exact(self) -> ShardRows:
+        """Return a source of the same rows, none of them compressed, that is closed with this one.
+
+        Called on the event loop of the links.
+        """
+        if self._compression is None:
+            return self
+        if self._exact is None:
+            self._exact = ShardRows(self._tables, self._links, self._readers, self._copies)
+        return self._exact
+
     def close(self) -> None:
         self._is_closed = True
+        if self._exact is not None:
+            self._exact.close()
         for future in tuple(self._under_way):
             future.cancel()
 
@@ -181,14 +199,16 @@ class ShardRows:
     ) -> None:
         ids = [piece.ids[run] for piece, run in some]
         counts = tuple(map(len, ids))
-        lookup = Lookup(tuple(piece.table for piece, _ in some), counts, after, self._at)
+        tables = tuple(piece.table for piece, _ in some)
+        lookup = Lookup(tables, counts, after, self._at, self._compression is not None)
         reason = "it has not sent the rows of a batch yet"
         async with self._turns[shard]:
             link = self._links[shard]
             reply = await link.request(lookup, reason=reason, tensors=(encoded(ids),))
-        reply.expect(RowValues)
-        dims = [self._tables[piece.table].dim for piece, _ in some]
-        for (piece, run), rows in zip(some, rows_in(reply.tensors, counts, dims), strict=True):
+        compression = self._compression if reply.expect(RowValues).compressed else None
+        dims = [self._tables[table].dim for table in tables]
+        every = rows_in(reply.tensors, counts, dims, compression)
+        for (piece, run), rows in zip(some, every, strict=True):
             piece.put(found, run, rows)
 
 

@@ -141,7 +141,8 @@ class Worker(JobActor):
         segments = [lane.reached for lane in exchange.lanes]
         reading = read_variables(self.plan, self.links, segments, average=average)
         values, versions = await reading
-        return values | readers_of(self.job.table_variables(), exchange.rows), versions
+        rows = exchange.rows and exchange.rows.exact()
+        return values | readers_of(self.job.table_variables(), rows), versions
 
     async def _save(self) -> str | None:
         """Have the chief save a checkpoint, for the user's own loop; None: there is none."""

@@ -28,6 +28,16 @@ class Compression(Protocol):
     def feedback(self) -> bool:
         """Whether the loss of encoding must be added to the next gradient."""
 
+    @property
+    def tensors(self) -> int:
+        """Number of tensors that ``encode`` returns."""
+
+    def of_rows(self, dim: int) -> Compression | None:
+        """Return the compression of rows with ``dim`` elements; None: they are sent as they are.
+
+        Its loss for a row does not depend on other rows, and is not fed back.
+        """
+
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         """Return the encoded ``chunk``, in new memory.
 
