@@ -71,6 +71,11 @@ class TableReader:
     def source(self) -> RowSource:
         return self._source
 
+    @property
+    def known(self) -> RowsOf | None:
+        """The rows that the step has read; None: it has read none."""
+        return None if self._known is None else RowsOf(self.variable.number, *self._known)
+
     def begin(self) -> None:
         """Forget the rows of the last step."""
         self._known = None

@@ -160,7 +160,10 @@ class ModelRunner:
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
         self._device.wait()  # the exchange may change the parameters from now on
-        finite = finite and self._are_finite(rows)
+        finite = finite and self._are_finite("the gradient of row", rows)
+        if not finite:
+            read = (reader.known for reader in self._readers.values())
+            self._are_finite("row", [found for found in read if found is not None])
         self._last_loss = loss
         sums, absences = self._measured.sums, frozenset(self._out.absent)
         return StepReport(
@@ -240,13 +243,13 @@ class ModelRunner:
         found = (gradient.result() for gradient in self._row_gradients.values())
         return tuple(rows for rows in found if rows is not None and len(rows.ids))
 
-    def _are_finite(self, every: Sequence[RowsOf]) -> bool:
-        """Return whether all elements of these rows are finite; log the first that is not."""
+    def _are_finite(self, kind: str, every: Sequence[RowsOf]) -> bool:
+        """Return whether all elements of these rows are finite; log the first row that is not."""
         for found in every:
             if not all_finite(found.rows.reshape(-1)):
                 id_ = found.ids[np.isfinite(found.rows).all(axis=1).argmin()]
                 name = self._tables[found.table].name
-                log.warning("the gradient of row %d of the table %r has NaN or infinity", id_, name)
+                log.warning("%s %d of the table %r has NaN or infinity", kind, id_, name)
                 return False
         return True
 
