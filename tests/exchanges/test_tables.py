@@ -16,7 +16,7 @@ from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Reco
 from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import ConfigError, DataError, FencedError
 from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.base import written
 from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
@@ -230,7 +230,7 @@ async def test_rows_that_travel_are_compressed_both_ways_but_not_for_an_evaluati
         assert isinstance(rows, ShardRows)
 
         async def exact() -> Rows:
-            return (await asyncio.to_thread(rows.exact().read, [(0, ids)]))[0]
+            return (await asyncio.to_thread(rows.exact.read, [(0, ids)]))[0]
 
         def is_coarse(found: Any, given: Any) -> bool:
             error = np.abs(found - given)
@@ -248,6 +248,9 @@ async def test_rows_that_travel_are_compressed_both_ways_but_not_for_an_evaluati
                 == "applied"
             )
         assert np.isinf((await read(membership, (0, ids)))[0]).any()
+        rows.close()
+        with pytest.raises(FencedError, match="this task ends"):
+            await exact()
 
 
 class Wide(Recommender):

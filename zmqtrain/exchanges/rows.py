@@ -79,8 +79,10 @@ class ShardRows:
         Made on the event loop of the links.
         """
         self._tables, self._links, self._readers, self._at = tables, links, readers, at
-        self._compression, self._copies = compression, copies
-        self._exact: ShardRows | None = None
+        self._compression = compression
+        self.exact = self  # a source of the same rows as they are, which is closed with this one
+        if compression is not None:
+            self.exact = ShardRows(tables, links, readers, copies, at)
         self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
@@ -134,21 +136,10 @@ class ShardRows:
         self._under_way.add(future)
         return found, future
 
-    def exact(self) -> ShardRows:
-        """Return a source of the same rows, none of them compressed, that is closed with this one.
-
-        Called on the event loop of the links.
-        """
-        if self._compression is None:
-            return self
-        if self._exact is None:
-            self._exact = ShardRows(self._tables, self._links, self._readers, self._copies)
-        return self._exact
-
     def close(self) -> None:
         self._is_closed = True
-        if self._exact is not None:
-            self._exact.close()
+        if self.exact is not self:
+            self.exact.close()
         for future in tuple(self._under_way):
             future.cancel()
 
