@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which share compiled modules
 
-.PHONY: help setup train test test-frameworks test-gpu-compile lint format docs docs-serve dist fuzz examples hosts headline soak prometheus image pods kubernetes clean
+.PHONY: help setup train test test-oldest test-frameworks test-gpu-compile lint format docs docs-serve dist fuzz examples hosts headline soak prometheus image pods kubernetes clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,6 +28,16 @@ $(VENV)/.torch: $(STAMP)
 
 test: lint $(VENV)/.torch  ## check style and types, then run the tests
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# Each line of pyproject.toml with a package of its own, at its lower bound; tools that only check the code are left out. Old
+# libraries leave a socket open, which the old pytest holds against whatever test runs when it is collected.
+test-oldest:  ## test with the oldest versions that pyproject.toml allows (Python 3.11)
+	$(PYTHON) -m venv --clear build/oldest
+	sed -nE 's/^ *"([a-z0-9-]+)>=([^"]+)",$$/\1==\2/p' pyproject.toml | grep -Ev '^(mypy|ruff)=' > build/oldest/versions.txt
+	build/oldest/bin/pip install --quiet --disable-pip-version-check --only-binary :all: -r build/oldest/versions.txt
+	build/oldest/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	build/oldest/bin/pytest --numprocesses auto --maxprocesses 8 --dist worksteal \
+	  -W ignore::pytest.PytestUnraisableExceptionWarning
 
 # The adapters of the other frameworks, and readers of data, are tested with these versions.
 $(VENV)/.frameworks: $(VENV)/.torch

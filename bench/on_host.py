@@ -16,9 +16,12 @@ GLOO_PORT = 2323  # where rank 0 is met
 
 def run_worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequence[Any]]:
     """Run a worker that hosts a part of the parameters; return its exit code and its actors."""
+    import uvloop
+
     from zmqtrain.config.cluster import Role
     from zmqtrain.config.task import TaskConfig
-    from zmqtrain.roles.launch import run_task
+    from zmqtrain.hosting.task import serve
+    from zmqtrain.roles.launch import planned
 
     config = TaskConfig(
         role=Role.WORKER,
@@ -34,7 +37,7 @@ def run_worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequenc
         log_level="warning",
     )
     actors: list[Any] = []
-    return run_task(config, job, actors=actors), actors
+    return uvloop.run(serve(*planned(config, job), actors=actors)), actors
 
 
 def sent() -> int:

@@ -34,6 +34,7 @@ def table_job(work: str) -> Job:
         data=Arrays(of.arrays()),
         optimizer=RULES[of.rule](RATES[of.rule]),
         policy=of.policy,
+        compression=of.compression,
         batch_size=of.batch_size,
         steps=steps,
     )

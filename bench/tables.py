@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bench.options import LANES, json_option, list_of, rows_type, whole_type
+from bench.options import LANES, compressions_option, json_option, list_of, rows_type, whole_type
 from bench.output import report
 from bench.peers.environments import TENSORFLOW
 from bench.peers.table_work import POLICIES, RATES, Work
@@ -97,6 +97,7 @@ def peers_of(rule: str, policy: str, against: Sequence[str]) -> list[str]:
 @click.option("--ps", type=click.IntRange(0, 64), default=1)
 @click.option("--workers", type=click.IntRange(1, 64), default=1)
 @click.option("--lane", type=click.Choice(LANES), default="shm")
+@compressions_option("none", "of rows and the rest on lane tcp")
 @click.option("--threads", type=whole_type, default=1, help="of each worker, or of torch's loop")
 @click.option("--batches", type=click.IntRange(10), default=150, help="for each worker")
 @click.option("--rounds", type=click.IntRange(1), default=1, help="how often each side trains")
@@ -113,6 +114,7 @@ def tables_command(
     sizes: tuple[int, ...],
     rules: tuple[str, ...],
     policies: tuple[str, ...],
+    compressions: tuple[str, ...],
     lane: str,
     rounds: int,
     against: tuple[str, ...],
@@ -129,7 +131,7 @@ def tables_command(
     Examples:
       python -m bench tables --rule adam,adagrad,sgd --rows 1e6
       python -m bench tables --workers 2 --policy hogwild,sync-replicas --against tensorflow
-      python -m bench tables --rows 1e5,1e7 --lane tcp --json
+      python -m bench tables --rows 1e5,1e7 --lane tcp --compression none,bf16 --json
       python -m bench tables --part kernel --rows 5e6
     """
     if part == "kernel":
@@ -138,8 +140,8 @@ def tables_command(
         return
 
     def rows() -> Iterator[dict[str, Any]]:
-        for size, rule, policy in product(sizes, rules, policies):
-            work = Work(rows=size, rule=rule, policy=policy, **options)
+        for size, rule, policy, spec in product(sizes, rules, policies, compressions):
+            work = Work(rows=size, rule=rule, policy=policy, compression=spec, **options)
             yield from rows_of(work, lane, peers_of(rule, policy, against), rounds)
 
     report(rows(), as_json=as_json)

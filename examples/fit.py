@@ -5,8 +5,8 @@
     python examples/fit.py --data mnist/                     # MNIST's own files
 
 The network is TensorFlow's tutorial's, 784-256-256-10, with Adam, on images like MNIST's: digits
-of 8 x 8 pixels, enlarged to 28 x 28. The same script trains a cluster: start it once for each task,
-with TF_CONFIG as TensorFlow has it, or
+of 8 x 8 pixels, enlarged to 28 x 28. `zmqtrain run examples/fit.py --workers 2` trains on processes
+of this host. Or start the script once for each task, with TF_CONFIG as TensorFlow has it, or
 
     ZMQTRAIN_WORKERS=2 ZMQTRAIN_ROLE=ps python examples/fit.py &
     ZMQTRAIN_WORKERS=2 ZMQTRAIN_ROLE=worker ZMQTRAIN_INDEX=0 python examples/fit.py &
@@ -67,8 +67,8 @@ def main() -> None:
         callbacks=callbacks,
     )
     print("val_accuracy of each epoch:", [round(x, 4) for x in history.history["val_accuracy"]])
-    if trainer.summary is None and given.logdir is None:
-        return  # a task without the chief, which has the weights
+    if not (trainer.summary and trainer.summary.has_parameters):
+        return  # a task of a cluster without the weights, which the chief has
     measures = trainer.evaluate(test)
     print("test:", {name: round(value, 4) for name, value in measures.items()})
     image, label = test.take(np.array([0]))

@@ -18,7 +18,7 @@ Beside the original, TensorFlow's two scripts in one:
     model.fit(..., initial_epoch=3, epochs=5)   |  trainer.fit(..., epochs=5)
 
 A logdir keeps optimizer, epoch and order of the examples, so nothing has to be loaded by hand. Data
-is shuffled, and read ahead. As every task of a cluster the script is started as examples/fit.py is.
+is shuffled, and read ahead. `zmqtrain run examples/keras_fit.py --workers 3` trains on processes.
 Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
 """
 
@@ -57,7 +57,7 @@ def main():
         train, epochs=given.epochs, batch_size=64, validation_data=test, callbacks=callbacks
     )
     print("val_accuracy of each epoch:", [round(x, 4) for x in history.history["val_accuracy"]])
-    if trainer.summary is not None or given.logdir:  # not of a task without the weights
+    if trainer.summary.has_parameters:  # the chief's process, if this is a task of a cluster
         print("test:", {name: round(value, 4) for name, value in trainer.evaluate(test).items()})
 
 

@@ -124,11 +124,18 @@ def _with_local_steps(drawn: Schedule) -> Schedule:
 
 
 def _compressed(drawn: Schedule) -> Schedule:
-    """Have results of local steps and their answers be compressed, in half of the schedules."""
+    """Have results of local steps and their answers be compressed, in most of the schedules.
+
+    With tables, gradients and rows are in some; the parts that count are numbers that bf16 has.
+    """
     random = Random(f"{drawn.seed} compression")
     spec = random.choice(("none", "bf16", "int8:block=8", "int8:block=8"))
+    if drawn.tables:
+        spec = random.choice(("none", "bf16"))
     can_be = drawn.policy.startswith("local-steps") and drawn.is_coordinated
-    can_be = can_be and drawn.lane == "tcp" and drawn.copies == 1 and not drawn.board
+    can_be = (
+        (can_be or drawn.tables) and drawn.lane == "tcp" and drawn.copies == 1 and not drawn.board
+    )
     return replace(drawn, compression=spec if can_be else "none")
 
 

@@ -255,9 +255,10 @@ class _Learned:
         ids = np.flatnonzero(place.holds(shards_of(np.arange(EXAMPLES), place.shards)))
         rows = shard.tables.rows(0, ids)
         names = {cut.variable.name for cut in shard.layout.slices}
+        is_exact = self._schedule.compression == "none"  # or rows are compressed as they are read
         in_step = self._schedule.policy.startswith("sync") and not self._schedule.has("switch")
         for name in sorted(names):
-            columns = {"sums": 0} | ({"twins": 1} if in_step else {})
+            columns = {"sums": 0} | ({"twins": 1} if in_step and is_exact else {})
             column = columns.get(name.rstrip("0123456789"))
             if column is None:
                 continue

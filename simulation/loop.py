@@ -351,9 +351,10 @@ def _close_unbegun(frame: FrameType | None) -> None:
     """Close coroutines of these functions that were never awaited."""
     of_tasks = {task.get_coro() for task in asyncio.all_tasks()}
     while frame is not None:
-        for value in frame.f_locals.values() if _is_counted(frame) else ():
-            if inspect.iscoroutine(value) and value not in of_tasks:
-                _close_if_unbegun(value)
+        for value in list(frame.f_locals.values()) if _is_counted(frame) else ():
+            for each in value if isinstance(value, list) else [value]:  # a list: to be gathered
+                if inspect.iscoroutine(each) and each not in of_tasks:
+                    _close_if_unbegun(each)
         frame = frame.f_back
 
 

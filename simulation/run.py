@@ -151,7 +151,8 @@ class _Observer:
 
     def _check_common(self, connection: Connection) -> None:
         """Compare the parameters of the worker that pushes with those of the others."""
-        if self.cluster.schedule.compression == "none":
+        schedule = self.cluster.schedule
+        if schedule.compression == "none" or schedule.tables:
             return
         for life in self.cluster.lives:
             if life.process is connection.end.process:

@@ -41,7 +41,7 @@ class Schedule:
     ``clips``: whether the norm of means is limited, by so much that their bits stay the same.
     ``tables``: whether the model has rows, too.
     ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
-    ``compression``: of results of local steps, and of the answers to them.
+    ``compression``: of results of local steps and the answers to them, or of gradients and rows.
     ``clock_set``: when somebody sets the wall clock of all hosts, and by how many seconds.
     """
 

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from tests.clock import Clock, StopClock
 from tests.constants import constants
 from tests.golden import RENEW, Snapshot
 from tests.harness import stage
+from tests.modules import modules
 from zmqtrain.compute.threads import usable_cores
 
-__all__ = ["constants", "stage"]
+__all__ = ["constants", "modules", "stage"]
 
 settings.register_profile("machines differ", deadline=None)
 settings.load_profile("machines differ")
@@ -85,9 +86,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def tempdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put temporary files of this process into the test's directory."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def move_tempdir(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | Path], None]:
+    """Put temporary files of this process into another directory."""
+    return lambda path: monkeypatch.setattr(tempfile, "tempdir", str(path))
+
+
+@pytest.fixture
+def tempdir(tmp_path: Path, move_tempdir: Callable[[Path], None]) -> Path:
+    """The test's directory, which has the temporary files of this process, too."""
+    move_tempdir(tmp_path)
     return tmp_path
 
 

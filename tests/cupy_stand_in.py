@@ -19,7 +19,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds as bounds_of_strided
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tests import gpu_source
@@ -175,11 +174,13 @@ class DeviceArray(NDArrayOperatorsMixin):
 
 
 def _bounds(values: Any) -> tuple[int, int]:
-    """Return where an array begins and ends; NumPy's own function is slow."""
-    if not values.flags.c_contiguous:
-        return bounds_of_strided(values)
+    """Return where an array begins and ends; the function of NumPy 2 is slow."""
     start: int = values.__array_interface__["data"][0]
-    return start, start + values.nbytes
+    if values.flags.c_contiguous:
+        return start, start + values.nbytes
+    reach = [(n - 1) * stride for n, stride in zip(values.shape, values.strides, strict=True)]
+    low, high = (sum(limit(each, 0) for each in reach) for limit in (min, max))
+    return start + low, start + high + values.itemsize
 
 
 def _as_bytes(values: Any) -> Any:

@@ -260,7 +260,8 @@ class Stage:
         """
         left = []
         killed = {str(p.pid) for p in self.processes if (p.popen.poll() or 0) < 0}
-        for process in self._living():
+        # The server of forks that honcho starts on Python 3.14 ends a moment after it.
+        for process in psutil.wait_procs(self._living(), timeout=2.0)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.append(f"process {process.pid}: {' '.join(process.cmdline())}")
                 process.kill()

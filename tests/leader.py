@@ -44,5 +44,5 @@ class FakePs:
 def leader(monkeypatch: pytest.MonkeyPatch) -> FakePs:
     """Ps 0 of every job that is asked."""
     fake = FakePs()
-    monkeypatch.setattr(remote, "ask", fake.ask)
+    monkeypatch.setattr(remote, "ask", lambda *given, **named: fake.ask(*given, **named))
     return fake

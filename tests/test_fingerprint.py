@@ -217,7 +217,10 @@ def test_one_job_has_one_fingerprint_whatever_the_order_of_its_sets(tmp_path: Pa
         ({"optimizer"}, "give the object a __repr__"),
         ({"data"}, "give what is random in them a fixed seed"),
         ({"model", "data"}, "Start every task with the same job file, data and options"),
+        ({"data", "source"}, "needs a seed, as in numpy.random.default_rng(0)"),
         ({"parameters"}, "One job has built two models"),
+        ({"frozen"}, "One job has built two models"),
+        ({"frozen", "source"}, "Start every task with the same job file, data and options"),
         ({"model", "source"}, "Start every task with the same job file, data and options"),
     ],
 )

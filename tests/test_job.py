@@ -424,3 +424,15 @@ def test_addresses_of_checkpoints_that_cannot_be_right_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         job(**options)
+
+
+def test_model_whose_variables_change_their_names_is_refused() -> None:
+    class Counting(Handmade):
+        calls = 0
+
+        def parameters(self, seed: int) -> Any:
+            self.calls += 1
+            return {f"w{self.calls}": np.zeros(3, np.float32)}
+
+    with pytest.raises(ConfigError, match=r"has w\d, .* in one call .* expected the same names"):
+        job(model=Counting()).initial_values()

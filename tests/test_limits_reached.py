@@ -12,7 +12,8 @@ import pytest
 
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.restarts import SUPERVISED_SINCE, supervised_since
-from zmqtrain.errors import ConfigError, ExitCode, host_error
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.hints import host_error
 from zmqtrain.roles.launch import exit_code_of
 
 

@@ -1,8 +1,7 @@
 """A job: model + data + optimizer + policy + steps, written once in a Python file.
 
-Every task of the cluster loads the same file. The job's fingerprint is compared when a task joins,
-and a task with another job is refused. Another job may resume a checkpoint; the log then lists
-the changes.
+Every task of the cluster loads the same file. A task whose job has another fingerprint may not
+join. Another job may resume a checkpoint; the log then lists the changes.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from zmqtrain import job_checks as checks
 from zmqtrain import policies
-from zmqtrain.data import loading
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.coerce import load_sets
 from zmqtrain.data.stream import StreamPlan, stream_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import ADDRESS
@@ -43,8 +42,7 @@ _INSTEAD = (*_PAIRS, *(pair[::-1] for pair in _PAIRS))
 class Job(BaseModel):
     """A training job: model, data, optimizer, policy, number of steps, and all other options.
 
-    A flag or a ``ZMQTRAIN_*`` variable overrides the field of its name, except for ``model``,
-    ``data`` and ``optimizer``.
+    A flag or ``ZMQTRAIN_*`` variable overrides any field but ``model``, ``data``, ``optimizer``.
     """
 
     model_config = ConfigDict(
@@ -179,8 +177,8 @@ class Job(BaseModel):
     )
     compression: checks.CompressionSpec = Field(
         "none",
-        description=f"how gradients are sent by tcp: {compression.FORMS}; the part that int8 and "
-        "topk leave out is added to the next gradient",
+        description=f"how gradients, and rows of tables, are sent by tcp: {compression.FORMS}; the "
+        "part of a gradient that int8 and topk leave out is added to the next one, but not of rows",
     )
     placement: Literal["round-robin", "greedy", "contiguous"] = Field(
         "greedy",
@@ -448,8 +446,18 @@ class Job(BaseModel):
         return self._frozen
 
     def initial_values(self) -> dict[str, Any]:
-        """Return the initial values of all variables that the shards hold."""
-        return self.initial_parameters() | self.initial_state()
+        """Return the initial values of all variables that the shards hold.
+
+        Raises:
+            ConfigError: the model had other variables before.
+        """
+        values = self.initial_parameters() | self.initial_state()
+        if names := sorted({variable.name for variable in self.variables()} ^ values.keys()):
+            raise ConfigError(
+                f"{self.model!r} has {', '.join(names[:4])} in one call and not in another; "
+                "expected the same names each time: name the layers in build()"
+            )
+        return values
 
     def all_values(self) -> dict[str, Any]:
         """Return the initial values of all variables of the model."""
@@ -464,7 +472,7 @@ class Job(BaseModel):
             ConfigError: the batch size is larger than the training set, and no pass ends a batch,
                 or an option needs an evaluation set, and there is none.
         """
-        training, evaluation = loading.load(self.data, self.data_dir)
+        training, evaluation = load_sets(self.data, self.data_dir)
         if evaluation is None:
             is_given = "metrics" in self.model_fields_set and not self.has_epochs
             has_metrics = is_given and bool(self.metrics)

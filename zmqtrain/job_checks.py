@@ -15,8 +15,9 @@ from zmqtrain import policies
 from zmqtrain.adapters.optimizers import fields_of, inner_text
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.data.coerce import Arrays, as_dataset
-from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
+from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.fingerprint import ADDRESS, in_short
+from zmqtrain.hints import did_you_mean, expectation
 from zmqtrain.job_conflicts import Options, conflict_of
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Model, as_model
@@ -233,8 +234,7 @@ def checked_option(name: str, value: Any, job: Options) -> Any:
 
 
 def with_those_of_optimizer(given: Options) -> dict[str, Any]:
-    """Return the options that were given, and those that a framework's optimizer decides; without
-    an optimizer, the model's own.
+    """Return the given options with those that a framework's optimizer, or the model's, decides.
 
     Raises:
         ConfigError: both give one, or two of them end the job.

@@ -46,6 +46,7 @@ class Work:
     workers: int
     batches: int
     threads: int = 1
+    compression: str = "none"
 
     @classmethod
     def of(cls, text: str) -> Work:
@@ -151,7 +152,7 @@ class Measured:
         return {
             "bench": "tables",
             "side": side,
-            **{name: getattr(work, name) for name in (*names, "threads")},
+            **{name: getattr(work, name) for name in (*names, "threads", "compression")},
             "examples_per_second": self.batches_per_second * work.batch_size,
             "rows_per_second": self.batches_per_second * work.distinct_rows(),
             "cpu_ms_per_batch": 1e3 * self.cpu_s_per_batch,

@@ -45,6 +45,16 @@ ENDINGS = {
 }
 
 
+COMPLETION = """\
+This line in `~/.bashrc` has bash complete commands and options; `zsh_source` and `fish_source` are
+for other shells.
+
+```sh
+eval "$(_ZMQTRAIN_COMPLETE=bash_source zmqtrain)"
+```
+"""
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
@@ -117,7 +127,7 @@ honcho, then what an engine such as Slurm says.
 
 
 def commands_page() -> str:
-    parts = ["# Commands\n"]
+    parts = [f"# Commands\n\n{COMPLETION}"]
     for name, command in commands():
         with click.Context(command, info_name=f"zmqtrain {name}", max_content_width=100) as context:
             context.meta[ALL] = True

@@ -13,18 +13,15 @@ from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Welcome
 
 
-async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    links = [Mock(), Mock()]
+async def test_no_link_speaks_for_the_life_before_while_another_one_joins() -> None:
     begun: list[list[bool]] = []
 
-    async def join(actor: Mock, link: Mock) -> Mock:
+    async def request(*_: object, **__: object) -> Envelope:
         begun.append([link.begin_life.called for link in links])
-        return Mock()
+        return Envelope(Welcome(1, "", 0), Sender("ps", len(begun) - 1), 7)
 
-    monkeypatch.setattr(joining, "join", join)
-    await joining.join_all(Mock(), links)
+    links = [Mock(peer=f"ps {shard}", request=request) for shard in (0, 1)]
+    await joining.join_all(Mock(known_generation=0), links)
     assert begun == [[True, True], [True, True]]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import zmqtrain
 from tests.adapters.frameworks import Jax, Keras, Numpy, Torch
+from tests.modules import Modules
 from zmqtrain import Job, Trainer
 from zmqtrain.cli.main import main
 from zmqtrain.data import Arrays
@@ -117,10 +118,10 @@ def test_predictions_have_one_row_an_example(framework: Any) -> None:
 
 @pytest.mark.parametrize("name", ["torch", "jax", "keras"])
 def test_adapter_without_its_framework_names_the_extra_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, modules: Modules
 ) -> None:
     monkeypatch.delitem(sys.modules, f"zmqtrain.adapters.{name}", raising=False)
-    monkeypatch.setitem(sys.modules, name, None)
+    modules(name, None)
     with pytest.raises(ConfigError, match=rf"zmqtrain\[{name}"):
         importlib.import_module(f"zmqtrain.adapters.{name}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.modules import Modules
 
 torch = pytest.importorskip("torch")
 
@@ -292,10 +293,10 @@ class Tracker:
 
 @pytest.mark.parametrize(("module", "number"), [("mlflow", 0), ("wandb", 1)])
 def test_recipe_of_a_tracker_has_one_run_of_all_workers_and_lives(
-    module: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, number: int, tmp_path: Path, modules: Modules
 ) -> None:
     tracker = Tracker()
-    monkeypatch.setitem(sys.modules, module, tracker)  # type: ignore[arg-type]
+    modules(module, tracker)
     for epochs in 2, 4:
         names = recipe("Trackers", number)  # another process would run the job's file again
         callback = names["MLflow"]() if module == "mlflow" else names["tracker"]

@@ -178,12 +178,6 @@ def test_joiner_has_the_rate_of_the_jobs_step_and_no_momentum() -> None:
     assert moved_by(*local, Round(5, 1)) == pytest.approx(1.9 / 32, rel=1e-5)
 
 
-def test_worker_that_goes_back_to_a_checkpoint_begins_anew() -> None:
-    local = steps_by_hand(halving)
-    moved_by(*local, Round(4, 1))
-    assert moved_by(*local, Round(2, 1)) == pytest.approx(1 / 4, rel=1e-5)
-
-
 def test_rate_of_a_callback_replaces_that_of_the_first_optimizer() -> None:
     local = steps_by_hand(partial(optim.SGD, lr=1.0))
     assert moved_by(*local, Round(0, 1, learning_rate=0.25)) == pytest.approx(0.25, rel=1e-5)

@@ -233,6 +233,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 def test_model_of_keras_itself_is_refused_with_its_adapter() -> None:
     with pytest.raises(ConfigError, match=r"expected zmqtrain\.adapters\.keras\.KerasModel"):
         Job(model=net(), data=BATCH, optimizer=SGD(0.1))
+    torch = pytest.importorskip("zmqtrain.adapters.torch")
+    with pytest.raises(ConfigError, match=r"for a model of Keras KerasModel\(build\)"):
+        torch.TorchModel(net, print).parameters(0)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -541,6 +544,20 @@ def test_trainer_measures_and_predicts_as_keras_does(case: str) -> None:
     own = keras.tree.flatten(trainer.predict(examples[0], batch_size=5))
     for one, other in zip(own, theirs, strict=True):
         np.testing.assert_allclose(one, other, 1e-5)
+
+
+def test_model_is_built_for_its_steps_and_once_more_for_initial_values() -> None:
+    built = []
+
+    def build() -> Any:
+        built.append(summed())
+        return built[-1]
+
+    trainer = zmqtrain.Trainer(KerasModel(build))
+    for _ in range(3):
+        trainer.fit(X, YES, verbose=False)
+        trainer.evaluate(X, YES)
+    assert len(built) <= 2
 
 
 def test_job_takes_optimizer_and_summed_metrics_of_the_compiled_model() -> None:

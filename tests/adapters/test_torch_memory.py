@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn.utils import parametrizations  # noqa: E402
 
 import zmqtrain  # noqa: E402
 from zmqtrain import Job  # noqa: E402
-from zmqtrain.adapters.torch import TorchModel  # noqa: E402
+from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.adapters.torch_losses import denominator_of  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, ZmqTrainError  # noqa: E402
@@ -101,13 +102,16 @@ def by_torch(
             optimizer.zero_grad(set_to_none=False)
             loss(net(torch.tensor(X)), torch.tensor(labels)).backward()
             optimizer.step()
-    return {name: p.detach().float().numpy() for name, p in net.named_parameters()}
+    return {
+        name: (torch.view_as_real(p) if p.is_complex() else p.float()).detach().numpy()
+        for name, p in net.named_parameters()
+    }
 
 
-def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_same(found: dict[str, Any], expected: dict[str, Any], error: float = 1e-6) -> None:
     """Check that parameters are those that torch's own loop ends with."""
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name], value, 1e-5, error, err_msg=name)
 
 
 ACTS = [clamp, clamp_data, load, through_double, through_vector, halve_gradient_data]
@@ -184,21 +188,78 @@ class Based(nn.Module):
         return self.line(x) + self.base(x.bfloat16()).to(x.dtype)
 
 
+class Filtering(nn.Module):
+    """Has a complex parameter that is trained, one that is not, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.filter = line(), nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+        self.fixed = nn.Parameter(torch.randn(4, dtype=torch.cfloat), requires_grad=False)
+        self.register_buffer("turn", torch.ones(4, dtype=torch.cfloat))
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self.turn = self.turn * 0.9j
+        bent = torch.fft.rfft(x) * self.filter * self.turn + self.fixed
+        return self.line(torch.fft.irfft(bent, 6))
+
+
+class Coarse(nn.Module):
+    """Computes in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = line().bfloat16()
+
+    def forward(self, x: Any) -> Any:
+        return self.line(x.to(self.line.weight.dtype)).float()
+
+
+class Copying(Coarse):
+    """The same by torch alone, with parameters in float32."""
+
+    def forward(self, x: Any) -> Any:
+        copies = {name: p.bfloat16() for name, p in self.line.named_parameters()}
+        return torch.func.functional_call(self.line, copies, (x.bfloat16(),)).float()
+
+
 BUILDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "weight norm": (lambda: parametrizations.weight_norm(line()), {}),
     "spectral norm": (lambda: parametrizations.spectral_norm(line()), {}),
     "spectral norm at a ps": (lambda: parametrizations.spectral_norm(line()), {"ps": 1}),
     "limited rows": (Limited, {}),
+    "a script": (lambda: torch.jit.script(line()), {"ps": 1}),
+    "complex numbers": (Filtering, {}),
+    "complex numbers on workers": (Filtering, {"workers": 2, "ps": 0}),
     "a frozen base": (Based, {}),
     "a frozen base on workers": (Based, {"workers": 2, "ps": 0}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("case", BUILDS)
 def test_module_that_computes_its_parameters_trains_as_in_torch(case: str) -> None:
     build, form = BUILDS[case]
     found = zmqtrain.run(job(build, batch_size=8 // form.get("workers", 1)), **form).parameters
     check_same(found, by_torch(build))
+
+
+@pytest.mark.parametrize("form", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])
+def test_parameters_in_bfloat16_are_trained_in_float32(form: dict[str, Any]) -> None:
+    given = job(Coarse, batch_size=8 // form.get("workers", 1))
+    found = zmqtrain.run(given, **form).parameters
+    check_same(found, by_torch(lambda: Copying().float()), 1e-3 if form else 1e-6)
+
+
+@pytest.mark.parametrize("build", [Filtering, Coarse])
+def test_weights_of_other_dtypes_come_home_and_begin_another_job(
+    build: Any, tmp_path: Path
+) -> None:
+    trained = zmqtrain.run(job(build, logdir=str(tmp_path))).parameters
+    module = build()
+    load_state_dict(module, tmp_path)
+    begun = job(build, initial=module.state_dict()).initial_parameters()
+    check_same(trained, begun, 0.01 if build is Coarse else 0)
 
 
 @pytest.mark.parametrize("how", ["flat", "columns"])

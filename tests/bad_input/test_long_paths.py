@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from zmqtrain.local.processes import LocalCluster, run_processes
 
 
 async def test_temporary_directory_too_long_for_sockets_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, move_tempdir: Callable[[Path], None]
 ) -> None:
     deep = tmp_path / ("x" * 90)
     deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    move_tempdir(deep)
     text = f"{deep} is too long a path for Unix sockets; set TMPDIR to a shorter one"
     with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
         await run_processes(

@@ -49,7 +49,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     ),
     "gpu": ("--device cpu --parts copies", {"bench", "part"}),
     "tables": (
-        "--tables 2 --rows 100 --batch-size 8 --batches 10 --rule sgd",
+        "--ps 0 --tables 2 --rows 100 --batch-size 8 --batches 10 --rule sgd",
         {"side", "rule", "tables", "rows", "dim", "batch_size", "workers", "examples_per_second"}
         | {"rows_per_second", "rss_mb", "first_batch_s", "nbytes_per_step", "cpu_ms_per_batch"},
     ),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +19,7 @@ from bench.gpu.command import Command, compared, page
 from bench.kernels import TORCH
 from tests.constants import Constants
 from tests.cupy_stand_in import installed
+from tests.modules import Modules
 from zmqtrain.data import Digits
 from zmqtrain.optim import AdamW
 
@@ -40,12 +40,9 @@ def test_copies_are_measured_in_every_direction_and_leave_nothing_registered(
 ) -> None:
     constants(copies, NBYTES={"4 KB": 1 << 12})
     with installed(1) as cupy:
-        runtime = cupy.cuda.runtime
-        with (
-            mock.patch.object(runtime, "hostRegister") as register,
-            mock.patch.object(runtime, "hostUnregister", create=True) as unregister,
-        ):
-            rows = printed(capsys, copies.cases())
+        cupy.cuda.runtime.hostRegister = register = Mock()
+        cupy.cuda.runtime.hostUnregister = unregister = Mock()
+        rows = printed(capsys, copies.cases())
     assert not [row["error"] for row in rows if "error" in row]
     assert len(rows) == 7
     assert all(row["median_us"] > 0 and row["gb_per_second"] > 0 for row in rows)
@@ -56,9 +53,9 @@ def test_copies_are_measured_in_every_direction_and_leave_nothing_registered(
 
 @pytest.mark.usefixtures("few_rounds")
 def test_updates_of_every_rule_are_compared_with_a_copy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    modules: Modules, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
+    modules("torch", None)
     copy, *rows = printed(capsys, updates.cases("cpu", "0.01"))
     assert [row["rule"] for row in rows] == list(updates.MEASURED)
     for row in rows:
@@ -123,7 +120,9 @@ def test_page_has_a_table_of_what_is_measured_and_a_list_of_the_rest() -> None:
     )
 
 
-def test_training_of_ours_has_the_losses_of_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_of_ours_has_the_losses_of_the_plain_loop(
+    modules: Modules, constants: Constants
+) -> None:
     pytest.importorskip("torch")
     import torch
 
@@ -132,8 +131,8 @@ def test_training_of_ours_has_the_losses_of_the_plain_loop(monkeypatch: pytest.M
     model = TorchModel(lambda: torch.nn.Linear(64, 10), torch.nn.functional.cross_entropy)
     example = ModuleType("tests_example")
     example.job = zmqtrain.Job(model=model, data=Digits(), optimizer=AdamW(0.01))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, example.__name__, example)
-    monkeypatch.setitem(training.MODELS, "cnn", (example.__name__, "job"))
+    modules(example.__name__, example)
+    constants(training, MODELS={"cnn": (example.__name__, "job")})
     plain, ours = (training.measure("cnn", side, 4, "cpu") for side in ("plain", "alone"))
     assert ours["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert plain["losses"][0] != plain["losses"][-1]

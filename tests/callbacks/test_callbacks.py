@@ -330,8 +330,11 @@ def slope(weights: Any, batch: Any, out: Any) -> float:
     return float(weights["w"].sum())
 
 
-def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
+def test_tensorboard_reads_scalars_and_histograms(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("tensorboardX")
+    caplog.set_level("INFO")
     model = view()
     worker = SimpleNamespace(task="worker 7", role="worker")
     told = {"staleness": {"mean": 1.25}, "rounds": 9, "of_rounds": {"agreement": 0.75}}
@@ -365,6 +368,7 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
         of_phases = [found["train", epoch, f"{phase}_s/worker_7"] for phase in phases]
         assert of_phases == ([1, 2, 3, 4, 5, 6] if epoch == 0 else [3, 6, 9, 12, 15, 18])
         assert {("train", epoch, tag) for tag in ("w", "gradients/w")} <= found.keys()
+    assert not caplog.records  # such as "Summary name ... is illegal"
 
 
 def test_tensorboard_writes_by_step_at_the_steps(tmp_path: Path) -> None:

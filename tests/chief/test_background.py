@@ -79,18 +79,23 @@ class Watched:
         raise AssertionError("the parameters of now are of no step that was asked for")
 
 
-async def test_steps_are_exactly_those_that_were_asked_for() -> None:
-    job = Watched()
-    for versions in ((0, 0), (9, 9), (12, 13), (13, 13), (20, 21), (39, 38)):
-        await job.come_to(*versions)
-    assert (job.steps, job.cluster.kept) == ([10, 20, 30], [40, 40])
-
-
-async def test_job_that_goes_on_from_any_step_is_evaluated_at_the_next_multiple() -> None:
-    job = Watched()
-    for version in (30, 35, 41):
-        await job.come_to(version, version)
-    assert job.steps == [40]
+@pytest.mark.parametrize(
+    ("every", "versions", "steps", "kept"),
+    [
+        (10, [(0, 0), (9, 9), (12, 13), (13, 13), (20, 21), (39, 38)], [10, 20, 30], 40),
+        (10, [(30, 30), (35, 35), (41, 41)], [40], 50),  # it goes on from any step
+        (10, [(0, 0), (34, 35)], [10], 40),  # steps that were passed meanwhile are skipped
+        (50, [(0, 0), (60, 60), (STEPS, STEPS)], [50], 50),  # the last one is left to the end
+        (0, [(0, 0)], [], 0),
+    ],
+)
+async def test_steps_are_those_that_were_asked_for(
+    every: int, versions: list[tuple[int, int]], steps: list[int], kept: int
+) -> None:
+    job = Watched(every=every)
+    for each in versions:
+        await job.come_to(*each)
+    assert (job.steps, job.cluster.kept) == (steps, [kept, kept])
 
 
 async def test_ps_that_is_a_little_behind_is_waited_for() -> None:
@@ -109,13 +114,6 @@ async def test_ps_that_stays_behind_holds_nobody_up() -> None:
     assert not job.steps
     await job.come_to(14, 12)
     assert job.steps == [10]
-
-
-async def test_steps_that_training_passes_meanwhile_are_skipped() -> None:
-    job = Watched()
-    await job.come_to(0, 0)
-    await job.come_to(34, 35)
-    assert (job.steps, job.cluster.kept) == ([10], [40, 40])
 
 
 async def test_step_that_only_some_shards_had_not_passed_is_not_asked_for() -> None:
@@ -169,23 +167,9 @@ async def test_generation_that_goes_back_is_asked_anew() -> None:
     assert job.steps == [10, 20]
 
 
-async def test_last_step_is_left_to_the_end_of_the_job() -> None:
-    job = Watched(every=50)
-    for version in (0, 60, STEPS):
-        await job.come_to(version, version)
-    assert (job.steps, job.cluster.kept) == ([50], [50, 50])
-
-
 class Failing(LinearRegression):
     def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
         raise ValueError("no")
-
-
-async def test_evaluation_that_fails_is_the_last_one_before_the_end() -> None:
-    job = Watched(model=Failing(2))
-    for version in (0, 10, 20, 30):
-        await job.come_to(version, version)
-    assert (job.cluster.read, job.evaluator.evaluations) == ([10], ())
 
 
 async def test_rows_are_kept_until_their_evaluation_is_over() -> None:
@@ -205,10 +189,11 @@ async def test_evaluation_beside_the_next_version_lets_go_of_its_own_alone() -> 
     assert job.cluster.asked == [(10, 0), (10, 0), (20, 9), (20, 10)]
 
 
-async def test_evaluation_that_fails_lets_everything_go() -> None:
+async def test_evaluation_that_fails_is_the_last_before_the_end_and_lets_everything_go() -> None:
     job = Watched(model=Failing(2))
     for version in (0, 10, 20):
         await job.come_to(version, version)
+    assert (job.cluster.read, job.evaluator.evaluations) == ([10], ())
     assert job.cluster.asked[-1] == (0, STEPS)
     await job.made.ask_again()  # a ps was restarted
     assert job.cluster.asked[-1] == (0, STEPS)
@@ -236,9 +221,3 @@ async def test_rows_that_are_lost_while_they_are_evaluated_end_only_this_evaluat
         await job.come_to(every, every)
     assert job.cluster.asked[-1] == asked
     assert not job.made.is_done
-
-
-async def test_job_without_evaluations_keeps_nothing() -> None:
-    job = Watched(every=0)
-    await job.come_to(0, 0)
-    assert job.cluster.kept == [0, 0]

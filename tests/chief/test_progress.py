@@ -40,6 +40,16 @@ def test_terminal_shows_a_bar_that_is_gone_at_the_end(steps: int) -> None:
     assert shown.endswith("\x1b[2K")
 
 
+def test_bar_is_drawn_when_steps_were_made_alone() -> None:
+    file = StringIO()
+    display = ProgressDisplay(Console(file=file, force_terminal=True))
+    display(STATUS)
+    shown = file.getvalue()
+    display(replace(STATUS, seconds=9.0, steps_per_second=5.0))  # as at a breakpoint
+    assert file.getvalue() == shown
+    display.close()
+
+
 def test_elsewhere_the_log_gets_a_line(caplog: pytest.LogCaptureFixture) -> None:
     console = Console(force_terminal=False)
     with caplog.at_level(logging.INFO, ProgressDisplay.__module__), console.capture() as capture:

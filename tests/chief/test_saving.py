@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -101,6 +102,21 @@ async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_pa
     following = restored - restored % 10 + 10
     assert not resumed.is_due(following - 1) and resumed.is_due(following)
     assert not saver_of(job.model_copy(update={"logdir": None})).is_due(10)
+
+
+@pytest.mark.parametrize("then", ["hogwild", "bounded-staleness:4"])
+async def test_policy_that_was_changed_before_the_checkpoint_is_named(
+    then: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make_job(logdir=str(tmp_path), policy="hogwild")
+
+    async def write(directory: Path) -> Saved:
+        return replace(await write_shard(job, directory), policy=then)
+
+    await saver_of(job, write).save(10, generation=1)
+    await saver_of(job).newest()
+    is_named = f"when the checkpoint was saved it was {then}" in caplog.text
+    assert is_named == (then != "hogwild")
 
 
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +109,7 @@ def test_plug_in_of_the_working_directory_is_found(
         "from zmqtrain.policies.hogwild import Hogwild\n\n\nclass Mine(Hogwild):\n    pass\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path / "nothing")  # so that the path is given back
     ps.replies = changed_to("hogwild")(training)
     assert "= 0" in performed(capsys, "policy plugged:Mine")
     assert ps.questions(SwitchPolicy) == [SwitchPolicy("plugged:Mine")]

@@ -12,7 +12,6 @@ import pytest
 
 from tests.golden import Snapshot
 from tests.transcript import performed
-from zmqtrain.cli import remote
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import PeerLostError, ProtocolError, ZmqTrainError
@@ -90,7 +89,7 @@ def test_first_worker_that_answers_leads_a_job_without_ps(
     address: str,
     by_flag: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    leader: Any,
     training: Status,
 ) -> None:
     """Each has a key of its own; all but the first are asked side by side, so that many that are
@@ -108,7 +107,7 @@ def test_first_worker_that_answers_leads_a_job_without_ps(
             raise errors[address[0]]
         return training
 
-    monkeypatch.setattr(remote, "ask", ask)
+    leader.ask = ask
     flags = {"ps": ",".join(every) if by_flag else None, "keys": keys}
     job = find_job(flags, environ=tf_config(worker=every))
     assert sorted(hosts) == list(asked)

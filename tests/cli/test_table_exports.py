@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.numpy import load_file
 
 import zmqtrain
 from tests.constants import Constants
+from tests.modules import Modules
 from tests.recommenders import DIM, ITEMS, USERS, Recommender, make_job
 from zmqtrain.cli.main import main
 from zmqtrain.errors import CheckpointError, ConfigError, ExitCode
@@ -162,9 +162,9 @@ def test_options_of_a_table_need_its_name(trained: Any, tmp_path: Path, capsys: 
 
 
 def test_parquet_without_pyarrow_is_refused_with_its_extra(
-    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    trained: Any, tmp_path: Path, modules: Modules, capsys: Any
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    modules("pyarrow.parquet", None)
     assert export(trained[0], tmp_path / "x.parquet") == ExitCode.USAGE
     assert "zmqtrain[data]" in capsys.readouterr().err
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import yaml
 from tests.clusters.conftest import Kubectl
 from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
+from tests.modules import Modules
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import ray as ray_engine
 from zmqtrain.clusters.ray_actors import WAITS, RayTask
@@ -103,9 +103,9 @@ def test_task_is_started_again_when_its_supervisor_is_killed_or_the_ps_have_move
 
 
 def test_missing_ray_is_reported_with_its_extra(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kubectl: Kubectl, modules: Modules, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+    modules("ray", None)
     assert main([*SUBMIT]) == ExitCode.USAGE
     assert "zmqtrain[ray]" in capsys.readouterr().err
     assert not submitted_jobs()
@@ -115,13 +115,9 @@ def test_missing_ray_is_reported_with_its_extra(
     "address, code", [("127.0.0.1:1", ExitCode.PEER_LOST), ("head", ExitCode.USAGE)]
 )
 def test_address_without_a_cluster_is_reported(
-    kubectl: Kubectl,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    address: str,
-    code: int,
+    kubectl: Kubectl, modules: Modules, capsys: pytest.CaptureFixture[str], address: str, code: int
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    modules("ray", SimpleNamespace(is_initialized=lambda: False))
     assert main([*SUBMIT, "--address", address]) == code
     assert address in capsys.readouterr().err
     assert not submitted_jobs()
@@ -158,7 +154,7 @@ class OneCluster:
 
 @pytest.mark.usefixtures("kubectl")
 def test_each_job_is_asked_for_on_its_own_cluster(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    modules: Modules, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ExitStack() as stack:
         ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
@@ -166,7 +162,7 @@ def test_each_job_is_asked_for_on_its_own_cluster(
         for name, address in [("a", one), ("b", other), ("c", one), ("d", other)]:
             Submitted(name, "ray", "job.py", 1, 1, 1, "keys", context=address).save()
         ray = OneCluster({one: "0", other: "77"})
-        monkeypatch.setitem(sys.modules, "ray", ray)
+        modules("ray", ray)
         assert main(["jobs", "--json"]) == ExitCode.OK
     rows = json.loads(capsys.readouterr().out)["jobs"]
     states = {row["name"]: row["state"] for row in rows}
@@ -174,9 +170,9 @@ def test_each_job_is_asked_for_on_its_own_cluster(
 
 
 def test_print_writes_actors_without_keys_and_asks_nobody(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kubectl: Kubectl, modules: Modules, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+    modules("ray", None)
     assert main([*SUBMIT, "--gpu", "2", "--print"]) == ExitCode.OK
     actors = yaml.safe_load(capsys.readouterr().out)["actors"]
     assert {role: actor["num_gpus"] for role, actor in actors.items()} == {

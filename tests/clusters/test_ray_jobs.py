@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +12,9 @@ import pytest
 
 from tests.clusters import ray_stand_in
 from tests.clusters.examples import example_plan
+from tests.constants import Constants
 from tests.harness import until
+from tests.modules import Modules
 from zmqtrain.clusters import ray as ray_engine
 from zmqtrain.clusters import ray_actors
 from zmqtrain.clusters.ray_actors import RayJob
@@ -24,11 +25,11 @@ WORKER, CHIEF = Task(Role.WORKER, 0), Task(Role.CHIEF, 0)
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> ray_stand_in.Ray:
+def ray(modules: Modules, constants: Constants) -> ray_stand_in.Ray:
     made = ray_stand_in.Ray()
-    monkeypatch.setitem(sys.modules, "ray", made)
-    monkeypatch.setattr(ray_actors, "TEND_S", 0.002)
-    monkeypatch.setattr(ray_engine, "FOLLOW_S", 0.002)
+    modules("ray", made)
+    constants(ray_actors, TEND_S=0.002)
+    constants(ray_engine, FOLLOW_S=0.002)
     return made
 
 

@@ -615,7 +615,24 @@ CASES: dict[str, tuple[Step, ...]] = {
     "slurm: a job that hit its time limit": (
         saved("slurm"),
         (said("8|N/A|digits-ps|TIMEOUT|TimeLimit|n1\n", f"--states={LOST}"), said("", "-r")),
-        *("jobs", "scale digits --workers 2", "status digits"),
+        *("jobs", "scale digits --workers 2", "status digits", "stop digits", "why digits"),
+        *("logs digits", "logs digits chief=0"),
+    ),
+    "slurm: ps and chief that are cancelled": (
+        saved("slurm"),
+        (said("", f"--states={LOST}"), said("8|0|digits-worker|RUNNING|None|n1\n", "-r")),
+        "why digits",
+    ),
+    "slurm: a former job of the name has failed": (
+        (said("", "-r"), said("9", "--parsable")),
+        f"{ELSEWHERE} slurm",
+        (
+            said("7|N/A|digits-ps|FAILED|NonZeroExitCode|n1\n", f"--states={LOST}"),
+            said(
+                "9|N/A|digits-ps|PENDING|Resources|\n10|0|digits-worker|PENDING|Dependency|\n", "-r"
+            ),
+        ),
+        "why digits",
     ),
     "slurm: a cluster that is gone": (
         saved("slurm"),
@@ -661,7 +678,8 @@ def test_submitted_job_is_handled_as_its_transcript_shows(
 )
 def test_why_shows_slurms_reason(state: str, reason: str, play: Play) -> None:
     line = f"8|1|digits-worker|{state}|{reason}|\n"
-    pending, lost = (line, "") if state == "PENDING" else ("", line)
+    requeued = "7|N/A|digits-ps|PENDING|BeginTime|\n"
+    pending, lost = (requeued + line, "") if state == "PENDING" else ("", line)
     answers = said(lost, f"--states={LOST}"), said(pending, "--noheader")
     play(saved("slurm"), answers, "why digits")
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.constants import Constants
+
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
@@ -46,11 +48,11 @@ def by_own_loop() -> None:
 
 
 def test_first_use_of_a_public_name_leaves_the_generators_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     (tmp_path / "drawing.py").write_text("import random\nname = random.random()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(zmqtrain.HOMES, "name", "drawing")
+    constants(zmqtrain, HOMES={"name": "drawing"})
     before = random.getstate()
     assert 0 <= zmqtrain.name < 1
     assert random.getstate() == before

@@ -87,7 +87,7 @@ def gradient_of_segment() -> Any:
 
 
 def large_view() -> Any:
-    return np.zeros(1 << 24, np.float32)[1 << 20 : 1 << 23][5:]
+    return zeros(1 << 24)[1 << 20 : 1 << 23][5:]
 
 
 every_kind = pytest.mark.parametrize(
@@ -133,24 +133,25 @@ def test_memory_is_registered_once_whoever_asks(pinning: Pinning, runtime: Runti
     assert len(runtime.flags) == 1
 
 
-def test_small_arrays_share_pages_and_are_not_registered(
-    pinning: Pinning, runtime: Runtime
-) -> None:
-    assert not pinning.pin(zeros(SIZE - 1))
-    assert not pinning.pin(np.zeros(0, np.float32))
+@pytest.mark.parametrize(
+    "flat",
+    [zeros(SIZE - 1), np.zeros(0, np.float32), np.zeros(SIZE, np.float32)],
+    ids=["shares pages", "empty", "frees its memory itself"],
+)
+def test_other_arrays_are_not_registered(flat: Any, pinning: Pinning, runtime: Runtime) -> None:
+    assert not pinning.pin(flat)
     assert not runtime.flags
 
 
-def test_pages_that_an_array_of_numpy_shares_are_not_registered(
+def test_pages_that_another_object_shares_are_not_registered(
     pinning: Pinning, runtime: Runtime
 ) -> None:
-    whole = np.zeros(SIZE + PAGE, np.uint8)[1:]
-    pinning.pin(whole.view(np.uint8))
-    for pages in runtime.ranges.values():
-        assert whole.base is not None
-        start = whole.base.ctypes.data
-        assert start <= pages.start
-        assert pages.stop <= start + whole.base.nbytes
+    whole = np.frombuffer(bytearray(4 * SIZE + 4), np.float32)
+    pinning.pin(whole[1:])
+    (pages,) = runtime.ranges.values()
+    start = whole.ctypes.data
+    assert start <= pages.start
+    assert pages.stop <= start + whole.nbytes
 
 
 def test_two_arrays_over_the_same_memory_are_registered_once(

@@ -6,6 +6,7 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -15,9 +16,14 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.config.job_file import load_job, refuse_script
+import zmqtrain
+from tests.modules import Modules
+from zmqtrain.config.job_file import is_fit_script, load_job, run_fit_script
 from zmqtrain.errors import ConfigError
-from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
+from zmqtrain.fingerprint import fingerprint_difference
+from zmqtrain.job import Job
+from zmqtrain.models import LinearRegression
+from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.job_fingerprint import job_fingerprint
 
 HEADER = """\
@@ -80,9 +86,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
+    before, path = set(sys.modules), [*sys.path]
     yield tmp_path
+    sys.path[:] = path
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -270,24 +276,6 @@ def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
     assert fingerprint_difference(there, here).startswith("source: ")
 
 
-@pytest.mark.parametrize(
-    ("other", "remedy"),
-    [({"frozen": "1"}, "seed"), ({"frozen": "1", "source": "2"}, "job file"), ({}, "job file")],
-)
-def test_remedy_of_a_model_that_differs_by_its_values_is_a_seed(
-    other: dict[str, str], remedy: str
-) -> None:
-    ours = {"frozen": "0", "source": "0", "steps": "5"}
-    theirs = ours | (other or {"frozen": "1", "steps": "6"})
-    assert remedy in remedy_of_difference(theirs, ours)
-
-
-def test_remedy_of_data_made_at_random_is_a_seed() -> None:
-    remedy = remedy_of_difference({"data": "1"}, {"data": "2"})
-    assert "data made at random needs a seed, as in numpy.random.default_rng(0)" in remedy
-    assert "a seed" not in remedy_of_difference({"data": "1", "steps": "5"}, {"steps": "6"})
-
-
 def test_path_and_line_ends_of_a_job_file_are_no_part_of_its_fingerprint(home: Path) -> None:
     elsewhere = home / "package" / "job.py"
     elsewhere.write_bytes(FILES["named.py"].replace("\n", "\r\n").encode())
@@ -307,18 +295,62 @@ MADE = {"made": f"job = line(2)\n{FIT}", "imported": f"from only import anything
 
 
 @pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
-def test_script_with_a_trainer_is_refused_with_how_it_is_started(home: Path, guard: str) -> None:
-    (home / "script.py").write_text(f"{SCRIPT}{guard}{FIT}")
-    for read in (load_job, refuse_script):
-        with pytest.raises(ConfigError, match=r"Trainer\.fit.* as each task of a cluster"):
-            read("script.py")
+def test_job_of_a_script_is_that_of_its_fit(
+    home: Path, guard: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"{SCRIPT}import only\nprint('before')\n{guard}{FIT}print('behind')\n"
+    (home / "script.py").write_text(text)
+    main = sys.modules["__main__"]
+    try:
+        job = load_job("script.py", epochs=7)
+    finally:
+        sys.modules["__main__"] = main
+    assert (type(job.model), job.epochs, job.batch_size) == (LinearRegression, 7, 32)
+    assert (capsys.readouterr()) == ("", "before\n")  # stdout is that of a command
+    (home / "only.py").write_text(FILES["only.py"] + "more = 1\n")
+    del sys.modules["only"]
+    other = job_fingerprint(load_job("script.py", epochs=7))
+    assert fingerprint_difference(job_fingerprint(job), other).startswith("source: ")
+    sys.modules["__main__"] = main
 
 
 @pytest.mark.parametrize("text", ["x = (", *MADE.values()], ids=["no Python", *MADE])
 def test_file_that_may_have_a_job_is_no_such_script(home: Path, text: str) -> None:
     (home / "script.py").write_text(f"{SCRIPT}{text}")
-    refuse_script("script.py")
-    refuse_script("only_in_the_image.py")
+    assert not is_fit_script("script.py")
+    assert not is_fit_script("only_in_the_image.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("zmqtrain.Trainer(LinearRegression(), SGD(0.1))", "neither called Trainer.fit nor a Job"),
+        (f"raise OSError('no disk')\n{FIT}", "script.py, line 5: OSError: no disk"),
+        (
+            FIT.replace(").fit", ", ps=2).fit"),
+            "Trainer got workers=None and ps=2, but zmqtrain has",
+        ),
+    ],
+)
+def test_script_that_makes_no_job_is_refused(home: Path, text: str, told: str) -> None:
+    (home / "script.py").write_text(f"{SCRIPT}{text}")
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_job("script.py")
+
+
+def test_script_fits_once_and_goes_on(home: Path) -> None:
+    inner = "zmqtrain.callbacks.LambdaCallback(on_train_end=lambda logs: " + FIT.strip() + ")"
+    again = FIT.replace("NoisyLine()", f"NoisyLine(), callbacks=[{inner}]")
+    (home / "script.py").write_text(f"{SCRIPT}import zmqtrain.callbacks\n{again}{FIT}")
+    summaries = []
+
+    def train(job: Job) -> Summary:
+        summaries.append(zmqtrain.run(job, on_progress=lambda status: None))
+        return summaries[-1]
+
+    with pytest.raises(ConfigError, match="called for a second time in a script"):
+        run_fit_script("script.py", train)
+    assert [one.global_step for one in summaries] == [32]
 
 
 @pytest.mark.usefixtures("home")
@@ -364,10 +396,10 @@ def test_policy_beside_the_job_is_found(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_keras_without_tensorflow_is_told_to_use_another_backend(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, modules: Modules
 ) -> None:
     (home / "keras_job.py").write_text("import tensorflow\n")
-    monkeypatch.setitem(sys.modules, "keras.src", sys)
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    modules("keras.src", sys)
+    modules("tensorflow", None)
     with pytest.raises(ConfigError, match="set KERAS_BACKEND to one before it is imported"):
         load_job("keras_job.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heapreplace
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,9 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.optim.outer import CLOSES, OPENS
 from zmqtrain.protocol.orders import Answer, Apply
 
-
-def test_each_result_is_applied_with_all_of_its_batches_as_steps() -> None:
-    run = coordinator("local-steps:2,async", joined=2, steps=8)
-    playing(run)("""
+PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "each result is applied with all of its batches as steps":
+    ("local-steps:2,async", {"joined": 2, "steps": 8}, """
         pull 0          -> answer 0 with 0 1 alone
         pull 1          -> answer 1 with 2 3 alone
         push 1 1 2 of 2 -> apply 1 of 2 among 2 opens, answer 1 with 4 5 alone
@@ -25,61 +25,48 @@ def test_each_result_is_applied_with_all_of_its_batches_as_steps() -> None:
         push 0 2 6 of 2 -> apply 0 of 2 among 2 opens
         held            -> 0 waits for 1
         push 1 2 4 of 2 -> apply 1 of 2 among 2 closes, answer 0 stop, answer 1 stop
-    """)
-    assert (run.version, run.applied, run.ledger.uncounted) == (8, 4, 8)
-
-
-def test_batches_of_a_worker_that_dies_are_leased_again() -> None:
-    playing(coordinator("local-steps:2,async", joined=2))("""
+        .version          -> 8
+        .applied          -> 4
+        .ledger.uncounted -> 8
+    """),
+    "batches of a worker that dies are leased again": ("local-steps:2,async", {"joined": 3}, """
         pull 0          -> answer 0 with 0 1 alone
         pull 1          -> answer 1 with 2 3 alone
         leave 0         -> -
         push 1 1 2 of 2 -> apply 1 of 2 among 1, answer 1 with 0 1 alone
-    """)
-
-
-def test_no_result_goes_over_an_evaluation_or_the_last_step() -> None:
-    playing(coordinator("local-steps:4,async", joined=2, evaluate_every=6, steps=7))("""
+    """),
+    "no result goes over an evaluation or the last step":
+    ("local-steps:4,async", {"joined": 2, "evaluate_every": 6, "steps": 7}, """
         pull 0          -> answer 0 with 0 1 2 3 alone
         pull 1          -> answer 1 with 4 5 alone
         push 1 1 4 of 2 -> apply 1 of 2 among 2 opens
         push 0 1 0 of 4 -> apply 0 of 4 among 2 closes, answer 0 with 6 alone
         push 0 2 6 of 1 -> apply 0 of 1 among 2 opens, answer 0 stop, answer 1 stop
-    """)
-
-
-def test_worker_too_many_rounds_ahead_waits() -> None:
-    playing(coordinator("local-steps:2,async,bound=1", joined=2))("""
+    """),
+    "worker too many rounds ahead waits": ("local-steps:2,async,bound=1", {"joined": 2}, """
         pull 0          -> answer 0 with 0 1 alone
         pull 1          -> answer 1 with 2 3 alone
         push 0 1 0 of 2 -> apply 0 of 2 among 2 opens, answer 0 with 4 5 alone
         push 0 2 4 of 2 -> apply 0 of 2 among 2 closes
         held            -> 0 waits for 1
         leave 1         -> answer 0 with 2 3 alone
-    """)
-
-
-def test_refused_batch_is_replaced_within_the_round() -> None:
-    playing(coordinator("local-steps:3,async", workers=1, joined=1, steps=4))("""
+    """),
+    "refused batch is replaced within the round":
+    ("local-steps:3,async", {"workers": 1, "joined": 1, "steps": 4}, """
         pull 0          -> answer 0 with 0 1 2 alone
         push 0 1 1 bad  -> answer 0 with 3 alone
         push 0 2 0 of 3 -> apply 0 of 3 among 1, answer 0 with 4 alone
-    """)
-
-
-def test_pass_ends_when_all_of_its_batches_are_counted() -> None:
-    run = coordinator("local-steps:4,async", joined=2, ledger=Ledger(limit=5))
-    playing(run)("""
+    """),
+    "pass ends when all of its batches are counted":
+    ("local-steps:4,async", {"joined": 2, "ledger": Ledger(limit=5)}, """
         pull 0          -> answer 0 with 0 1 2 3 alone
         pull 1          -> answer 1 with 4 alone
         push 1 1 4 of 1 -> apply 1 of 1 among 2 opens
         push 0 1 0 of 4 -> apply 0 of 4 among 2 closes
-    """)
-    assert run.is_pass_over
-
-
-def test_switches_begin_and_end_arrivals_when_no_worker_computes() -> None:
-    playing(coordinator("sync-replicas", workers=1, joined=1))("""
+        .is_pass_over   -> True
+    """),
+    "switches begin and end arrivals when no worker computes":
+    ("sync-replicas", {"workers": 1, "joined": 1}, """
         pull 0                     -> answer 0 with 0
         switch local-steps:2,async -> -
         push 0 1 0                 -> reduce 0, switch local-steps:2,async, answer 0 with 1 2 alone
@@ -87,7 +74,13 @@ def test_switches_begin_and_end_arrivals_when_no_worker_computes() -> None:
         switch local-steps:2       -> -
         push 0 3 3 of 2 -> apply 0 of 2 among 1, switch local-steps:2, answer 0 with 5 6 alone
         push 0 4 5 of 2            -> reduce 0 of 2 steps, answer 0 with 7 8 alone
-    """)
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "fields", "script"), PLAYS.values(), ids=PLAYS)
+def test_orders_are_those_of_the_play(policy: str, fields: dict[str, Any], script: str) -> None:
+    playing(coordinator(policy, **fields))(script)
 
 
 def test_answers_ask_for_differences_once_the_warm_up_is_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -46,21 +47,6 @@ class OnTheNextPush(Policy):
         return [Release(worker) for worker in released]
 
 
-def test_worker_that_is_fed_again_may_be_held_by_the_policy() -> None:
-    playing(coordinator(OnTheNextPush(), joined=3, workers=3, steps=3, lookahead=1))("""
-        pull 0     -> answer 0 with 0 1
-        pull 2     -> -
-        push 0 1 0 -> apply 0, answer 0, answer 2 with 2
-        pull 1     -> -
-        held       -> 1 waits for 0 2
-        push 0 2 1 -> apply 0
-        held       -> 0 waits for 2, 1 waits for 2
-        leave 2    -> answer 0 with 2
-        held       -> 1 waits for 0
-        push 0 3 2 -> apply 0, answer 0 stop, answer 1 stop
-    """)
-
-
 def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
     run = coordinator("hogwild", joined=3, workers=3, steps=3, lookahead=1)
     playing(run)("""
@@ -100,23 +86,41 @@ class Alone(Policy):
         return [Apply(worker), Release(worker)]
 
 
-def test_policy_of_ones_own_may_have_rounds() -> None:
-    playing(coordinator(Longer(), joined=1, workers=1, steps=7))("""
+PLAYS: dict[str, tuple[Policy, dict[str, Any], str]] = {
+    "worker that is fed again may be held by the policy":
+    (OnTheNextPush(), {"joined": 3, "workers": 3, "steps": 3, "lookahead": 1}, """
+        pull 0     -> answer 0 with 0 1
+        pull 2     -> -
+        push 0 1 0 -> apply 0, answer 0, answer 2 with 2
+        pull 1     -> -
+        held       -> 1 waits for 0 2
+        push 0 2 1 -> apply 0
+        held       -> 0 waits for 2, 1 waits for 2
+        leave 2    -> answer 0 with 2
+        held       -> 1 waits for 0
+        push 0 3 2 -> apply 0, answer 0 stop, answer 1 stop
+    """),
+    "policy of ones own may have rounds":
+    (Longer(), {"joined": 1, "workers": 1, "steps": 7}, """
         pull 0          -> answer 0 with 0 alone
         push 0 1 0      -> reduce 0 of 1 steps, answer 0 with 1 2 alone
         push 0 2 1 of 2 -> reduce 0 of 2 steps, answer 0 with 3 4 5 alone
         push 0 3 3 of 3 -> reduce 0 of 3 steps, answer 0 with 6 alone
         push 0 4 6      -> reduce 0 of 1 steps, answer 0 stop
         .version        -> 7
-    """)
-
-
-def test_policy_of_ones_own_may_count_results_at_arrival() -> None:
-    playing(coordinator(Alone(), joined=1, workers=1, steps=4))("""
+    """),
+    "policy of ones own may count results at arrival":
+    (Alone(), {"joined": 1, "workers": 1, "steps": 4}, """
         pull 0          -> answer 0 with 0 1 alone
         push 0 1 0 of 2 -> apply 0 of 2 among 1, answer 0 with 2 3 alone
         push 0 2 2 of 2 -> apply 0 of 2 among 1, answer 0 stop
-    """)
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "fields", "script"), PLAYS.values(), ids=PLAYS)
+def test_orders_are_those_of_the_play(policy: Policy, fields: dict[str, Any], script: str) -> None:
+    playing(coordinator(policy, **fields))(script)
 
 
 class AppliesRounds(Policy):

@@ -43,6 +43,15 @@ def test_representations_show_types_and_shapes_but_no_values() -> None:
     )
 
 
+def test_arrays_by_name_are_batches_by_name() -> None:
+    named = {"x": np.arange(4), "y": np.arange(4.0)}
+    data = Arrays(named, named)
+    assert data.load(None)[1].take(np.array([3])) == {"x": [3], "y": [3.0]}
+    dataset = "Named(('x', 'y'), ArrayDataset(int64 (4,), float64 (4,)))"
+    assert repr(data) == f"Arrays(train={dataset}, evaluation={dataset})"
+    assert len(Holdout(named, 0.25).load(None)[1]) == 1
+
+
 def labels_of(dataset: Any) -> Any:
     return dataset.take(np.arange(len(dataset)))[-1].tolist()
 

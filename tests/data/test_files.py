@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zmqtrain.data.files import files_of, one_task_at_a_time, write_whole
+from zmqtrain.data.files import files_of, one_task_at_a_time
 from zmqtrain.errors import DataError
 
 
@@ -43,15 +43,6 @@ def test_link_in_place_of_a_lock_is_refused_and_its_target_is_kept(tmp_path: Pat
     with pytest.raises(DataError, match="cannot be made"), one_task_at_a_time(tmp_path / "index"):
         pytest.fail("it has the lock")
     assert victim.read_text() == "precious"
-
-
-def test_link_in_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "index"
-    victim.write_text("precious")
-    (tmp_path / "index.new").symlink_to(victim)
-    write_whole(path, b"content")
-    assert (victim.read_text(), path.read_bytes()) == ("precious", b"content")
-    assert not path.is_symlink()
 
 
 def test_lock_is_held_by_one_task_at_a_time_and_its_file_stays(tmp_path: Path) -> None:

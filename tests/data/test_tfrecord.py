@@ -101,6 +101,7 @@ def test_zeros_behind_the_parts_of_a_gzip_file_are_padding(zeros: int, tmp_path:
 def test_later_tasks_use_the_index_and_the_decompressed_file(tmp_path: Path) -> None:
     path = write(tmp_path / "part")
     path.write_bytes(gzip.compress(path.read_bytes()))
+    (tmp_path / ".part.records.tmp-0").touch()  # by a task that was killed
     read(TFRecord(path, summary))
     made = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert len(made) == 4  # the file, its records, their index and the lock

@@ -15,6 +15,7 @@ import click
 import pytest
 
 import zmqtrain
+from tests.modules import Modules
 from zmqtrain.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -138,13 +139,16 @@ def test_programs_of_a_page_train(
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_programs_of_the_tutorial_train_resume_and_predict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    modules: Modules,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     net, predict, own_data = (text for _, text in blocks("docs/tutorial.md", "python"))
     names: dict[str, Any] = {"__name__": "net"}
     exec(net, names)
-    monkeypatch.setitem(sys.modules, "net", SimpleNamespace(**names))
+    modules("net", SimpleNamespace(**names))
     job = names["job"].with_overrides(logdir="runs/net", epochs=1)
     first = zmqtrain.run(job, workers=2)
     second = job.with_overrides(epochs=2, policy="sync-replicas")

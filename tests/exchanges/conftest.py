@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pytest
 
 from tests.plans import planned
 from zmqtrain import Job
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
+from zmqtrain.compute.device import Cpu
+from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.ledger import Ledger
@@ -24,7 +27,8 @@ from zmqtrain.exchanges.local import LocalExchange, own_shard
 from zmqtrain.planning.exchanges import BOARD
 from zmqtrain.planning.plan import Plan
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.training.exchange import Exchange
+from zmqtrain.training.exchange import Exchange, Membership
+from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.transport.memory import MemoryTransport
 
 OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
@@ -64,7 +68,7 @@ def guest_of(
     far: Collection[int] = (),
 ) -> tuple[Guest, Chief, list[ParameterServer]]:
     """Return the actors of a job whose only worker is a guest. ``far``: ps that map no memory."""
-    config = TaskConfig(role=Role.WORKER, job="job", ps=plan.ps, lane=lane)
+    config = TaskConfig(role=Role.WORKER, job="job", ps=plan.ps, lane=lane, crash_safe=False)
     elsewhere = config.model_copy(update={"lane": "tcp"})
     servers = [
         ParameterServer(of.of(Task(Role.PS, shard)), plan, transport)
@@ -105,3 +109,31 @@ KINDS: dict[str, OpenExchange] = {
 @pytest.fixture(params=KINDS)
 def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
     return KINDS[request.param]
+
+
+def values(job: Job, membership: Membership) -> dict[str, Any]:
+    """Return all variables as the worker has them."""
+    found = {v.name: np.empty(v.shape, v.dtype) for v in job.variables()}
+    for layout, flat in zip(membership.layouts, membership.parameters, strict=True):
+        layout.scatter(flat, found)
+    return found
+
+
+async def each_step(
+    job: Job, exchange: Exchange, batch_of: Callable[[int], tuple[Any, ...]]
+) -> AsyncIterator[Membership]:
+    """Train to the end; yield before every step."""
+    membership = await exchange.join()
+    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
+    runner.bind(membership)
+    batches, stop = list(membership.batches), False
+    while not stop:
+        yield membership
+        runner.load_parameters()
+        exchange.begin()
+        batch, number = batch_of(batches[0]), batches.pop(0)
+        report = await asyncio.to_thread(runner.compute, batch, number, len(batch[0]))
+        await asyncio.sleep(0)  # what is complete before the push is sent now
+        result = await exchange.finish(report)
+        batches += result.batches
+        stop = result.stop

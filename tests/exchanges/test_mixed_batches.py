@@ -3,7 +3,6 @@ counts: each way of a gradient makes the same of them, with the mean clipped or 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,15 @@ import pytest
 
 import zmqtrain
 from tests.chunk_sizes import chunks_of
-from tests.exchanges.conftest import KINDS
+from tests.exchanges.conftest import KINDS, each_step, values
 from tests.exchanges.test_clipping import CUT_UP, WAYS, clipped
-from tests.exchanges.test_state import values
 from zmqtrain import Job
-from zmqtrain.compute.device import Cpu
-from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.models.base import BaseModel, absent, written
 from zmqtrain.models.weights import EMPTY
 from zmqtrain.optim import SGD, Adam, Lion
 from zmqtrain.training.exchange import Exchange
-from zmqtrain.training.model_runner import ModelRunner
 
 SHAPES = {"w": (60, 7), "sometimes": (50, 3), "b": (5,)}
 BATCHES, STEPS, ROWS = 24, 8, 3
@@ -127,22 +122,11 @@ def test_every_way_makes_the_same_of_mixed_batches(limit: float | None) -> None:
 
 async def train(job: Job, exchange: Exchange) -> list[dict[str, bytes]]:
     """Train to the end; return all variables before every step."""
-    membership = await exchange.join()
-    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
-    runner.bind(membership)
-    batches, stop, found = list(membership.batches), False, []
-    while not stop:
-        found.append({name: v.tobytes() for name, v in values(job, membership).items()})
-        runner.load_parameters()
-        exchange.begin()
-        number = batches.pop(0)
-        batch = np.full(ROWS, number % BATCHES)
-        report = runner.compute((batch,), number, ROWS)
-        await asyncio.sleep(0)  # what is complete before the push is sent now
-        result = await exchange.finish(report)
-        batches += result.batches
-        stop = result.stop
-    return found
+    steps = each_step(job, exchange, lambda number: (np.full(ROWS, number % BATCHES),))
+    return [
+        {name: value.tobytes() for name, value in values(job, membership).items()}
+        async for membership in steps
+    ]
 
 
 @pytest.mark.parametrize("compression", ["none", "int8"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.chunk_sizes import chunks_of
-from tests.exchanges.conftest import KINDS, OpenExchange
+from tests.exchanges.conftest import KINDS, OpenExchange, each_step, values
 from zmqtrain import Job
 from zmqtrain.compute.device import Cpu
 from zmqtrain.compute.threads import ThreadTeam
@@ -17,7 +17,7 @@ from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import written
 from zmqtrain.optim import LAMB, SGD, AdamW
-from zmqtrain.training.exchange import Exchange, Membership
+from zmqtrain.training.exchange import Exchange
 from zmqtrain.training.model_runner import ModelRunner
 
 COMPRESSIONS = ["none", "bf16", "int8", "topk:ratio=0.5"]
@@ -64,31 +64,10 @@ def make_job(model: Any = None, **fields: Any) -> Job:
     return Job(model=model or Normalised(), data=Arrays((ROWS,), (ROWS,)), **defaults | fields)
 
 
-def values(job: Job, membership: Membership) -> dict[str, Any]:
-    found = {v.name: np.empty(v.shape, v.dtype) for v in job.variables()}
-    for layout, flat in zip(membership.layouts, membership.parameters, strict=True):
-        layout.scatter(flat, found)
-    return found
-
-
 async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
     """Train to the end; return all variables before every step."""
-    membership = await exchange.join()
-    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
-    runner.bind(membership)
-    batches, done, stop = list(membership.batches), 0, False
-    found = []
-    while not stop:
-        found.append(values(job, membership))
-        runner.load_parameters()
-        exchange.begin()
-        rows = ROWS[4 * batches[done] : 4 * batches[done] + 4]
-        report = runner.compute((rows,), batches[done], len(rows))
-        await asyncio.sleep(0)  # what is complete before the push is sent now
-        result = await exchange.finish(report)
-        batches += result.batches
-        done, stop = done + 1, result.stop
-    return found
+    steps = each_step(job, exchange, lambda number: (ROWS[4 * number : 4 * number + 4],))
+    return [values(job, membership) async for membership in steps]
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

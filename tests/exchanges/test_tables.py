@@ -10,18 +10,16 @@ import pytest
 
 from tests.chunk_sizes import chunks_of
 from tests.constants import Constants
-from tests.exchanges.conftest import KINDS, OpenExchange
+from tests.exchanges.conftest import KINDS, OpenExchange, each_step, values
 from tests.plans import planned
 from tests.recommenders import BATCH, DATA, DIM, ITEMS, USERS, Dense, Only, Recommender, make_job
 from zmqtrain import Job
-from zmqtrain.compute.device import Cpu
-from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import ConfigError, DataError, FencedError
+from zmqtrain.exchanges.rows import ShardRows
 from zmqtrain.models.base import written
 from zmqtrain.models.tables import Given, Ids, Rows, RowsOf, Table, Uniform
 from zmqtrain.optim import LAMB, SGD, Adagrad, Adam, RowwiseAdagrad, Rule, Update
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
-from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.wire import rows as rows_of_wire
 
 POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=2"]
@@ -36,33 +34,18 @@ async def read(membership: Membership, *wanted: tuple[int, Any]) -> list[Rows]:
     return await asyncio.to_thread(rows.read, given)
 
 
-async def values(job: Job, membership: Membership) -> dict[str, Any]:
-    """Return all variables, and all rows of tables."""
-    found = {v.name: np.empty(v.shape, v.dtype) for v in job.variables()}
-    for layout, flat in zip(membership.layouts, membership.parameters, strict=True):
-        layout.scatter(flat, found)
-    if tables := job.table_variables():
-        every = [(t.number, np.arange(SIZES[t.name])) for t in tables]
-        found |= dict(zip(SIZES, await read(membership, *every), strict=True))
-    return found
-
-
 async def train(job: Job, exchange: Exchange) -> dict[str, Any]:
     """Train to the end; return all variables and rows before the last step."""
-    membership = await exchange.join()
-    runner = ModelRunner(job, Cpu(), ThreadTeam(1), exchange.written)
-    runner.bind(membership)
-    batches, done, stop = list(membership.batches), 0, False
     examples = DATA.load(None)[0]
-    while not stop:
-        found = await values(job, membership)
-        runner.load_parameters()
-        exchange.begin()
-        batch = examples.take(np.arange(BATCH * batches[done], BATCH * (batches[done] + 1)))
-        report = await asyncio.to_thread(runner.compute, batch, batches[done], BATCH)
-        result = await exchange.finish(report)
-        batches += result.batches
-        done, stop = done + 1, result.stop
+
+    def batch_of(number: int) -> tuple[Any, ...]:
+        return examples.take(np.arange(BATCH * number, BATCH * (number + 1)))
+
+    async for membership in each_step(job, exchange, batch_of):
+        found = values(job, membership)
+        if tables := job.table_variables():
+            every = [(t.number, np.arange(SIZES[t.name])) for t in tables]
+            found |= dict(zip(SIZES, await read(membership, *every), strict=True))
     return found
 
 
@@ -211,6 +194,47 @@ async def test_rows_of_many_messages_come_whole(
         np.testing.assert_array_equal(found[0][name], found[1][name])
 
 
+class Long(Recommender):
+    def tables(self, seed: int) -> dict[str, Table]:
+        return {name: Table(dim=8, rows=USERS, initial=Uniform(0.5)) for name in SIZES}
+
+
+@pytest.mark.parametrize(("spec", "loss"), [("bf16", 2**-8), ("int8", 1 / 254)])
+async def test_rows_that_travel_are_compressed_both_ways_but_not_for_an_evaluation(
+    spec: str, loss: float
+) -> None:
+    ids = np.arange(0, USERS, 2)
+    gradient = np.random.default_rng(0).standard_normal((len(ids), 8), np.float32)
+    job = make_job(Long(), optimizer=SGD(1.0), compression=spec)
+    async with KINDS["2 ps, by messages"](job) as exchange:
+        membership = await exchange.join()
+        rows = membership.rows
+        assert isinstance(rows, ShardRows)
+
+        async def exact() -> Rows:
+            return (await asyncio.to_thread(rows.exact.read, [(0, ids)]))[0]
+
+        def is_coarse(found: Any, given: Any) -> bool:
+            error = np.abs(found - given)
+            bound = 1.01 * loss * np.abs(given).max(axis=1, keepdims=True)
+            return bool((error <= bound).all() and (error > bound / 100).any())
+
+        before = await exact()
+        np.testing.assert_array_equal(before, job.table_variables()[0].initial_rows(ids))
+        assert is_coarse((await read(membership, (0, ids)))[0], before)
+        assert await push(exchange, membership, 0, RowsOf(0, ids, gradient)) == "applied"
+        assert is_coarse(before - await exact(), gradient)
+        for batch in (1, 2):  # to infinity, which a compression would hide
+            assert (
+                await push(exchange, membership, batch, RowsOf(0, ids, gradient * 1e38))
+                == "applied"
+            )
+        assert np.isinf((await read(membership, (0, ids)))[0]).any()
+        rows.close()
+        with pytest.raises(FencedError, match="this task ends"):
+            await exact()
+
+
 class Wide(Recommender):
     """Has parameters beside its rows, whose gradients are complete before those of the rows are."""
 
@@ -230,10 +254,10 @@ class WideDense(Wide, Dense):
 
 @pytest.mark.parametrize("messages", ["few", "many"])
 async def test_rows_follow_a_gradient_that_is_sent_while_it_is_computed(
-    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch, messages: str
+    open_exchange: OpenExchange, constants: Constants, messages: str
 ) -> None:
     if messages == "many":
-        monkeypatch.setattr("zmqtrain.wire.rows.FRAME_NBYTES", 3 * 4 * DIM)
+        constants(rows_of_wire, FRAME_NBYTES=3 * 4 * DIM)
     found = []
     with chunks_of(20):
         for model in (Wide(), WideDense()):

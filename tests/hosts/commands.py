@@ -64,6 +64,11 @@ class Commands(ABC):
         told = self.zmqtrain("status", NAME, "--json")
         return json.loads(told) if told else None
 
+    def submitted(self) -> list[dict[str, Any]]:
+        """Return the jobs that were submitted and not stopped."""
+        found: list[dict[str, Any]] = json.loads(self.zmqtrain("jobs", "--json"))["jobs"]
+        return found
+
     def steer(self) -> None:
         """Have a checkpoint saved and the policy changed, by the job's name."""
         assert "checkpoints/step-" in self.zmqtrain("save", NAME)

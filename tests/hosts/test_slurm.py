@@ -74,10 +74,10 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
     assert chief[-1]["pushes"]["dropped"] == 0, "the summary"
     shown = slurm.zmqtrain("logs", NAME, "--json").splitlines()
     assert {"ps 0", "ps 1", "worker 0"} <= {json.loads(line).get("task") for line in shown}
-    (listed,) = json.loads(slurm.zmqtrain("jobs", "--json"))["jobs"]
+    (listed,) = slurm.submitted()
     assert listed["state"] == "completed"
     assert slurm.zmqtrain("stop", NAME)
-    assert slurm.zmqtrain("jobs", "--json") == '{"jobs": []}\n'
+    assert slurm.submitted() == []
 
 
 @pytest.mark.parametrize("ps", [1, 0])

@@ -44,7 +44,8 @@ def test_ps_is_ready_once_it_listens_so_that_the_chief_can_find_it(stage: Stage)
             with urllib.request.urlopen(url + path, timeout=10) as found:
                 return found.status, found.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     stage.until(lambda: answer("readyz") == (200, "waiting for the chief\n"), "readiness")
     assert answer("readyz?all") == (503, "waiting for the chief\n")

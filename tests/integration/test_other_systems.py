@@ -14,7 +14,7 @@ ONLY_LINUX = {
     "fcntl": ("F_OFD_GETLK", "F_OFD_SETLK", "F_OFD_SETLKW", "F_ADD_SEALS", "F_GET_SEALS"),
     "mmap": ("MADV_REMOVE", "MAP_NORESERVE", "MAP_POPULATE"),
     "os": (
-        *("sched_getaffinity", "sched_setaffinity", "process_cpu_count"),
+        *("sched_getaffinity", "sched_setaffinity"),
         *("memfd_create", "eventfd", "pidfd_open", "posix_fallocate", "posix_fadvise"),
         *("copy_file_range", "getrandom", "pipe2", "splice", "setns", "unshare"),
     ),
@@ -25,7 +25,8 @@ ONLY_LINUX = {
 }
 
 CUSTOMIZE = f"""
-import importlib
+import importlib, os
+os.process_cpu_count = os.cpu_count
 for name, calls in {ONLY_LINUX!r}.items():
     for module in map(importlib.import_module, {{name, {{"os": "posix"}}.get(name, name)}}):
         for call in calls:

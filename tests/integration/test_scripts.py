@@ -147,3 +147,42 @@ def test_chief_of_tf_config_leads_and_workers_without_ps_hold_the_parameters(sta
     assert (of_chief["global_step"], of_chief["ps"], of_chief["workers"]) == (STEPS, 0, 2)
     assert len(names) == 4
     assert "the weights are with the chief" in elsewhere[0]
+
+
+FIT = """
+import zmqtrain
+from zmqtrain.data import Digits
+from zmqtrain.models import MLP
+from zmqtrain.optim import Adam
+
+if __name__ == "__main__":
+    trainer = zmqtrain.Trainer(MLP(64, 8, 10), Adam(0.01))
+    history = trainer.fit(Digits(), epochs=3)
+    measures = trainer.evaluate(Digits())
+    assert [round(measures["loss"], 4)] == [round(loss, 4) for loss in history.history["val_loss"]]
+    print(f"\\nwent on after step {trainer.summary.global_step}")
+"""
+
+
+@pytest.mark.parametrize("starter", ["run", "roles", "roles without ps"])
+def test_script_of_one_process_trains_on_many_and_goes_on_once(stage: Stage, starter: str) -> None:
+    script = stage.directory / "fit.py"
+    script.write_text(FIT)
+    flags = ["--epochs", "1", "--metrics-port", "0"]
+    if starter == "run":
+        tasks = [stage.train(str(script), "--workers", "2", *flags)]
+    else:
+        addresses = ",".join(f"127.0.0.1:{port}" for port in stage.free_ports(2))
+        cluster = ["--ps", "0", "--workers", addresses]
+        names = [("worker", 0), ("worker", 1)]
+        if starter == "roles":
+            cluster = ["--ps", addresses.partition(",")[0], "--workers", "2"]
+            names += [("ps", 0), ("chief", 0)]
+        given = ["--job", str(script), *cluster, *flags]
+        tasks = [stage.role(role, *given, "--index", str(index)) for role, index in names]
+    for task in tasks:
+        assert task.exit_code() == ExitCode.OK, task
+    ends = [task for task in tasks if "went on after step" in task.output]
+    (behind,) = [end.output.splitlines()[-1] for end in ends]
+    assert behind == f"went on after step {23 if 'without' in starter else 45}"
+    assert starter != "roles" or ends == tasks[3:]

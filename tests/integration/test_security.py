@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from zmqtrain.actors.client import ask
 from zmqtrain.errors import ExitCode
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.curve import make_pair
-from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
+from zmqtrain.transport.keys import Owner, add_keys, revoke_key
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import Message
 
@@ -50,16 +48,6 @@ class KeyedJob:
         if self._chief:
             self.tasks["chief"] = self.start("chief", 0, *flags)
 
-    def lend(self, secret: Owner, to: Owner) -> Path:
-        """Make a directory in which one task has the secret key of another."""
-        other = self.directory.with_name(f"lent-{to.role}-{to.index}")
-        other.mkdir(mode=0o700)
-        (other / "registry").write_bytes((self.directory / "registry").read_bytes())
-        path = secret_path(other, to)
-        path.write_bytes(secret_path(self.directory, secret).read_bytes())
-        path.chmod(0o600)
-        return other
-
     def ask(self, message: Message, owner: Owner = CLIENT) -> Message:
         return ask(self.cluster.leader, message, timeout_s=5.0, security=self._security(owner))
 
@@ -72,14 +60,6 @@ class KeyedJob:
     def _security(self, owner: Owner) -> Security:
         servers = {f"tcp://{self.cluster.leader}": Owner("ps")}
         return Security(owner, self.directory, servers=servers)
-
-    def turned_away(self) -> float:
-        """Return how often ps 0 has turned someone away."""
-        url = self.tasks["ps 0"].until_line("metrics at ").rpartition(" ")[2]
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            text = answer.read().decode()
-        (value,) = re.findall(r"^zmqtrain_auth_failures_total (\S+)$", text, re.MULTILINE)
-        return float(value)
 
     def end(self) -> None:
         """Have the job end, which must go well."""

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,8 +71,14 @@ def pid_of(status: Status, task: str) -> int:
     return int(process.rpartition(":")[2])
 
 
-def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage) -> None:
-    job = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir), save_secs=1)
+@pytest.mark.parametrize("policy", ["hogwild", "local-steps:3,async"])
+def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
+    stage: Stage, policy: str
+) -> None:
+    job = stage.job(
+        "counting_job", gated=True, steps=STEPS, policy=policy, logdir=str(stage.logdir),
+        save_secs=1,
+    )  # fmt: skip
     (stage.directory / "Procfile").write_text(PROCFILE.read_text())
     port, _ = stage.free_ports(2)
     env = {
@@ -103,7 +108,7 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage
     stage.open_gate()
 
     assert honcho.exit_code() == 0, str(honcho)
-    assert "policy hogwild, 1 ps, 1 worker" in honcho.output
+    assert f"policy {policy}, 1 ps, 1 worker" in honcho.output
     assert f"global step {STEPS}," in honcho.output
     assert honcho.output.count("was killed by signal 9 (SIGKILL) after ") == 3
     assert "9 of 10 restarts within 600 s are left" in honcho.output
@@ -132,10 +137,11 @@ def test_worker_of_an_engine_leaves_a_job_that_has_its_last_checkpoint(stage: St
     assert worker.lines("the job has ended meanwhile"), str(worker)
 
 
-def note_end(stage: Stage, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Note the end of a job as its other tasks would."""
-    monkeypatch.setattr(tempfile, "tempdir", stage.environment()["TMPDIR"])
-    run_file.note_end((address,), ExitCode.DIVERGED)
+@pytest.fixture
+def note_end(stage: Stage, move_tempdir: Callable[[str], None]) -> Callable[[str], None]:
+    """Notes the end of a job as its other tasks would."""
+    move_tempdir(stage.environment()["TMPDIR"])
+    return lambda address: run_file.note_end((address,), ExitCode.DIVERGED)
 
 
 SHORT = ("--join-timeout-s", "6", "--grace-s", "1")
@@ -143,14 +149,14 @@ SHORT = ("--join-timeout-s", "6", "--grace-s", "1")
 
 @pytest.mark.parametrize(("role", "ending"), [("worker", "killed"), ("ps", "stopped")])
 def test_task_that_nobody_supervises_leaves_with_its_job_if_a_life_was_killed(
-    stage: Stage, role: str, ending: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, role: str, ending: str, note_end: Callable[[str], None]
 ) -> None:
     cluster = stage.cluster(stage.job())
     first = cluster.start(role, 0, *SHORT)
     first.until_line("listening at" if role == "ps" else "metrics at")
     first.signal(signal.SIGKILL if ending == "killed" else signal.SIGTERM)
     first.exit_code()
-    note_end(stage, monkeypatch, cluster.leader)
+    note_end(cluster.leader)
     again = cluster.start(role, 0, *SHORT)
     expected = ExitCode.PEER_LOST if ending == "stopped" else ExitCode.DIVERGED
     assert again.exit_code() == expected, again
@@ -158,14 +164,14 @@ def test_task_that_nobody_supervises_leaves_with_its_job_if_a_life_was_killed(
 
 
 def test_next_job_at_the_same_addresses_is_no_end_to_a_task_that_was_killed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, note_end: Callable[[str], None]
 ) -> None:
     cluster = stage.cluster(stage.job(steps=20))
     killed = cluster.start("worker")
     killed.until_line("metrics at")
     killed.signal(signal.SIGKILL)
     killed.exit_code()
-    note_end(stage, monkeypatch, cluster.leader)
+    note_end(cluster.leader)
     # It comes first, and finds that a job has ended since it was killed.
     late = cluster.start("worker")
     late.until_line("metrics at")

@@ -20,7 +20,6 @@ from zmqtrain import Job
 from zmqtrain.data import Arrays, Cached, Mapped, Parallel, Stream, TorchDataset
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Accuracy
-from zmqtrain.metrics.sums import check_sums
 from zmqtrain.models import MLP
 from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.models.weights import EMPTY
@@ -381,8 +380,26 @@ def test_model_of_arrays_refuses_a_dict() -> None:
 
 
 def test_metric_of_labels_is_refused_where_nothing_says_which_they_are() -> None:
-    with pytest.raises(ConfigError, match=r"needs labels, and .* is a dict of 'labels'"):
-        check_sums(Accuracy(), np.eye(2), {"labels": np.arange(2)}, TorchModel(Net))
+    job = Job(
+        model=TorchModel(Net),
+        data=tokens(padded),
+        optimizer=SGD(0.1),
+        epochs=1,
+        metrics=[Accuracy()],
+    )
+    with pytest.raises(ConfigError, match=r"labels, and .* is a dict of 'input_ids', 'labels'"):
+        zmqtrain.run(job)
+
+
+def test_arrays_by_name_are_batches_by_name() -> None:
+    every = {name: value.numpy() for name, value in padded(list(Examples())).items()}
+    collated = TorchDataset(Examples(), collate_fn=padded)
+    found = []
+    for data in every, collated:
+        trainer = zmqtrain.Trainer(TorchModel(Net, weight=counted), SGD(0.5))
+        history = trainer.fit(data, epochs=2, batch_size=len(IDS), validation_data=data).history
+        found.append((history, trainer.predict(data).tolist()))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), 1e17, 1e-9, None, "a"])

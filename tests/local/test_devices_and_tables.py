@@ -10,6 +10,7 @@ import pytest
 
 import zmqtrain
 from tests.cupy_stand_in import installed
+from tests.gpu_source import COMPILER
 from tests.recommenders import ITEMS, USERS, Dense, Only, Recommender, make_job
 from zmqtrain import Job
 from zmqtrain.models.tables import Table
@@ -98,6 +99,7 @@ def test_rows_are_added_up_on_the_host_where_nccl_adds_up_the_rest() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("place", [{}, {"ps": 2, "workers": 2}], ids=["alone", "two ps"])
 @pytest.mark.parametrize("name", ["adagrad, clipped", "limited"])
 def test_rows_stay_on_the_host_where_the_rest_is_updated_on_a_gpu(

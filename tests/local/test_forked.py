@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 
 import pytest
 
+from tests.harness import Stage
 from zmqtrain.local.forked import forked
-
-LIMIT_S = 60
 
 SCRIPT = """
 import asyncio, os, signal, sys
@@ -65,23 +63,25 @@ only_where_something_is_forked = pytest.mark.skipif(
 )
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True, text=True)
+def run(stage: Stage, script: str) -> str:
+    """Run a script that writes no errors; return what it prints."""
+    path = stage.directory / "script.py"
+    path.write_text(script)
+    process = stage.start("script", sys.executable, path)
+    assert process.exit_code() == 0 and process.log == "", str(process)
+    return process.output
 
 
 @only_where_something_is_forked
-def test_forked_process_becomes_a_task_and_one_that_is_not_needed_ends() -> None:
-    ended = run(SCRIPT)
-    assert "Usage: python -m zmqtrain.roles.worker" in ended.stdout
-    assert ended.stdout.endswith("none is left\n")
-    assert ended.stderr == ""
+def test_forked_process_becomes_a_task_and_one_that_is_not_needed_ends(stage: Stage) -> None:
+    output = run(stage, SCRIPT)
+    assert "Usage: python -m zmqtrain.roles.worker" in output
+    assert output.endswith("none is left\n")
 
 
 @only_where_something_is_forked
-def test_interrupt_during_a_fork_is_raised_after_it() -> None:
-    ended = run(INTERRUPTED)
-    assert (ended.stdout, ended.stderr) == ("stopped\n", "")
+def test_interrupt_during_a_fork_is_raised_after_it(stage: Stage) -> None:
+    assert run(stage, INTERRUPTED) == "stopped\n"
 
 
 def test_process_with_threads_forks_none() -> None:
@@ -95,5 +95,5 @@ def test_process_with_threads_forks_none() -> None:
 
 
 @only_where_something_is_forked
-def test_fork_that_fails_lets_interrupts_through() -> None:
-    assert run(FAILING).stdout == "False\n"
+def test_fork_that_fails_lets_interrupts_through(stage: Stage) -> None:
+    assert run(stage, FAILING) == "False\n"

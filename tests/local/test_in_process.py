@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 import zmqtrain
 from tests.endings import bad_end
+from tests.harness import Stage
 from tests.integration.jobs import counting_job, digits_job
 from tests.local.test_kinds import interrupt
 from zmqtrain import Job, Summary
@@ -245,16 +245,17 @@ def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
 
 INTERRUPTED = """
 import signal, zmqtrain
-from tests.integration.jobs import digits_job
 
-zmqtrain.run(digits_job(steps=10**6), on_progress=lambda _: signal.raise_signal(signal.SIGINT))
+zmqtrain.run(job, on_progress=lambda _: signal.raise_signal(signal.SIGINT))
 """
 
 
-def test_script_that_ctrl_c_ends_has_the_exit_code_of_a_signal() -> None:
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGINT  # 130 in a shell
-    assert ended.stderr.endswith("KeyboardInterrupt: stopped by a signal\n")
+def test_script_that_ctrl_c_ends_has_the_exit_code_of_a_signal(stage: Stage) -> None:
+    script = Path(stage.job(steps=10**6))
+    script.write_text(script.read_text() + INTERRUPTED)
+    ended = stage.start("script", sys.executable, script)
+    assert ended.exit_code() == -signal.SIGINT  # 130 in a shell
+    assert ended.log.endswith("KeyboardInterrupt: stopped by a signal\n")
 
 
 @pytest.mark.parametrize(("workers", "actor"), [(1, LocalRun), (2, Chief)])

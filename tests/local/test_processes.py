@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,15 @@ job = Job(
 )
 """
 
+IN_THE_CHIEF = """
+def metrics(self, parameters, batch):
+    if Model.steps == 0:
+        breakpoint()
+    return MLP.metrics(self, parameters, batch)
+
+Model.metrics = metrics
+"""
+
 
 def job_with(stage: Stage, third_step: str, steps: int = 40) -> str:
     """Write a job whose model does something in each worker's third step; return its path."""
@@ -47,6 +57,8 @@ def test_what_a_worker_prints_appears_with_its_name_and_another_one_is_debugged(
 ) -> None:
     said = "print('hello'); warnings.warn('careful'); logging.getLogger('mine').warning('look')"
     job = job_with(stage, f"breakpoint()\n            {said}")
+    with Path(job).open("a") as file:
+        file.write(IN_THE_CHIEF)
     flags = ("--policy", "sync-replicas", "--debug", "1", "--profile", "steps")
     command = (sys.executable, "-m", "zmqtrain", "run", job, *flags)
     run = stage.start("run", *command, stdin="print(Model.steps * 14)\ncontinue\n")

@@ -48,7 +48,9 @@ def lives(*each: tuple[int, float], apart_s: float = 0.0) -> list[Ending]:
 def test_process_that_is_done_or_was_stopped_is_left_at_that(
     returncode: int, exit_code: int
 ) -> None:
-    assert decide(lives((returncode, 5.0)), LIMITS, 0.0) == End()
+    (ending,) = lives((returncode, 5.0))
+    assert ending.exit_code == exit_code
+    assert decide([ending], LIMITS, 0.0) == End()
 
 
 @pytest.mark.parametrize("code", [1, 2, 65, 70, 74, 76, 77])
@@ -77,7 +79,7 @@ def test_crashes_beyond_the_budget_end_with_the_last_ones_code(returncode: int, 
     assert decide(endings[:-1], LIMITS, 0.0) == Restart(FIRST_DELAY_S, 0, 90.0)
     end = decide(endings, LIMITS, 0.0)
     assert isinstance(end, End)
-    assert end.used_up
+    assert end.used_up and endings[-1].exit_code == code
     assert end.reason.startswith("its limit of 3 restarts within 100 s (")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.config.restarts import Limits, Restart
+from tests.constants import Constants
+from zmqtrain.config import restarts
+from zmqtrain.config.restarts import Limits
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.hosting.signals import that_end
 from zmqtrain.local import supervisor
@@ -45,13 +48,16 @@ def test_command_that_crashes_in_compiled_code_ends_as_a_mistake_of_the_user() -
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_between_two_lives_ends_the_supervision_at_once(
-    monkeypatch: pytest.MonkeyPatch, number: int, code: int
+    constants: Constants, number: int, code: int
 ) -> None:
-    def decide(*_: Any) -> Restart:
-        os.kill(os.getpid(), number)
-        return Restart(3600.0, 1)
+    class Signalling(logging.Handler):
+        """Sends the signal when the restart is announced."""
 
-    monkeypatch.setattr(supervisor, "decide", decide)
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(os.getpid(), number)
+
+    logging.getLogger().addHandler(Signalling())
+    constants(restarts, FIRST_DELAY_S=3600.0, LONGEST_DELAY_S=3600.0)
     assert run(KILLED) == code
 
 

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from tests.harness import until
 from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import ConfigError
+from zmqtrain.hosting.process import be_scraped
 from zmqtrain.observe.health import MOST_CLIENTS, STALL_S, LoopMonitor, Server, reachable
 from zmqtrain.observe.metrics import Metrics
 
@@ -240,6 +242,22 @@ def test_scrape_is_expected_of_a_scraper_until_it_comes(server: Server) -> None:
     assert server.expects_scrape(since)
     get(server, "/metrics", **prometheus)
     until(lambda: not server.expects_scrape(since), "the note of the scrape", lambda: "")
+
+
+@pytest.mark.parametrize(("signalled_s", "is_scraped"), [(0.0, False), (25.0, True)])
+def test_end_is_scraped_although_an_engine_ends_the_task(
+    server: Server, signalled_s: float, is_scraped: bool
+) -> None:
+    actor: Any = SimpleNamespace(is_signalled=True)
+    ended_at = time.monotonic()
+    server.note_scrape(ended_at - 1.0)
+
+    async def scraped_soon() -> None:
+        asyncio.get_running_loop().call_later(0.2, server.note_scrape, ended_at + 0.2)
+        await be_scraped(server, [actor], signalled_s)
+
+    asyncio.run(scraped_soon())
+    assert server.expects_scrape(ended_at) is not is_scraped
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from zmqtrain.optim.kernels import Operands, Scalars, gpu
 from zmqtrain.optim.kernels.base import warn
 from zmqtrain.optim.kernels.reference import FormulaKernel
 from zmqtrain.optim.kernels.source import source_for
-from zmqtrain.optim.sums import add_up
+from zmqtrain.optim.mean import add_up
 
 MOST = gpu.MOST_TERMS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import platform
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from tests.modules import Modules
 from tests.optim.runs import Run
 from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.errors import ConfigError
@@ -115,8 +115,8 @@ def unfused(update: Update) -> Update:
     return replace(update, fused=False)
 
 
-def kernel_of(update: Update, redo: Redo | None = None) -> kernels.Kernel:
-    run = Run(update, 10)
+def kernel_of(update: Update, redo: Redo | None = None, size: int = 10) -> kernels.Kernel:
+    run = Run(update, size)
     average = "average" if update.moving_average else None
     l2 = np.float32(update.l2) if update.l2 else None
     operands = kernels.Operands(update.rule, run.parameters, run.slots, average, l2, redo)
@@ -242,11 +242,14 @@ def inverted() -> Rule:
 @pytest.mark.parametrize("trouble", ["no LLVM", "a formula that it cannot compile"])
 @pytest.mark.usefixtures("anew")
 def test_without_kernels_updates_are_the_same_and_one_warning_says_why(
-    trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trouble: str,
+    modules: Modules,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     update = Update(inverted() if "formula" in trouble else Adam())
     if trouble == "no LLVM":
-        monkeypatch.setitem(sys.modules, "zmqtrain.optim.kernels.cpu", None)
+        modules("zmqtrain.optim.kernels.cpu", None)
         monkeypatch.delattr(kernels, "cpu")
     plain, reference = Run(update, 100), Run(unfused(update), 100)
     for step in range(2):
@@ -289,16 +292,10 @@ def test_loop_is_for_the_processor_on_which_it_is_compiled(monkeypatch: pytest.M
 
 
 @every_update
-def test_a_loop_is_compiled_once_for_all_memory_and_steps(
-    update: Update, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel_of(update)
-    monkeypatch.setattr(cpu, "compiled", pytest.fail)
-    run = Run(update, 100)
-    bound = update.bind(run.parameters, run.slots)
-    for step in range(2):
-        bound.apply(Mean([run.gradient(0)] * 3, 3), step)
-        bound.apply(Mean([np.frombuffer(run.gradient(0).tobytes(), np.float32)]), step)
+def test_a_loop_is_compiled_once_for_all_memory(update: Update) -> None:
+    small, large = kernel_of(update, size=10), kernel_of(update, size=100)
+    assert isinstance(small, cpu.CpuKernel) and isinstance(large, cpu.CpuKernel)
+    assert small.loop is large.loop
 
 
 def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:

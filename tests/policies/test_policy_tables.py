@@ -7,9 +7,8 @@ import pytest
 from tests.policies.plays import playing
 from zmqtrain.policies import Held, make_policy
 
-
-def test_results_count_alone_once_the_warm_up_is_over() -> None:
-    playing("local-steps:2,after=1,async,bound=1")("""
+PLAYS: dict[str, tuple[str, str]] = {
+    "results count alone once the warm up is over": ("local-steps:2,after=1,async,bound=1", """
         start 0 2 -> -
         join 0    -> -
         join 1    -> release 0, release 1
@@ -23,11 +22,8 @@ def test_results_count_alone_once_the_warm_up_is_over() -> None:
         leave 2   -> -
         push 0    -> apply 0, release 0, release 1
         drain     -> -
-    """)
-
-
-def test_worker_that_leaves_may_end_the_warm_up() -> None:
-    playing("local-steps:2,after=1,async,bound=0")("""
+    """),
+    "worker that leaves may end the warm up": ("local-steps:2,after=1,async,bound=0", """
         start 0 2 -> -
         join 0    -> -
         join 1    -> release 0, release 1
@@ -37,11 +33,8 @@ def test_worker_that_leaves_may_end_the_warm_up() -> None:
         join 0    -> release 0
         push 1    -> apply 1
         held      -> 1 waits for 0
-    """)
-
-
-def test_tokens_are_taken_in_the_order_of_the_pushes() -> None:
-    policy = playing("sync-replicas:aggregate=2,tokens=1")("""
+    """),
+    "tokens are taken in the order of the pushes": ("sync-replicas:aggregate=2,tokens=1", """
         start 4 3 -> -
         join 0    -> release 0
         join 1    -> release 1
@@ -53,12 +46,8 @@ def test_tokens_are_taken_in_the_order_of_the_pushes() -> None:
         push 2    -> -
         held      -> 2 waits for 0 1
         push 0    -> reduce 0 2, release 2, release 0
-    """)
-    assert policy.local_step == {0: 6, 1: 5, 2: 6}
-
-
-def test_token_of_a_worker_that_left_is_taken_by_another() -> None:
-    playing("sync-replicas:aggregate=2,tokens=0")("""
+    """),
+    "token of a worker that left is taken by another": ("sync-replicas:aggregate=2,tokens=0", """
         start 0 2 -> -
         join 0    -> release 0
         join 1    -> release 1
@@ -67,18 +56,22 @@ def test_token_of_a_worker_that_left_is_taken_by_another() -> None:
         push 0    -> reduce 0 1, release 0
         push 0    -> accumulate 0, release 0
         push 0    -> reduce 0, release 0
-    """)
-
-
-def test_counted_gradient_of_a_worker_that_rejoins_keeps_its_token_step() -> None:
-    playing("sync-replicas:aggregate=2,tokens=0")("""
+    """),
+    "counted gradient of a worker that rejoins keeps its token step":
+    ("sync-replicas:aggregate=2,tokens=0", """
         start 0 2 -> -
         join 0    -> release 0
         push 0    -> -
         leave 0   -> -
         join 0    -> accumulate 0, release 0
         push 0    -> reduce 0, release 0
-    """)
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "script"), PLAYS.values(), ids=PLAYS)
+def test_events_are_answered_as_in_the_play(spec: str, script: str) -> None:
+    playing(spec)(script)
 
 
 def test_bounded_staleness_names_the_steps_that_a_worker_is_ahead() -> None:

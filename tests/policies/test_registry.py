@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.policies import load_policy, make_policy, registry, try_policy
+from zmqtrain.policies import load_policy, make_policy, try_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
 from zmqtrain.policies.local_steps import AsyncLocalSteps, LocalSteps
@@ -96,6 +95,7 @@ def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
         ("", "expected hogwild, "),
         ("nope", "'nope'"),
         ("bounded_staleness:2", "did you mean bounded-staleness?"),
+        ("sync", "did you mean sync-replicas?"),
         ("no.such:policy", "'no.such'"),
         ("json.decoder", "'json.decoder'"),
         (":attr", "':attr'"),
@@ -207,15 +207,15 @@ def test_plug_in_that_does_not_import_is_not_called_unknown(module: str, reason:
     assert str(raised.value) == f"policy '{module}:Policy' cannot be made: {reason}"
 
 
-def test_installed_plug_in_is_found_by_name(plug_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = EntryPoints(
-        [
-            EntryPoint("patient", "json:loads", "somebody.elses.group"),
-            EntryPoint("patient", f"{plug_in}:Patient", "zmqtrain.policies"),
-            EntryPoint("hogwild", f"{plug_in}:Patient", "zmqtrain.policies"),
-        ]
+def test_installed_plug_in_is_found_by_name(plug_in: str, tmp_path: Path) -> None:
+    """The directory of the plug-in is where packages are looked for."""
+    installed = tmp_path / "plug_in-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: plug-in\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(
+        "[somebody.elses.group]\npatient = json:loads\n"
+        f"[zmqtrain.policies]\npatient = {plug_in}:Patient\nhogwild = {plug_in}:Patient\n"
     )
-    monkeypatch.setattr(registry, "entry_points", installed.select)
     assert make_policy("patient:ab").staleness_bound == 2
     assert type(make_policy("hogwild")) is Hogwild
     with pytest.raises(ConfigError, match="ends with a colon"):

@@ -18,6 +18,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode
+from zmqtrain.observe.outcome import outcome_in
 from zmqtrain.planning.plan import Plan
 from zmqtrain.roles import launch
 
@@ -43,14 +44,16 @@ def test_host_without_a_writable_directory_is_a_mistake_with_its_remedy(
         assert "set TMPDIR to a directory" in told and "Traceback" not in told
 
 
-def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(stage: Stage) -> None:
+@pytest.mark.parametrize("words", [("zmqtrain.roles.worker", "--job"), ("zmqtrain", "run")])
+def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(
+    words: tuple[str, ...], stage: Stage
+) -> None:
     job, loads = stage.directory / "job.py", stage.directory / "loads"
     job.write_text(f"import time\nopen({str(loads)!r}, 'w')\ntime.sleep(3600)\n")
     unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
     if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
         pytest.skip("needs a PID namespace")
-    role = (sys.executable, "-m", "zmqtrain.roles.worker", "--job", job)
-    process = stage.start("unshare", *unshare, *role)
+    process = stage.start("unshare", *unshare, sys.executable, "-m", *words, job)
     stage.until(loads.exists, "the job's file to be run")
     (first,) = psutil.Process(process.pid).children()
     first.terminate()
@@ -113,6 +116,21 @@ def test_cluster_that_contradicts_the_strategy_is_reported_before_the_job(
     assert "TF_CONFIG gives 3; expected 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("role", "is_told"), [(Role.CHIEF, True), (Role.PS, False)])
+def test_mistake_in_the_job_file_is_recorded_as_the_end_of_the_job(
+    role: Role, is_told: bool, tmp_path: Path
+) -> None:
+    path, ended = tmp_path / "job.py", tmp_path / "ended.json"
+    path.write_text("raise KeyError('DATA_DIR')")
+    arguments = ["--job", str(path), "--ended-file", str(ended)]
+    assert launch.launch(role, arguments) == ExitCode.USAGE
+    outcome = outcome_in(ended.read_text()) if ended.exists() else None
+    assert (outcome is not None) == is_told
+    if outcome is not None:
+        assert "line 1: KeyError: 'DATA_DIR'" in outcome.ended
+        assert outcome.exit_code == ExitCode.USAGE
+
+
 def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +147,5 @@ def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     ran = []
     monkeypatch.setattr(launch.script, "run", lambda task, path: ran.append(path) or 0)
-    monkeypatch.setattr(launch.uvloop, "run", lambda main: main.close() or ExitCode.CRASH)
     assert launch.launch(Role.CHIEF, ["--job", str(path)]) == ExitCode.OK
     assert ran == [str(path)]

@@ -109,11 +109,7 @@ async def finish(queue: WorkQueue) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then", "work", "done"),
-    [
-        (None, "then", fails, []),
-        (None, fails, "work", ["work"]),
-        ("long", fails, None, ["long"]),
-    ],
+    [(None, "then", fails, []), (None, fails, "work", ["work"]), ("long", fails, None, ["long"])],
     ids=["long work", "after long work", "short, behind long work"],
 )
 async def test_failure_in_turn_is_reported_and_nothing_later_is_done(

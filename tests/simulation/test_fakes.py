@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ REPLACED = {
     *("secrets.token_hex", "os.open", "os.close"),
 }
 """What :mod:`simulation.fakes` replaces."""
+
+MODULES = "|".join({name.partition(".")[0] for name in REPLACED})
+IMPORTS = re.compile(rf"^ *(import|from) ({MODULES})\b", re.MULTILINE)
 
 
 def evaluated(node: ast.AST) -> Iterator[ast.AST]:
@@ -25,8 +29,11 @@ def evaluated(node: ast.AST) -> Iterator[ast.AST]:
 
 def kept_references(path: Path) -> Iterator[str]:
     """Yield what a file keeps of it: by an import, in a default or in the body of a class."""
+    text = path.read_text()
+    if not IMPORTS.search(text):
+        return
     yield from read(path).imports & REPLACED
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.arguments(defaults=defaults, kw_defaults=others):
                 kept = [*defaults, *filter(None, others)]
@@ -34,7 +41,10 @@ def kept_references(path: Path) -> Iterator[str]:
                 kept = [part for part in body if isinstance(part, ast.Assign | ast.AnnAssign)]
             case _:
                 continue
-        yield from {ast.unparse(part) for each in kept for part in evaluated(each)} & REPLACED
+        parts = (part for each in kept for part in evaluated(each))
+        yield from {
+            ast.unparse(part) for part in parts if isinstance(part, ast.Attribute)
+        } & REPLACED
 
 
 def test_package_looks_up_the_clock_whenever_it_needs_it() -> None:

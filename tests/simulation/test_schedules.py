@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
@@ -14,6 +13,7 @@ from simulation.drawing import draw
 from simulation.fakes import metrics_of
 from simulation.faults import Fault
 from simulation.run import run_seed, simulate, smallest
+from tests.modules import Modules
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
@@ -149,12 +149,10 @@ class OwnPolicy(BoundedStaleness):
         super().__init__(1)
 
 
-def test_policy_of_ones_own_goes_through_the_same_schedules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_policy_of_ones_own_goes_through_the_same_schedules(modules: Modules) -> None:
     module = ModuleType("policy_of_ones_own")
     module.OwnPolicy = OwnPolicy  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    modules(module.__name__, module)
     own, drawn = draw(7, "policy_of_ones_own:OwnPolicy"), draw(7)
     assert own.policy != drawn.policy
     assert (own.faults, own.workers) == (drawn.faults, drawn.workers)

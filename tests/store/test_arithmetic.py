@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.modules import Modules
 from zmqtrain.compute.device import make_device
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adam, Flat, Momentum, Rule, Update
@@ -123,8 +123,8 @@ def test_shard_on_a_device_goes_on_from_what_it_is_given() -> None:
 
 @pytest.mark.parametrize("option", ["--device", "--ps-device"])
 def test_gpu_that_is_not_to_be_had_is_told_with_the_option_that_asked(
-    option: str, monkeypatch: pytest.MonkeyPatch
+    option: str, modules: Modules
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
+    modules("cupy", None)
     with pytest.raises(ConfigError, match=f"^{option} needs a GPU, but CuPy is not installed"):
         make_device("gpu", option)

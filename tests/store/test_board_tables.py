@@ -20,6 +20,7 @@ from tests.store.with_tables import WHOLE, Job, close, remove, rows, table
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.optim import Adam, Ftrl, RowwiseAdagrad, Update, redo
 from zmqtrain.protocol.orders import Apply, Reduce
+from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store import board as boards
 from zmqtrain.store import board_share, row_store
 from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat
@@ -60,14 +61,23 @@ def gradient(step: int, member: int) -> list[RowsOf]:
     return [rows(of, 10 * step + member) for of in TABLES if (step + member + of.number) % 4]
 
 
-def on_a_ps(members: int, steps: int, job: Job = JOB) -> tuple[Any, ...]:
-    """Return what a ps makes of these gradients."""
+def shard_of_a_ps(members: int, steps: int, job: Job = JOB) -> Shard:
+    """Return the shard of a ps that got these gradients."""
     shard = job.begin()
     for step in range(steps):
         for member in range(members):
             with_tables.push(shard, member, gradient(step, member), 4 + member, step)
         shard.carry_out(Reduce(tuple(range(members))))
-    return job.contents(shard)
+    return shard
+
+
+def on_a_ps(members: int, steps: int, job: Job = JOB) -> tuple[Any, ...]:
+    return job.contents(shard_of_a_ps(members, steps, job))
+
+
+def status(shard: Shard) -> dict[str, TableStatus]:
+    """Return what is counted of each table; the hottest rows are those that a ps looked at."""
+    return {n: replace(each, hottest=()) for n, each in shard.table_status().items()}
 
 
 def opened(shard: Shard, members: int) -> Board:
@@ -125,7 +135,10 @@ def test_steps_on_the_board_give_the_bits_of_a_ps(members: int, job: Job) -> Non
     board.take(0)
     assert board.is_over
     board.close()
-    assert job.contents(shard) == on_a_ps(members, 5, job)
+    expected = shard_of_a_ps(members, 5, job)
+    assert job.contents(shard) == job.contents(expected)
+    assert status(shard) == status(expected)
+    assert all(each.updated for each in status(shard).values())
 
 
 def test_kept_rows_are_those_before_the_roster_though_others_train_and_forget(
@@ -168,22 +181,6 @@ def test_tables_have_other_owners_in_the_next_roster_and_go_on() -> None:
     with_tables.push(expected, 0, gradient(9, 0), seed=9)
     expected.carry_out(Reduce((0,)))
     assert JOB.contents(shard) == JOB.contents(expected)
-
-
-def test_rows_that_members_change_count_in_the_status_of_the_ps() -> None:
-    shard, expected = JOB.begin(), JOB.begin()
-    board = opened(shard, 2)
-    make_steps(shard, [seat(JOB, shard, member) for member in range(2)], 4)
-    board.take(0)
-    board.close()
-    for step in range(4):
-        for member in range(2):
-            with_tables.push(expected, member, gradient(step, member), 4 + member, step)
-        expected.carry_out(Reduce((0, 1)))
-    found = [shard.table_status(), expected.table_status()]
-    ours, theirs = ({n: replace(t, hottest=()) for n, t in each.items()} for each in found)
-    assert ours == theirs
-    assert all(each.updated for each in ours.values())
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["ps lives", "ps is killed, too"])

@@ -31,7 +31,7 @@ BLOCK = 4096
 """Elements that are changed at once."""
 
 VARIABLES = (
-    Variable("w", (BLOCK // 32, 64)),
+    Variable("w", (BLOCK // 4, 8)),
     Variable("b", (1005,)),
     Variable("mean", (7,), "float32", "state"),
     Variable("count", (2,), "int64", "state"),

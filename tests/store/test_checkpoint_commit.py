@@ -141,9 +141,8 @@ def test_everything_is_flushed_before_it_is_published_and_nothing_deleted_before
         events.append("deleted")
         unlink(*args, **kwargs)
 
-    monkeypatch.setattr(os, "fsync", on_fsync)
-    monkeypatch.setattr(os, "rename", on_rename)
-    monkeypatch.setattr(os, "unlink", on_unlink)
+    for name, call in {"fsync": on_fsync, "rename": on_rename, "unlink": on_unlink}.items():
+        monkeypatch.setattr(os, name, call)
     job.save(tmp_path, 20)
     assert events[:2] == ["published", "root flushed"]
     assert ("deleted" in events) == (earlier == 20)

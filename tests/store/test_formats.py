@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import zmqtrain
@@ -19,8 +18,8 @@ from zmqtrain.data import Digits, NoisyLine
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import Adam
-from zmqtrain.store.logdir import newest_valid
-from zmqtrain.store.manifest import FORMAT
+from zmqtrain.store.logdir import checkpoints
+from zmqtrain.store.manifest import FORMAT, read_manifest
 
 FORMATS = sorted(path for path in Path(__file__).with_name("formats").iterdir())
 NEWEST = Path(__file__).with_name("formats") / str(FORMAT)
@@ -47,21 +46,12 @@ def test_every_format_has_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("logdir", FORMATS, ids=lambda path: path.name)
-def test_checkpoint_of_an_earlier_format_is_read(logdir: Path) -> None:
-    found = newest_valid(logdir, lambda path, error: pytest.fail(f"{path}: {error}"))
-    assert found is not None
-    manifest = found[1]
-    assert (manifest.format, manifest.global_step) == (int(logdir.name[0]), STEP)
-    weights, newest = zmqtrain.load(logdir), zmqtrain.load(NEWEST)
-    assert list(weights) == list(newest)
-    assert all(np.array_equal(weights[name], newest[name]) for name in newest)
-
-
-@pytest.mark.parametrize("logdir", FORMATS, ids=lambda path: path.name)
 def test_job_goes_on_from_an_earlier_format_as_from_the_newest(
     logdir: Path, tmp_path: Path
 ) -> None:
     ends = []
+    (checkpoint,) = checkpoints(logdir)
+    assert read_manifest(checkpoint).format == int(logdir.name[0])
     for each in (logdir, NEWEST):
         copy = tmp_path / each.name
         if not copy.exists():

@@ -164,13 +164,6 @@ def test_options_that_the_rule_has_not_are_refused(groups: Any) -> None:
         Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1), groups=groups)
 
 
-def test_pattern_that_fits_no_variable_is_refused() -> None:
-    groups = {"*.bais": {"weight_decay": 0.0}}
-    job = Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1), groups=groups)
-    with pytest.raises(ConfigError, match="bais"):
-        job.variables()
-
-
 def test_tasks_of_other_groups_have_another_fingerprint() -> None:
     job = Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1))
     other = job.with_overrides(groups={"*": {"weight_decay": 0.0}})

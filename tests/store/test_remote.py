@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import zmqtrain
+from tests.constants import Constants
 from zmqtrain.callbacks import LambdaCallback
 from zmqtrain.chief import uploads
 from zmqtrain.data import NoisyLine
@@ -21,7 +22,7 @@ from zmqtrain.optim import SGD
 from zmqtrain.store.logdir import checkpoints, newest_valid, step_of
 from zmqtrain.store.remote import OpenedCheckpoint, RemoteCheckpoints
 
-pytest.importorskip("fsspec")
+fsspec: Any = pytest.importorskip("fsspec")
 
 
 def train(logdir: Path, steps: int, **options: Any) -> zmqtrain.Summary:
@@ -175,24 +176,39 @@ def test_epochs_go_on_elsewhere_with_their_history(tmp_path: Path) -> None:
     assert elsewhere.history.epoch == [0, 1, 2]
 
 
+def address_that_calls(call: Callable[[], object], directory: Path) -> str:
+    """Return an address that calls this before a file of a checkpoint is written there."""
+    local = fsspec.get_filesystem_class("file")
+
+    class Files(local):  # type: ignore[misc]
+        protocol = "calling"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> Any:
+            return local._strip_protocol(path.removeprefix("calling://"))
+
+        def open(self, path: str, *given: Any, **named: Any) -> Any:
+            if "/step-" in path:
+                call()
+            return super().open(path, *given, **named)
+
+    fsspec.register_implementation("calling", Files, clobber=True)
+    return f"calling://{directory}/bucket"
+
+
 def test_job_that_is_stopped_does_not_wait_for_an_upload_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
     never = Event()
-
-    def put(remote: RemoteCheckpoints, opened: OpenedCheckpoint, keep: int) -> None:
-        with closing(opened):
-            never.wait()
-
-    monkeypatch.setattr(RemoteCheckpoints, "put", put)
-    monkeypatch.setattr(uploads, "STOPPED_S", 0.3)
+    constants(uploads, STOPPED_S=0.3)
 
     def stop(logs: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
     callbacks = [LambdaCallback(on_train_begin=stop)]
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "own", 30, upload=f"file://{tmp_path}/bucket", callbacks=callbacks)
+        upload = address_that_calls(never.wait, tmp_path)
+        train(tmp_path / "own", 30, upload=upload, callbacks=callbacks)
     never.set()
     for thread in threading.enumerate():
         if thread.name == "upload":

@@ -18,7 +18,7 @@ def test_weights_are_those_of_the_newest_checkpoint(
     job, tmp_path: Path, average: bool, key: str
 ) -> None:
     job.save(tmp_path, 10)
-    job.state[key] = {name: value + 1 for name, value in job.state[key].items()}
+    job.state[key] = {name: value + np.float32(1) for name, value in job.state[key].items()}
     job.save(tmp_path, 20)
     weights = zmqtrain.load(str(tmp_path), average=average)
     assert list(weights) == [variable.name for variable in job.variables]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -23,6 +25,7 @@ from zmqtrain.optim import LAMB, SGD, Adam, Cosine, Momentum, Piecewise
 from zmqtrain.store.placement import place
 from zmqtrain.training.exchange import Membership, Round, StepReport
 from zmqtrain.training.local_steps import LocalRounds
+from zmqtrain.training.own_steps import OwnSteps
 
 chosen = np.random.default_rng(0)
 ROWS = chosen.standard_normal((38, 5)).astype(np.float32)
@@ -179,6 +182,7 @@ def test_rounds_of_one_step_are_sync_replicas_up_to_rounding(ps: int) -> None:
 
 
 LAYOUT = place(job().variables(), 1)[0]
+OWN_LAYOUT = place(job().variables(), 1, partition_nbytes=0)[0]
 
 
 def elements(flat: Flat) -> Flat:
@@ -226,6 +230,35 @@ def test_round_begins_from_the_common_parameters() -> None:
     assert (report.batch, report.batches, report.examples) == (7, 1, 4)
 
 
+def test_report_of_a_round_is_that_of_all_its_batches() -> None:
+    local, _, _ = member()
+    a, b, c = (variable.name for variable in job().variables()[:3])
+    local.go_on(Round(0, 2))
+    local.load()
+    local.apply(StepReport(5, 4, 1.0, True, {"hits": 1.0}, frozenset({a, b})))
+    local.apply(StepReport(8, 2, 4.0, True, {"hits": 2.0}, frozenset({b, c})))
+    given = {"sums": {"hits": 3.0}, "absent": frozenset({b}), "weight": 6, "batches": 2}
+    assert local.result() == StepReport(5, 6, 2.0, True, **given)
+
+
+def test_optimizer_with_the_state_of_another_one_makes_the_same_steps() -> None:
+    whole = job(optimizer=Adam(0.1))
+    one, other = (OwnSteps(whole, OWN_LAYOUT, 1) for _ in range(2))
+    one.begin()
+    one.go_on(100, None)
+    for _ in range(3):
+        one.gradient[:] = 1
+        one.apply({whole.variables()[0].name})
+    other.parameters[:] = one.parameters
+    other.begin()
+    other.inner.load(one.inner.state())
+    for each in (one, other):
+        each.go_on(103, None)
+        each.gradient[:] = 1
+        each.apply(())
+    assert one.parameters.tobytes() == other.parameters.tobytes()
+
+
 def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:
     local, common, result = member(optimizer=SGD(0.5))
     local.go_on(Round(0, 2, sends_difference=True))
@@ -235,11 +268,17 @@ def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:
     np.testing.assert_allclose(elements(result), -0.5, rtol=1e-5)
 
 
-def test_result_that_is_not_finite_is_reported() -> None:
-    local, common, _ = member(optimizer=SGD(0.5))
-    common[0] = np.inf
+def test_result_that_is_not_finite_is_reported_and_the_optimizer_begins_anew() -> None:
+    local, common, result = member(optimizer=Momentum(0.5, 0.9))
     local.go_on(Round(0, 1))
+    assert made(local).finite
+    begin, common[0] = common[0], np.inf
+    local.go_on(Round(1, 1))
     assert not made(local).finite
+    common[0] = begin
+    local.go_on(Round(1, 1))
+    assert made(local).finite
+    np.testing.assert_allclose(elements(common - result), 0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -252,6 +291,25 @@ def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_p
         assert (found.global_step, found.examples) == (steps, steps * workers * 4)
     back = job(policy="sync-replicas", steps=30, logdir=str(tmp_path))
     assert zmqtrain.run(back, workers=workers).examples == 30 * workers * 4
+
+
+def test_state_of_steps_that_were_undone_is_not_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(steps: int, workers: int) -> None:
+        fields: dict[str, Any] = {"inner_state": "keep", "logdir": str(tmp_path)}
+        zmqtrain.run(job(steps=steps, policy="local-steps:4", **fields), workers=workers)
+
+    for steps in (8, 16, 28):
+        run(steps, workers=2)
+    for steps in (16, 28):
+        shutil.rmtree(tmp_path / f"checkpoints/step-{steps:08d}")
+    run(16, workers=1)
+    with caplog.at_level(logging.INFO, "zmqtrain"):
+        run(20, workers=2)
+    assert f"is that of {tmp_path}/inner/worker-0/16.npz" in caplog.text
+    assert "worker-1/16.npz cannot be used: it is of other parameters" in caplog.text
+    assert caplog.text.count("cannot be used") == 1
 
 
 @pytest.mark.parametrize(

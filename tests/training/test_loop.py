@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Awaitable, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
-from zmqtrain.training.loop import Traced, TrainingLoop
+from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.training.step_times import StepTimes, Traced
 
 JOB = Job(
     model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(), batch_size=4, prefetch=2
@@ -75,13 +78,10 @@ class Scripted:
 
 def train(exchange: Scripted, job: Job = JOB, traced: Traced | None = None) -> Metrics:
     """Run a training loop to the end of the job; return its metrics."""
-    dataset, _ = job.load_data()
     metrics = Metrics("worker", 0)
-    loop = TrainingLoop(job, dataset, exchange, metrics, traced=traced)
-    try:
+    times = StepTimes(metrics, traced)
+    with closing(TrainingLoop(job, job.load_data()[0], exchange, times)) as loop:
         asyncio.run(loop.run())
-    finally:
-        loop.close()
     return metrics
 
 
@@ -120,6 +120,22 @@ def test_local_steps_are_counted_and_those_with_a_push_are_traced() -> None:
     metrics = train(exchange, job, lambda push, _, __, result: traced.append((push, result)))
     assert metrics.registry.get_sample_value("zmqtrain_steps_total") == 3
     assert traced == [(7, "applied")]
+
+
+def test_batches_of_a_round_that_is_broken_off_are_computed_again() -> None:
+    calls = itertools.count()
+
+    class Spoilt(LinearRegression):
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            loss = super().loss_and_gradients(parameters, batch, out)
+            return float("nan") if next(calls) == 1 else loss
+
+    more = StepResult("applied")
+    answers = StepResult("refused", (7,)), more, more, STOP
+    exchange = Scripted(*answers, batches=(0, 1, 2), round=Round(0, 3))
+    job = JOB.with_overrides(policy="local-steps:3").model_copy(update={"model": Spoilt()})
+    train(exchange, job)
+    assert [report.batch for report in exchange.reports] == [1, 0, 2, 7]
 
 
 def test_worker_that_is_fenced_joins_again_and_forgets_its_batches() -> None:

@@ -18,7 +18,7 @@ from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import written
 from zmqtrain.models.rows import InitialRows
-from zmqtrain.models.tables import Table
+from zmqtrain.models.tables import Ids, Initial, Rows, Table
 from zmqtrain.optim import SGD
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.model_runner import ModelRunner
@@ -180,12 +180,14 @@ def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> 
 class Looking(Reporting):
     """Has a table beside its variables, whose rows a test directs."""
 
-    def __init__(self, *, replaces: bool = False, value: float = 1.0) -> None:
+    def __init__(
+        self, *, replaces: bool = False, value: float = 1.0, initial: Initial | None = None
+    ) -> None:
         super().__init__()
-        self.replaced, self.value = replaces, value
+        self.replaced, self.value, self.initial = replaces, value, initial
 
     def tables(self, seed: int) -> dict[str, Any]:
-        return {"unused": Table(dim=3), "user": Table(dim=2)}
+        return {"unused": Table(dim=3), "user": Table(dim=2, initial=self.initial)}
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         if self.replaced:
@@ -219,6 +221,20 @@ def test_norm_of_a_gradient_is_that_of_variables_and_rows() -> None:
 def test_row_with_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert not looking(value=np.nan).runner.compute(BATCH, 0, 2).finite
     assert "the gradient of row 4 of the table 'user' has NaN or infinity" in caplog.text
+
+
+class Broken:
+    """Row 9 is NaN."""
+
+    def rows(self, key: int, ids: Ids, dim: int) -> Rows:
+        return np.where(ids == 9, np.float32(np.nan), np.float32(0)).repeat(dim).reshape(-1, dim)
+
+
+def test_row_that_makes_the_loss_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = Looking(initial=Broken())
+    runner, model.loss = Bench(model, overlap=False).runner, math.nan
+    assert not runner.compute(BATCH, 0, 2).finite
+    assert caplog.messages == ["row 9 of the table 'user' has NaN or infinity"]
 
 
 def test_gradient_of_a_table_cannot_be_replaced() -> None:

@@ -134,6 +134,20 @@ class Lane:
         endpoint = self.connect(address)
         return endpoint, self.start(endpoint)
 
+    async def pair(self) -> tuple[Endpoint, Inbox, Endpoint, Inbox]:
+        """Return a listener, and a peer whose first message has come."""
+        listener, inbox = self.listen()
+        peer, answers = self.peer(listener.address)
+        peer.send([b"before"])
+        await inbox.first(1)
+        return listener, inbox, peer, answers
+
+    async def reaches(self, address: str, inbox: Inbox) -> None:
+        """Check that a new peer's message to an address is the first in this inbox."""
+        peer, _ = self.peer(address)
+        peer.send([b"a newcomer"])
+        assert await inbox.first(1) == [[b"a newcomer"]]
+
     async def send(self, endpoint: Endpoint, frames: list[Buffer], peer: RoutingId = b"") -> None:
         """Send as soon as the queue has room."""
         async with asyncio.timeout(LIMIT_S):

@@ -177,10 +177,7 @@ async def test_messages_that_came_before_start_are_delivered_by_it(lane: Lane) -
 
 
 async def test_reply_to_a_peer_that_closed_is_unreachable(lane: Lane) -> None:
-    listener, inbox = lane.listen()
-    peer, _ = lane.peer(listener.address)
-    peer.send([b"hello"])
-    await inbox.first(1)
+    listener, inbox, peer, _ = await lane.pair()
     peer.close()
     await lane.send_until_unreachable(listener, inbox.peers[0])
 
@@ -232,30 +229,20 @@ async def test_taken_address_is_refused_by_its_name(lane: Lane) -> None:
     listener, inbox = lane.listen()
     with pytest.raises(ConfigError, match=re.escape(listener.address)):
         lane.bind(listener.address)
-    peer, _ = lane.peer(listener.address)
-    peer.send([b"still there"])
-    assert await inbox.first(1) == [[b"still there"]]
+    await lane.reaches(listener.address, inbox)
 
 
 async def test_closed_listener_frees_its_address_and_gets_nothing_more(lane: Lane) -> None:
-    listener, before = lane.listen()
-    first, _ = lane.peer(listener.address)
-    first.send([b"first"])
-    await before.first(1)
+    listener, before, first, _ = await lane.pair()
     first.close()
     listener.close()
     _, after = await lane.bind_again(listener.address)
-    second, _ = lane.peer(listener.address)
-    second.send([b"second"])
-    assert await after.first(1) == [[b"second"]]
-    assert before.messages == [[b"first"]]
+    await lane.reaches(listener.address, after)
+    assert before.messages == [[b"before"]]
 
 
 async def test_peer_reaches_the_next_listener_at_its_address(lane: Lane) -> None:
-    listener, before = lane.listen()
-    peer, answers = lane.peer(listener.address)
-    peer.send([b"hello"])
-    await before.first(1)
+    listener, before, peer, answers = await lane.pair()
     listener.close()
     peer.send([b"kept or lost, but no error"])
     again, after = await lane.bind_again(listener.address)
@@ -265,7 +252,7 @@ async def test_peer_reaches_the_next_listener_at_its_address(lane: Lane) -> None
             await asyncio.sleep(0.02)
     again.send([b"yes"], after.peers[0])
     assert await answers.first(1) == [[b"yes"]]
-    assert before.messages == [[b"hello"]]
+    assert before.messages == [[b"before"]]
 
 
 async def test_messages_are_handed_over_by_the_loop(lane: Lane) -> None:
@@ -354,11 +341,8 @@ async def test_closing_twice_is_closing(lane: Lane) -> None:
 
 
 async def test_closed_transport_has_closed_its_endpoints(lane: Lane) -> None:
-    listener, inbox = lane.listen()
-    peer, _ = lane.peer(listener.address)
-    peer.send([b"hello"])
-    await inbox.first(1)
+    listener, inbox, peer, _ = await lane.pair()
     lane.transport.close()
     for endpoint, name in ((listener, inbox.peers[0]), (peer, b"")):
         with pytest.raises(UnreachableError):
-            endpoint.send([b"hello"], name)
+            endpoint.send([b"after"], name)

@@ -116,9 +116,7 @@ async def test_other_user_is_refused_at_each_door_and_its_own_user_is_served(
     troubles = Troubles()
     listener.on_failure(troubles)
     assert await asyncio.to_thread(as_nobody, lambda: door(listener.address)) == answer
-    peer, _ = loopback.peer(listener.address)
-    peer.send([b"mine"])
-    assert await inbox.first(1) == [[b"mine"]]
+    await loopback.reaches(listener.address, inbox)
     assert {text for text, _ in troubles.told} == ({told} if told else set())
 
 
@@ -259,9 +257,7 @@ async def test_crowd_at_the_port_is_sent_away_and_keeps_no_descriptor(loopback: 
 @pytest.mark.parametrize("address", ["tcp://[::1]:0", "tcp://localhost:0", "tcp://127.9.8.7:0"])
 async def test_any_spelling_of_loopback_serves_its_own_user(loopback: Lane, address: str) -> None:
     listener, inbox = loopback.listen(address)
-    peer, _ = loopback.peer(listener.address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await loopback.reaches(listener.address, inbox)
 
 
 async def test_two_listeners_of_any_kind_do_not_share_an_address() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ import pytest
 import zmq
 
 from tests.constants import Constants
+from tests.harness import Stage
 from tests.transport.conftest import Lane
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
@@ -77,10 +77,7 @@ async def test_frame_above_the_limit_ends_that_connection_alone(tcp: Lane) -> No
     ],
 )
 async def test_garbage_on_the_port_disturbs_no_peer(tcp: Lane, garbage: bytes) -> None:
-    listener, inbox = tcp.listen()
-    peer, answers = tcp.peer(listener.address)
-    peer.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, peer, answers = await tcp.pair()
     async with plain_connection(listener.address) as (_, writer):
         writer.write(garbage)
         for number in range(5):
@@ -99,10 +96,7 @@ async def test_garbage_on_the_port_disturbs_no_peer(tcp: Lane, garbage: bytes) -
 
 
 async def test_address_of_another_connection_cannot_be_taken(tcp: Lane) -> None:
-    listener, inbox = tcp.listen()
-    good, answers = tcp.peer(listener.address)
-    good.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, good, answers = await tcp.pair()
     with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
         thief.setsockopt(zmq.IDENTITY, inbox.peers[0])
         thief.setsockopt(zmq.LINGER, 0)
@@ -124,9 +118,7 @@ async def test_claimed_frame_of_exabytes_ends_its_connection(tcp: Lane) -> None:
         writer.write(GREETING + READY + EXABYTES)
         async with asyncio.timeout(10):
             await reader.read()
-    peer, _ = tcp.peer(listener.address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await tcp.reaches(listener.address, inbox)
 
 
 @pytest.fixture
@@ -170,18 +162,21 @@ async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
     assert inbox.messages[0] == [b"hello"]
 
 
-def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane) -> None:
+def test_messages_that_are_discarded_do_not_keep_the_process(stage: Stage) -> None:
     """Which would wait for ever otherwise."""
-    program = f"""
+    (port,) = stage.free_ports(1)
+    script = stage.directory / "script.py"
+    script.write_text(f"""
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
 transport = ZmqTransport(Security(insecure=True), linger_ms=-1)
-peer = transport.connect({tcp.unused()!r})
+peer = transport.connect("tcp://127.0.0.1:{port}")
 peer.send([b"hello"])
 peer.close(discard=True)
 transport.close()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+""")
+    process = stage.start("script", sys.executable, script)
+    assert process.exit_code() == 0, str(process)
 
 
 async def test_address_that_cannot_be_bound_is_refused_with_the_reason() -> None:
@@ -199,9 +194,7 @@ async def test_ipv6_addresses_are_served(tcp: Lane) -> None:
         pytest.skip("this host has no IPv6")
     listener, inbox = tcp.listen("tcp://[::1]:0")
     assert re.fullmatch(r"tcp://\[::1\]:[1-9]\d+", listener.address)
-    peer, _ = tcp.peer(listener.address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await tcp.reaches(listener.address, inbox)
 
 
 async def test_wake_ups_in_a_burst_make_no_turn_of_the_loop_longer(

@@ -40,10 +40,7 @@ def plain(address: str) -> socket.socket:
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
 async def test_connection_that_brings_garbage_is_closed_alone(unix: Lane, garbage: bytes) -> None:
-    listener, inbox = unix.listen()
-    peer, answers = unix.peer(listener.address)
-    peer.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, peer, answers = await unix.pair()
     with plain(listener.address) as bad:
         bad.send(b"".join([heading([b"good"]), b"good", garbage]))
         async with asyncio.timeout(10):
@@ -79,9 +76,7 @@ async def test_peer_that_dies_within_a_message_leaves_nothing_of_it(unix: Lane) 
     message = [b"header", bytes(FRAME_NBYTES)]
     with plain(listener.address) as dying:
         dying.send(heading(message) + b"".join(message)[:1000])
-    peer, _ = unix.peer(listener.address)
-    peer.send([b"next"])
-    assert await inbox.first(1) == [[b"next"]]
+    await unix.reaches(listener.address, inbox)
 
 
 async def test_message_sent_in_part_to_a_listener_that_died_is_lost_and_the_next_is_not(
@@ -206,10 +201,7 @@ async def test_peer_that_never_reads_does_not_keep_the_process(unix: Lane) -> No
 
 
 async def test_listener_without_a_descriptor_left_takes_the_next_one_later(unix: Lane) -> None:
-    listener, inbox = unix.listen()
-    before, answers = unix.peer(listener.address)
-    before.send([b"before"])
-    await inbox.first(1)
+    listener, inbox, _, answers = await unix.pair()
     late = plain(listener.address)
     late.send(heading([b"late"]) + b"late")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -230,9 +222,7 @@ async def test_socket_that_a_killed_ps_has_left_is_bound_again(unix: Lane) -> No
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(address.removeprefix("unix://"))
     _, inbox = unix.listen(address)
-    peer, _ = unix.peer(address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await unix.reaches(address, inbox)
 
 
 async def test_socket_belongs_to_its_user_and_is_gone_when_it_is_closed(unix: Lane) -> None:
@@ -249,9 +239,7 @@ async def test_closing_leaves_the_socket_of_another_alone(unix: Lane) -> None:
     os.unlink(listener.address.removeprefix("unix://"))
     _, inbox = unix.listen(listener.address)
     listener.close()
-    peer, _ = unix.peer(listener.address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
+    await unix.reaches(listener.address, inbox)
 
 
 @pytest.mark.parametrize(

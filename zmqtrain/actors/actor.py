@@ -1,8 +1,7 @@
 """An actor: one task of the cluster on one event loop.
 
-It owns its endpoints, its links and every background task; it hands each message to the handler
-of its type, one at a time. Handlers are plain functions that return at once; long work is answered
-later.
+It owns its endpoints, its links and every background task; it hands each message to the handler of
+its type, one at a time. Handlers are plain functions and return at once; some answer later.
 """
 
 from __future__ import annotations
@@ -90,10 +89,7 @@ class Request:
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
     def reply_with(
-        self,
-        message: PullReply | PushReply | Parameters,
-        flat: Flat,
-        encode: Encode = as_it_is,
+        self, message: PullReply | PushReply | Parameters, flat: Flat, encode: Encode = as_it_is
     ) -> None:
         """Reply with the parameters ``flat``, float32 of shape (n,), as ``encode`` has them.
 

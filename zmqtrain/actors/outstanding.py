@@ -63,7 +63,7 @@ class Outstanding:
     def take_in(self, reply: Envelope) -> int:
         """Take in the parameters of a reply; return the number of their chunks that were lost.
 
-        A reply that stops a worker has none.
+        A reply that stops a worker may have none.
 
         Raises:
             ProtocolError: its tensors are not those of the parameters.
@@ -71,7 +71,8 @@ class Outstanding:
         message = reply.message
         if self.incoming is None or not isinstance(message, _WITH_PARAMETERS):
             return 0
-        if not isinstance(message, Parameters) and message.stop:
+        may_have_none = not isinstance(message, Parameters) and message.stop
+        if may_have_none and not (reply.tensors or self.incoming.has_chunks):
             return 0
         is_difference = isinstance(message, PushReply) and message.is_difference
         return self.incoming.finish(message.version, reply.tensors, is_difference=is_difference)

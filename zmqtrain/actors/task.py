@@ -142,8 +142,5 @@ class JobActor(Actor):
         return self.incarnation > 0
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
-        """Return (whether the task is ready, its state in words).
-
-        ``everyone``: only a task of a job that has begun is ready.
-        """
+        """Return readiness and state in words; ``everyone``: only in a job that has begun."""
         return True, "running"

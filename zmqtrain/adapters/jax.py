@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_takes, name_of, numbers_of, weights_of
-from zmqtrain.errors import ConfigError, not_installed
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
 from zmqtrain.store.weights import difference

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, weights_of
-from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
+from zmqtrain.compute.generators import generators_kept
+from zmqtrain.errors import CheckpointError, ConfigError, DataError
+from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
 from zmqtrain.store.weights import difference
@@ -78,7 +78,8 @@ class KerasModel(BaseModel):
         self.build = build
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
-        self._network: Network | None = None
+        self._network: Network | None = None  # of steps
+        self._newest: Network | None = None  # for initial values, once the other one has none
         self._patterns: tuple[Any, ...] = ()  # of the names of tables
         self._has_warned = False  # that its files hold weights alone
 
@@ -88,7 +89,7 @@ class KerasModel(BaseModel):
     def __deepcopy__(self, memo: object) -> KerasModel:
         other = copy.copy(self)
         if BACKEND == "torch":  # on jax they share compiled functions, and keep nothing
-            other._network = None
+            other._network = other._newest = None
         return other
 
     @property
@@ -160,7 +161,7 @@ class KerasModel(BaseModel):
 
     def make_tables(self, patterns: Sequence[Any]) -> None:
         if tuple(patterns) != self._patterns:
-            self._patterns, self._network = tuple(patterns), None
+            self._patterns, self._network, self._newest = tuple(patterns), None, None
 
     def tables(self, seed: int) -> dict[str, Table]:
         """Return the embeddings that the job makes tables.
@@ -268,11 +269,11 @@ class KerasModel(BaseModel):
 
     def _initial(self, seed: int) -> Network:
         """Return a model with the initial values of a seed; the first one is kept for steps."""
-        if self._network is not None and self._network.initial_seed == seed:
-            return self._network
+        for known in (self._network, self._newest):
+            if known is not None and known.initial_seed == seed:
+                return known
         network = self._built(seed, self._patterns)
-        if self._network is None:
-            self._network = network
+        self._network, self._newest = self._network or network, network
         return network
 
     def _built(self, seed: int, patterns: Sequence[Any]) -> Network:
@@ -350,27 +351,18 @@ def load_weights(
         variable.assign(given[name])
 
 
-def _torch_generators_kept() -> AbstractContextManager[None]:
-    from zmqtrain.adapters.torch_memory import generators_kept
-
-    return generators_kept()
-
-
 @contextmanager
 def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
     """Seed all generators, number layers from 0, and take this dtype policy; undo it afterwards."""
     names = ["object_name_uids", "global_random_seed", "global_seed_generator", "dtype_policy"]
     kept = {name: global_state.get_global_attribute(name) for name in names}
-    states = random.getstate(), np.random.get_state()
-    with _torch_generators_kept() if BACKEND == "torch" else nullcontext():
+    with generators_kept():
         try:
             global_state.set_global_attribute("object_name_uids", defaultdict(int))
             keras.config.set_dtype_policy(policy)
             keras.utils.set_random_seed(seed)
             yield
         finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
             for name, value in kept.items():
                 global_state.set_global_attribute(name, value)
 

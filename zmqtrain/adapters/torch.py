@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, numbers_of
-from zmqtrain.errors import ConfigError, not_installed
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.rows import TableReader
@@ -36,7 +37,7 @@ except ImportError as missing:
 from zmqtrain.adapters.torch_batches import on_host, rows_of, targets_of, tensors_of
 from zmqtrain.adapters.torch_lightning import configured, is_lightning, steps_of
 from zmqtrain.adapters.torch_losses import takes_one_target
-from zmqtrain.adapters.torch_memory import array_of, seed_torch
+from zmqtrain.adapters.torch_memory import seed_torch, variable_of
 from zmqtrain.adapters.torch_module import BuiltModule
 from zmqtrain.adapters.torch_objective import Objective
 from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
@@ -46,6 +47,10 @@ from zmqtrain.adapters.torch_tables_of import tables_in
 from zmqtrain.adapters.torch_weights import load_state_dict as load_state_dict
 
 log = logging.getLogger(__name__)
+
+_TRAINED = [torch.float32, torch.complex64]
+if hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on: gradients in float32
+    _TRAINED.append(torch.bfloat16)
 
 
 class TorchModel(BaseModel):
@@ -72,7 +77,8 @@ class TorchModel(BaseModel):
         predict: Callable[[Any, Any], Any] | None = None,
         weight: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``build()`` returns the module; the job's seed decides its initial values.
+        """``build()`` returns the module; the job's seed decides its initial values. Parameters of
+        bfloat16 are trained in float32, complex64 as pairs of float32.
 
         ``loss(outputs, *targets)`` returns the mean loss: the batch's first array goes into the
         module, the others are targets; float64 becomes float32. ``metrics(outputs, *targets)``
@@ -165,21 +171,17 @@ class TorchModel(BaseModel):
         """Return the parameters that need a gradient.
 
         Raises:
-            ConfigError: one is not float32, or ``build`` returns no module.
+            ConfigError: one has a dtype that is not trained, or ``build`` returns no module.
         """
         found = {n: p for n, p in self._built.initial(seed).named_parameters() if p.requires_grad}
         for name, parameter in found.items():
-            if parameter.dtype != torch.float32:
-                remedy = "build it in float32"
-                if parameter.dtype in (torch.bfloat16, torch.float16):
-                    remedy += ", and give autocast=torch.bfloat16 to compute in it"
-                if parameter.is_complex():
-                    remedy = "keep torch.view_as_real of it, and view_as_complex in forward"
+            if parameter.dtype not in _TRAINED:
                 raise ConfigError(
-                    f"parameter {name!r} of {self!r} is {parameter.dtype}; expected torch.float32: "
-                    f"{remedy}"
+                    f"parameter {name!r} of {self!r} is {parameter.dtype}; expected one of "
+                    f"{', '.join(map(str, _TRAINED))}: build it in float32, and give "
+                    "autocast=torch.bfloat16 to compute in 16 bits"
                 )
-        return {name: array_of(parameter) for name, parameter in found.items()}
+        return {name: variable_of(parameter) for name, parameter in found.items()}
 
     def make_tables(self, patterns: Sequence[Any]) -> None:
         if tuple(patterns) != self._patterns:
@@ -197,11 +199,11 @@ class TorchModel(BaseModel):
     def frozen(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the parameters that need no gradient."""
         parameters = self._built.initial(seed).named_parameters()
-        return {name: array_of(p) for name, p in parameters if not p.requires_grad}
+        return {name: variable_of(p) for name, p in parameters if not p.requires_grad}
 
     def state(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the buffers that are in the ``state_dict``."""
-        return {name: array_of(buffer) for name, buffer in buffers_of(self._built.initial(seed))}
+        return {name: variable_of(value) for name, value in buffers_of(self._built.initial(seed))}
 
     def aliases(self) -> dict[str, str]:
         first: dict[int, str] = {}

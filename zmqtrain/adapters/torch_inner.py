@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.torch_memory import tensor_over, use_own_threads
+from zmqtrain.adapters.torch_memory import use_own_threads, variable_over
 from zmqtrain.adapters.torch_optimizers import Made, made_by
 from zmqtrain.errors import ConfigError
 
@@ -34,9 +34,9 @@ class TorchInner:
         self._parameters, self._memory, self._gradients = {}, {}, {}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                self._memory[name] = parameter.data = tensor_over(values[name])
+                self._memory[name] = parameter.data = variable_over(values[name], parameter)
                 self._parameters[name] = parameter
-                self._gradients[name] = tensor_over(gradients[name])
+                self._gradients[name] = variable_over(gradients[name], parameter)
         self._made = checked(make, module)
         self._optimizers = [optimizer for optimizer, _, _ in self._made]
         kinds = [f"{type(one).__module__}.{type(one).__qualname__}" for one in self._optimizers]

@@ -51,11 +51,20 @@ def weighted_loss(loss: Any, outputs: Any, *targets: Any) -> Any:
     """Return the mean loss; if examples have weights, the mean of their weighted losses.
 
     Raises:
-        ConfigError: the loss would broadcast targets, or weighs classes beside the examples.
+        ConfigError: the loss would broadcast targets, take inputs for them, or weigh classes
+            beside the examples.
     """
+    is_weighted = has_weights(loss, targets)
+    if len(targets) > 1 and _takes_labels_alone(loss) and not is_weighted:
+        raise ConfigError(
+            f"a batch has {1 + len(targets)} arrays, and the loss takes outputs and labels; "
+            "expected (inputs, labels), or (inputs, labels, weights) with a float for each "
+            "example; for several inputs give TorchModel(training_step=lambda module, batch: ...), "
+            "which returns the loss"
+        )
     if targets and (getattr(loss, "func", loss) in _BY_ELEMENT or type(loss) in _BY_ELEMENT):
         _check_axes(outputs, targets[0])
-    if not has_weights(loss, targets):
+    if not is_weighted:
         return loss(outputs, *targets)
     labels, weights = targets
     if getattr(loss, "weight", None) is not None:
@@ -162,7 +171,11 @@ def has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
     """Return whether a loss of torch's kind gets labels and a weight for each example."""
     if len(targets) != 2 or not isinstance(targets[1], torch.Tensor):
         return False
-    if targets[1].ndim != 1 or not targets[1].is_floating_point():
-        return False
+    is_row_each = targets[1].ndim == 1 and targets[1].is_floating_point()
+    return is_row_each and _takes_labels_alone(loss)
+
+
+def _takes_labels_alone(loss: Any) -> bool:
+    """Return whether it is a loss of torch's kind of outputs and labels."""
     takes_reduction = hasattr(loss, "reduction") or "reduction" in _parameters(loss)
     return takes_reduction and takes_one_target(loss)

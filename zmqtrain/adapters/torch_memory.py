@@ -6,7 +6,6 @@ import logging
 import operator
 import sys
 import zlib
-from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
 
@@ -49,17 +48,6 @@ def seed_torch(seed: int, batch: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-def generators_kept() -> AbstractContextManager[None]:
-    """Give torch's generators their states back after the block.
-
-    Of the GPUs only the current one counts, if this process uses any: to ask others for their state
-    would take memory on each.
-    """
-    used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    kept: AbstractContextManager[None] = torch.random.fork_rng(devices=used)
-    return kept
-
-
 class BoundVariables:
     """Variables of a model in the worker's memory: parameters, their gradients, and state.
 
@@ -77,6 +65,7 @@ class BoundVariables:
         self._hooks: list[Any] = []
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
+        self._coarse: list[tuple[Any, Any]] = []  # trained in bfloat16, and their values
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
@@ -100,22 +89,25 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
-        self._parameters, self._tensors, self._marks = [], [], []
+        self._parameters, self._tensors, self._marks, self._coarse = [], [], [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
         """Keep a parameter in the memory, and its gradient if it is trained."""
-        memory = tensor_over(self._values[name])
-        if not _has_numpy(parameter.dtype):  # a frozen one
-            memory = memory.to(parameter.dtype)
+        memory = values = variable_over(self._values[name], parameter)
+        if is_coarse := not _has_numpy(parameter.dtype) and values.dtype == torch.float32:
+            memory = values.to(parameter.dtype)
+            self._coarse += [(memory, values)] if parameter.requires_grad else []
         parameter.data = memory
         is_trained = self._out is not None and name in self._out
-        is_own = is_trained and is_writable(self._values[name])
+        is_own = is_trained and not is_coarse and is_writable(self._values[name])
         self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
         self._tensors.append(parameter)
         if self._out is None or name not in self._out:
             return
-        view = tensor_over(self._out[name])
+        view = variable_over(self._out[name], parameter)
+        if is_coarse:
+            parameter.grad_dtype = view.dtype
         self._trained.append((name, parameter, view))
         if isinstance(self._out, Buffers) and self._out.on_written is not None:
 
@@ -129,13 +121,17 @@ class BoundVariables:
 
     def add_state(self, name: str, owner: Any, attribute: str) -> None:
         """Keep a tensor in the memory; a step may write to it, or replace it in its owner."""
-        result = None if self._out is None else tensor_over(self._out[name])
-        self._state.append(_State(owner, attribute, tensor_over(self._values[name]), result))
+        tensor = getattr(owner, attribute)
+        result = None if self._out is None else variable_over(self._out[name], tensor)
+        source = variable_over(self._values[name], tensor)
+        self._state.append(_State(owner, attribute, source, result))
 
     def load(self) -> None:
-        """Give the state its current values."""
+        """Give the state, and parameters in bfloat16, their current values."""
         for state in self._state:
             state.load()
+        for memory, values in self._coarse:
+            memory.data.copy_(values)  # not a change that a step makes
 
     def clear(self, *, in_place: bool = True) -> None:
         """Begin a step: make all gradients 0.
@@ -244,7 +240,7 @@ class BoundVariables:
         """Copy gradients whose ``.data`` was replaced into the worker's memory."""
         assert self._out is not None
         for name, _, view in self._trained:
-            memory = tensor_over(self._out[name])
+            memory = variable_over(self._out[name], view)
             memory.copy_(view)
             view.data = memory
 
@@ -350,6 +346,18 @@ def tensor_over(array: Any) -> Any:
     if not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
+def variable_over(array: Any, like: Any) -> Any:
+    """Return a tensor over the memory of a variable: complex as ``like``, if that is."""
+    tensor = tensor_over(array)
+    return torch.view_as_complex(tensor) if like.is_complex() else tensor
+
+
+def variable_of(tensor: Any) -> NDArray[Any]:
+    """Return a tensor as the array of a variable; complex numbers are pairs of floats."""
+    tensor = tensor.detach()
+    return array_of(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
 
 
 def array_of(tensor: Any) -> NDArray[Any]:

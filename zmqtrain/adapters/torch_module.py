@@ -15,15 +15,15 @@ import torch
 from zmqtrain.adapters.torch_memory import (
     SAME_SHAPE,
     BoundVariables,
-    generators_kept,
     tensor_over,
 )
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart, check_shapes_known
 from zmqtrain.adapters.torch_tables_of import ModuleTables, weights_in, with_tables
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
 from zmqtrain.units import shortened
-from zmqtrain.user_code import described, user_code
+from zmqtrain.user_code import described, is_of, user_code
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,10 @@ class BuiltModule:
             torch.manual_seed(seed)
             with user_code("build()", self._owner):
                 module = self._build()
-        if not isinstance(module, torch.nn.Module):
+        if not isinstance(module, torch.nn.Module) or is_of(module, "keras"):
             raise ConfigError(
-                f"build of {self._owner!r} returned {module!r:.80}; expected a torch.nn.Module"
+                f"build of {self._owner!r} returned {module!r:.80}; expected a torch.nn.Module, or "
+                "for a model of Keras KerasModel(build)"
             )
         check_shapes_known(module, self._owner)
         with_tables(module, self._patterns, self._owner)

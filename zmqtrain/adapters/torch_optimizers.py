@@ -62,6 +62,7 @@ _REMEDIES = {
     "NoneType": "return the optimizer, or a tuple of it and its scheduler",
     "list": "return one optimizer, or [(optimizer, scheduler), another, ...]",
     "SparseAdam": "give Adam, which updates rows of tables as SparseAdam does",
+    "LBFGS": "it computes the loss several times in a step: give another, such as AdamW",
     "lr_decay": "give a scheduler, LambdaLR(optimizer, lambda step: 1 / (1 + lr_decay * step))",
     "ReduceLROnPlateau": "use zmqtrain.callbacks.ReduceLROnPlateau, with fit",
 }

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from zmqtrain.adapters.torch_memory import generators_kept
+from zmqtrain.compute.generators import generators_kept
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.checks import CheckSchedule
 from zmqtrain.models.trees import copied, leaves, mapped

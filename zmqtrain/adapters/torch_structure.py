@@ -13,6 +13,8 @@ from torch.nn.parameter import is_lazy
 from zmqtrain.errors import ConfigError
 from zmqtrain.units import shortened
 
+_values = operator.methodcaller("values")
+
 
 class Structure:
     """The parameters and buffers of a module when training begins."""
@@ -58,7 +60,7 @@ class Structure:
         self._held = list(self._now())
 
     def _now(self) -> Any:
-        return chain.from_iterable(map(dict.values, self._parameters_of_parts))
+        return chain.from_iterable(map(_values, self._parameters_of_parts))
 
 
 def check_shapes_known(module: Any, owner: object) -> None:

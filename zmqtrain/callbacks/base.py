@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import did_you_mean
 from zmqtrain.models.base import Batch, as_model
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.weights import named_arrays, save
@@ -327,19 +328,16 @@ class CallbackList:
                 return
             if not getattr(callback, "save_best_only", True):
                 monitor = None
-            names = [monitor, *getattr(callback, "path_names", ())]
-            for name in names:
-                if isinstance(name, str) and name not in known:
-                    if not is_all and not name.startswith("val_"):
-                        continue
-                    without = name.startswith("val_") and not any(
-                        each.startswith("val_") for each in known
-                    )
-                    remedy = "; give data to evaluate on" if without else did_you_mean(name, known)
-                    raise ConfigError(
-                        f"{type(callback).__name__} names {name!r}, which is not measured; there "
-                        f"are {', '.join(known)}{remedy}"
-                    )
+            for name in (monitor, *getattr(callback, "path_names", ())):
+                is_val = str(name).startswith("val_")
+                if not isinstance(name, str) or name in known or not (is_all or is_val):
+                    continue
+                without = is_val and not any(each.startswith("val_") for each in known)
+                remedy = "; give data to evaluate on" if without else did_you_mean(name, known)
+                raise ConfigError(
+                    f"{type(callback).__name__} names {name!r}, which is not measured; there are "
+                    f"{', '.join(known)}{remedy}"
+                )
 
     def _sets_rate(self) -> bool:
         return any(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.errors import imported
+from zmqtrain.hints import imported
 from zmqtrain.metrics import numbers
 
 

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from zmqtrain.callbacks.base import Callback, Logs
 from zmqtrain.callbacks.history import plain
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import did_you_mean
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import as_json
 from zmqtrain.texts import printable

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zmqtrain.callbacks.base import Callback, Logs
-from zmqtrain.errors import imported
+from zmqtrain.hints import imported
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Batch
 from zmqtrain.observe.metrics import Phases
@@ -114,11 +114,12 @@ class TensorBoard(Callback):
             for figure in ("trained", "nbytes", "updated", "forgotten"):
                 write(f"tables/{name}/{figure}", getattr(table, figure), epoch)
         for worker in (task for task in status.tasks if task.role == "worker"):
-            write(f"staleness/{worker.task}", worker.staleness, epoch)
-            before = self._spent_s.get(worker.task, (0.0,) * len(worker.phases_s))
+            tag = worker.task.replace(" ", "_")  # TensorBoard takes no blanks
+            write(f"staleness/{tag}", worker.staleness, epoch)
+            before = self._spent_s.get(tag, (0.0,) * len(worker.phases_s))
             for phase, then, now in zip(fields(Phases), before, worker.phases_s, strict=False):
-                write(f"{phase.name}_s/{worker.task}", max(0.0, now - then), epoch)
-            self._spent_s[worker.task] = worker.phases_s
+                write(f"{phase.name}_s/{tag}", max(0.0, now - then), epoch)
+            self._spent_s[tag] = worker.phases_s
 
     def _writer(self, kind: str) -> Any:
         if kind not in self._writers:

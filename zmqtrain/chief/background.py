@@ -88,11 +88,7 @@ class BackgroundEvaluations:
             log.info(text, self._next)
 
     async def _unless_lost(self, step: int, reading: Awaitable[Result]) -> Result | None:
-        """Return the result; None if some ps has not kept this step.
-
-        Raises:
-            FencedError: some ps has a new life.
-        """
+        """Return the result, None if some ps has not kept this step; pass a FencedError on."""
         try:
             return await reading
         except FencedError:

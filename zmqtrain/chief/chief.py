@@ -213,9 +213,8 @@ class Chief(JobActor):
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:
         """Wait for ``waiting``; return False if a signal comes first, and cancel it.
 
-        If the job may have begun, there is something to save: ``waiting`` gets ``patience_s`` more.
-        If an engine takes this chief away, it gets this time until a ps leaves, too: nothing can be
-        saved without that ps.
+        If the job may have begun, there is something to save: ``waiting`` gets ``patience_s`` more,
+        or, if an engine takes this chief away, until a ps leaves, as nothing can be saved then.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
         left = asyncio.ensure_future(self._ps_left.wait())
@@ -273,11 +272,7 @@ class Chief(JobActor):
         await self._evaluations.ask_again()
 
     async def _watch(self) -> Status:
-        """Show progress, call back, evaluate and save when due, until there is a reason to end.
-
-        Raises:
-            FencedError: some ps was restarted.
-        """
+        """Show progress, call back, evaluate and save when due, until there is a reason to end."""
         conductor, seen, begins = self._conductor, 0, True
         while True:
             at_once = begins and not self._evaluations.is_done  # before the first step to evaluate
@@ -305,11 +300,7 @@ class Chief(JobActor):
             miss.cancel()
 
     async def _end(self, status: Status) -> int:
-        """End the job and all tasks; return its exit code.
-
-        Raises:
-            FencedError: some ps was restarted; all of this must be done once more.
-        """
+        """End the job and all tasks, once more if some ps is restarted; return its exit code."""
         self.summary = await self._conductor.end(
             status,
             patience_s=self.timing.grace_s / 8,

@@ -35,20 +35,15 @@ class ConductedJob(Protocol):
 
     async def status(self) -> Status:
         """Return the status of the job."""
-        ...
 
     async def progress(self) -> At:
         """Return how far the job is: in a cluster, its status."""
-        ...
 
     async def read_parameters(self, average: bool = False) -> Weights:
         """Return the current variables, or their moving averages."""
-        ...
 
     async def keep_tables(self) -> dict[str, TableReader]:
-        """Return readers of the current rows, which stay as they are, of tables that have room
-        here."""
-        ...
+        """Return readers of the rows as they are now, of the tables that have room here."""
 
     async def begin_with(self, weights: Weights) -> None:
         """Begin a new generation with these variables.
@@ -56,31 +51,24 @@ class ConductedJob(Protocol):
         Raises:
             ConfigError, CheckpointError: they cannot be handed over.
         """
-        ...
 
     async def set_learning_rate(self, rate: float | None) -> None:
         """Use this learning rate from the next step on; None: the optimizer's own."""
-        ...
 
     async def write_shards(self, directory: Path) -> Saved:
         """Write all shards at one version into the directory of a checkpoint."""
-        ...
 
     async def extend(self, limit: int, epoch_batches: int) -> None:
         """Train on, up to the batch with this number; ``epoch_batches``: of a whole epoch."""
-        ...
 
     async def table_status(self) -> TableStatuses:
         """Return the present status of each table, over all shards."""
-        ...
 
     async def settle(self, *, unannounced: bool = False) -> None:
         """Wait until every shard has applied every update that can still come.
 
         ``unannounced``: wait for those that nobody has announced, too.
         """
-        ...
 
     async def close(self, exit_code: int, reason: str) -> None:
         """Let the steps that are under way end, and begin no others."""
-        ...

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from zmqtrain.callbacks.base import Weights
@@ -81,10 +81,7 @@ class Conductor:
         return await self._extend(await self._epochs.begin(at))
 
     async def follow(self, at: At, *, begins: bool = False) -> bool:
-        """Call the callbacks; return whether the training goes on. It ends if one of them fails.
-
-        ``begins``: the generation begins.
-        """
+        """Call the callbacks, or begin; return whether the training goes on: not if one fails."""
         try:
             return await (self.begin(at) if begins else self._follow(at))
         except (ConfigError, DataError, CheckpointError) as error:
@@ -126,27 +123,24 @@ class Conductor:
         """
         await self._saver.save(step, self._conducted.generation)
 
-    async def _save_last(self, step: int, patience_s: float) -> None:
-        """Save, and try again for some time: the job ends without this checkpoint.
-
-        Raises:
-            CheckpointError: no attempt succeeds, or the checkpoint cannot be uploaded.
-        """
+    async def _save_last(self, step: int, patience_s: float) -> CheckpointError | None:
+        """Save, and try again for some time, since the job ends then; return the error, if any."""
         until = time.monotonic() + patience_s
         while True:
             try:
                 await self.save(step)
                 break
-            except CheckpointError:
+            except CheckpointError as error:
                 if time.monotonic() >= until:
-                    raise
+                    return error
             await asyncio.sleep(SAVE_AGAIN_S)
         try:
             await self._saver.finish(self._is_stopped)
         except CheckpointError as error:
             if not self._is_stopped():
-                raise
+                return error
             log.error("%s", error)  # the job is resumed from its logdir
+        return None
 
     def _is_stopped(self) -> bool:
         """Whether the job was told to end."""
@@ -155,43 +149,47 @@ class Conductor:
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.
 
-        ``patience_s``: for how long saving is tried. ``fields``: of the summary, job, ps and
-        workers.
+        ``patience_s``: how long saving is tried. ``fields``: of the summary, job, ps and workers.
         """
-        conducted, epochs = self._conducted, self._epochs
-        if not status.stop and not status.failure:
-            await conducted.close(*self.verdict(status))
-        if not status.failure:
-            await conducted.settle()
-        if status.stop and not status.stop_code:
-            await self._evaluate_due(status.step)
-            if epochs is not None and not self._job.epochs:  # the only one is over
-                epochs.ended = epochs.ended or status.stop
+        await self._end_steps(status)
         chosen = await self._end_epochs()
-        is_over = epochs is not None and epochs.ended != ""
-        is_complete = bool((status.stop and not status.stop_code) or status.failure or is_over)
+        is_over = self._epochs is not None and self._epochs.ended != ""
         if not is_over:
             chosen = {}  # an interrupted job goes on with the weights that it had
+        is_complete = is_over or bool(status.failure or (status.stop and not status.stop_code))
         code, ended = self.verdict(status)
-        failures: list[ZmqTrainError] = []
+        failure: ZmqTrainError | None = await self._save_last(status.step, patience_s)
         measures: Measures = {}
-        try:
-            await self._save_last(status.step, patience_s)
-        except CheckpointError as error:
-            failures.append(error)
-        try:
-            if is_complete:
+        if is_complete:
+            try:
                 measures = await self._evaluator.evaluate(status.step, chosen or None)
-        except (ConfigError, DataError) as error:
-            log.error("not evaluated: %s", error)
-            failures.append(error)
-        if failures:
-            code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
-        final = await conducted.status()
+            except (ConfigError, DataError) as error:
+                log.error("not evaluated: %s", error)
+                failure = failure or error
+        if failure is not None:
+            code, ended = failure.exit_code, f"{ended}, but {failure}"
+        final = await self._conducted.status()
         self._on_progress(final)
         self.record.take(final, ended=ended)
         await self.record.save(self._job.logdir)
-        last, average = chosen or await conducted.read_parameters(), self._job.evaluate_average
+        fields |= {"exit_code": code, "ended": ended, "measures": measures}
+        return await self._summary(final, chosen, fields)
+
+    async def _end_steps(self, status: Status) -> None:
+        """Let the steps that are under way end; evaluate the last one if it is due."""
+        if not status.stop and not status.failure:
+            await self._conducted.close(*self.verdict(status))
+        if not status.failure:
+            await self._conducted.settle()
+        if status.stop and not status.stop_code:
+            await self._evaluate_due(status.step)
+            if self._epochs is not None and not self._job.epochs:  # the only one is over
+                self._epochs.ended = self._epochs.ended or status.stop
+
+    async def _summary(self, final: Status, chosen: Weights, fields: Mapping[str, Any]) -> Summary:
+        """Return the summary of a job that has ended with the weights ``chosen``; {}: its own."""
+        conducted, average = self._conducted, self._job.evaluate_average
+        last = chosen or await conducted.read_parameters()
         result = chosen or await conducted.read_parameters(True) if average else last
         return Summary.of(
             final,
@@ -201,12 +199,9 @@ class Conductor:
                 for name, one in (await conducted.table_status()).items()
             },
             parameters={**result, **await conducted.keep_tables()},
-            history=History() if epochs is None else epochs.history,
+            history=History() if self._epochs is None else self._epochs.history,
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,
-            exit_code=code,
-            ended=ended,
-            measures=measures,
             **fields,
         )
 

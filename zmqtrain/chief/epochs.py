@@ -320,11 +320,7 @@ class Epochs:
             log.warning("ignoring %s and its epochs: %s", self._file, error)
 
     def _check_length(self, at: At) -> None:
-        """Refuse to go on with epochs of another length, which could not be counted.
-
-        Raises:
-            ConfigError: they had another number of batches.
-        """
+        """Refuse to go on with epochs of another length, which could not be counted."""
         if not self._job.epochs or not at.uncounted:
             return
         last = self._records[-1].get("batches", self.batches) if self._records else at.limit

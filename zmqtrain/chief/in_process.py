@@ -40,6 +40,7 @@ from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import PARAMETERS, read_manifest
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, LoopEndedError, Place
+from zmqtrain.training.step_times import StepTimes
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
 
@@ -102,7 +103,8 @@ class LocalRun:
         self._exchange = exchange
         if not await self._conductor.begin(await self.progress()):
             await self.close(*self._conductor.verdict(await self.status()))
-        loop = TrainingLoop(self._job, self._training, exchange, Metrics(Role.WORKER))
+        times = StepTimes(Metrics(Role.WORKER))
+        loop = TrainingLoop(self._job, self._training, exchange, times)
         if isinstance(self._job.model, LoopBridge):
             found = WORKER, 1, self._evaluation, lambda: exchange.coordinator.version
             self._job.model.place = Place(*found, self._save, asyncio.get_running_loop())
@@ -123,11 +125,7 @@ class LocalRun:
         return self._exchange
 
     async def _begin(self) -> LocalExchange:
-        """Restore the newest checkpoint, or initialise the parameters.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none can be restored.
-        """
+        """Restore the newest checkpoint, or initialise the parameters."""
         path, self.learned_until, generation = await self.saver.newest()
         device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
         shard = own_shard(self._job, self._layout, device)

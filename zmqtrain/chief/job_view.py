@@ -171,10 +171,7 @@ class JobView:
         ]
 
     def waits(self, shortest_s: float = SHORT_S) -> list[Wait]:
-        """Return the waits that have lasted this long, the longest first.
-
-        Before the job begins, every wait matters.
-        """
+        """Return the waits that last this long, the longest first; all before the job begins."""
         waits = sorted(self.status.waits, key=lambda wait: -wait.since_s)
         return [each for each in waits if each.since_s >= shortest_s or not self.status.initialised]
 

@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressLog:
-    """Logs the status at once, then after 2 s, 4 s and so on up to 60 s.
-
-    Also whenever the set of live tasks changes.
-    """
+    """Logs the status less and less often, each 60 s at last, and when live tasks change."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
@@ -66,16 +63,22 @@ class ProgressDisplay:
         if can_bar and with_bar:
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
-            self._bar = Progress(*columns, console=console, transient=True)
+            # What is redrawn while nothing changes would hide what a person types to a debugger.
+            self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False)
             self._task = self._bar.add_task("", total=None)
+            self._shown: tuple[int | None, int] | None = None
 
     def __call__(self, status: Status) -> None:
         if self._bar is None:
             self._show_line(status)
             return
         self._bar.start()
-        total, done = status.steps or None, status.step
-        self._bar.update(self._task, description=_speed(status), total=total, completed=done)
+        total, done = shown = status.steps or None, status.step
+        if shown != self._shown:
+            self._shown, text = shown, _speed(status)
+            self._bar.update(
+                self._task, description=text, total=total, completed=done, refresh=True
+            )
 
     def _show_line(self, status: Status) -> None:
         if log.isEnabledFor(logging.INFO):

@@ -25,6 +25,7 @@ from zmqtrain.fingerprint import changes_since
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
+from zmqtrain.policies import make_policy
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
@@ -247,8 +248,7 @@ class Saver:
         return path
 
     def _unchanging(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors that never change: frozen variables, and arrays with which tables
-        began."""
+        """Return the tensors that never change: frozen variables, first arrays of tables."""
         given = given_rows(self._job.table_variables())
         return checkpoint.whole_variables(self._job.frozen()) | given
 
@@ -322,6 +322,13 @@ class Saver:
             )
         changes = changes_since(manifest.fingerprint, self._fingerprint)
         if not changes:
+            if manifest.policy != make_policy(self._job.policy).spec:
+                log.warning(
+                    "the policy is %s, with which the job was started; when the checkpoint was "
+                    "saved it was %s; zmqtrain policy changes it again",
+                    self._job.policy,
+                    manifest.policy,
+                )
             return
         slots = {PARAMETERS, *(slot.name for slot in self._job.update().slots)}
         lost = ", ".join(sorted(manifest.tensors.keys() - slots))

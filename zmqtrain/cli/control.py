@@ -146,7 +146,7 @@ def stop_job(job: RemoteJob, wait_s: float) -> Outcome:
         say(job.ended.fact)
         if job.ended.outcome is not None:
             return job.ended.outcome
-        text, step = job.ended.reason, None
+        text, step = f"{job.ended.reason} ({job.ended.state})", None
     else:
         text, step = _stopped(job, wait_s)
         say(text)

@@ -140,10 +140,10 @@ def state_of(job: Submitted) -> str:
         ZmqTrainError: its engine does not answer.
     """
     state = STOPPED if job.stopped_at else engine_of(job).state(job)
-    if state not in (STOPPED, ENDED):  # these words have no cause
+    if state.partition(":")[0] not in (STOPPED, ENDED):  # these words have no cause
         return state
     outcome = _outcome_of(job)
-    return state if outcome is None and state == ENDED else _state_after(outcome)
+    return state if outcome is None and state != STOPPED else _state_after(outcome)
 
 
 def _outcome_of(job: Submitted) -> Outcome | None:

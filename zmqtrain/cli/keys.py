@@ -11,6 +11,7 @@ from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.submitted import submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.help import Group
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
@@ -34,7 +35,7 @@ _keys_option = option_of(TaskConfig, "keys", help="directory of keys; required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")
 
 
-@click.group("keys")
+@click.group("keys", cls=Group)
 def keys_command() -> None:
     """Make and manage the keys with which tasks authenticate.
 

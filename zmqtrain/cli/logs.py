@@ -133,14 +133,17 @@ class Log:
             return True
 
     def show(self, *, follow: bool = False, previous: bool = False, unless: str = "") -> Failure:
-        """Show it; return the error if there is one, which is printed unless it is ``unless``."""
+        """Show it; return the error if there is one.
+
+        It is printed unless it is ``unless``, or the job was stopped, which often removes all logs.
+        """
         failure = None
         try:
             self._engine.logs(self._job, self._task, self._add, follow=follow, previous=previous)
         except ZmqTrainError as error:
             failure = error
             named = "" if str(self._task) in str(error) else f"{self._task}: "
-            if str(error) != unless:
+            if str(error) != unless and not self._job.stopped_at:
                 click.echo(f"{named}{error}", err=True)
         if self._rest:
             self._add(b"\n")

@@ -8,9 +8,9 @@ from importlib import import_module
 
 import click
 
-from zmqtrain.config.help import ALL, HELP_ALL
+from zmqtrain.config.help import ALL, HELP_ALL, Group
 from zmqtrain.config.invoke import invoke
-from zmqtrain.errors import did_you_mean
+from zmqtrain.hints import did_you_mean
 from zmqtrain.hosting.signals import interrupts_kept
 
 FIRST_DAY = ("init", "run", "top", "why", "export")
@@ -45,7 +45,7 @@ COMMANDS = {
 """The functions of the commands, in the order of the help."""
 
 
-class _Lazy(click.Group):
+class _Lazy(Group):
     """Imports only the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

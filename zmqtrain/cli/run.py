@@ -22,7 +22,7 @@ from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.help import command
-from zmqtrain.config.job_file import load_job
+from zmqtrain.config.job_file import is_fit_script, load_job, run_fit_script
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
 from zmqtrain.errors import ZmqTrainError
@@ -32,6 +32,7 @@ from zmqtrain.job import Job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import line_as_json, line_as_text, setup_logging
+from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
 from zmqtrain.roles.process import refuse_task
@@ -56,7 +57,8 @@ log = logging.getLogger(__name__)
 def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Train JOB with a local cluster of processes.
 
-    JOB is file.py, file.py:name or package.module:name. Ctrl-C ends the run: a job with a logdir
+    JOB is file.py, file.py:name or package.module:name; or a script with Trainer.fit, which goes on
+    in this process when all workers have trained. Ctrl-C ends the run: a job with a logdir
     saves a checkpoint, and the same command resumes from it. Output and warnings of a worker or ps
     appear on stderr as "worker 0 | ...".
 
@@ -82,20 +84,21 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     # Tasks send their log as JSON; the user may see it as text.
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     is_debugged = cluster.debug is not None  # then each task is a new process
-    with forked(0 if is_debugged else cluster.ps + cluster.workers) as processes:
-        with interrupts_kept():
-            job = load_job(job_reference, **overrides)
-        cluster = _planned(cluster, job, flags)
-        limit_threads(cluster.threads)
+    if is_debugged:
+        sys.breakpointhook = lambda *_, **__: None  # the chief, in this one, has no terminal
+
+    def train(job: Job) -> Summary:
+        planned = _planned(cluster, job, flags)
+        limit_threads(planned.threads)
         # Connections and pipes; a worker may be both.
-        allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
+        allow_descriptors(2 * (planned.ps or planned.workers) + planned.workers)
         try:
             hidden: Any = nullcontext(lambda status: None)  # the debugger has the terminal
             with hidden if is_debugged else display(job_reference) as on_progress:
                 running = run_processes(
                     job_reference,
                     job,
-                    cluster,
+                    planned,
                     arguments,
                     on_progress,
                     _show_as_json if log_format == "json" else _show_as_text,
@@ -106,7 +109,17 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
             if as_json:
                 show_json({"ended": str(error), "exit_code": int(error.exit_code)})
             raise
-    click.echo(summary.json() if as_json or log_format == "json" else "\n".join(summary.lines()))
+        as_lines = not as_json and log_format == "text"
+        click.echo("\n".join(summary.lines()) if as_lines else summary.json())
+        return summary
+
+    with forked(0 if is_debugged else cluster.ps + cluster.workers) as processes:
+        if is_fit_script(job_reference):
+            run_fit_script(job_reference, lambda job: train(job.with_overrides(**overrides)))
+            return
+        with interrupts_kept():
+            job = load_job(job_reference, **overrides)
+        summary = train(job)
     sys.exit(summary.exit_code)
 
 

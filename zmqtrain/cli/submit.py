@@ -28,7 +28,7 @@ from zmqtrain.clusters.submitted import (
     submitted_job,
 )
 from zmqtrain.config.help import command
-from zmqtrain.config.job_file import load_job, refuse_script
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of, variable_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
@@ -48,12 +48,18 @@ _name = click.argument("name")
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="variable of every task"
 )
-@click.option("--print", "is_printed", is_flag=True, help="print what would be submitted")
+@click.option(
+    "--print",
+    "is_printed",
+    is_flag=True,
+    help="print what would be submitted; manifests and scripts for ssh have secret keys, new ones "
+    "unless --keys is given: keep them like a password",
+)
 @click.option(
     "--record",
     "is_recorded",
     is_flag=True,
-    help="with --print: remember the job, which you apply yourself",
+    help="with --print: remember the job, which you apply by kubectl, kustomize or Helm",
 )
 @click.option("--dry-run", is_flag=True, help="have the engine check the job, but submit nothing")
 @options_of(Job, optional=True)
@@ -69,10 +75,6 @@ def submit_command(
     Kubernetes, elsewhere a directory that chief and ps share.
 
     Afterwards top, why, logs, scale, stop and other commands take its name.
-
-    --print writes manifests or scripts to stdout and does nothing else. For Kubernetes and ssh they
-    contain secret keys, new ones unless --keys is given: keep them like a password. With --record,
-    too, these commands know the job once kubectl, kustomize or Helm has applied it.
 
     \b
     Examples:
@@ -117,7 +119,6 @@ def planned(context: click.Context) -> SubmitPlan:
     name = asked.name or name_for(
         reference, [secrets.choice(LETTERS) for _ in range(SUFFIX_LENGTH)]
     )
-    refuse_script(reference)
     job = _loaded(reference, overrides) if asked.ps_memory is None else None
     logdir = overrides.pop("logdir", None if job is None else job.logdir)
     kept = Path(keys).absolute() if keys else directory_of(name) / "keys"
@@ -162,6 +163,7 @@ def scale_command(name: str, *, workers: int) -> None:
     \b
     Examples:
       zmqtrain scale digits-x7k2 --workers 48
+      zmqtrain scale digits-x7k2 --workers 2
     """
     job = submitted_job(name)
     if not job.ps:

@@ -69,6 +69,15 @@ LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
 """States of jobs that Slurm does not run again, and forgets after some minutes."""
 
 
+FIRST = "first_batch_job"
+"""The file, beside the record of a job, with the number of its first batch job."""
+
+UNLISTED = (
+    "Slurm no longer lists its batch job, as after scancel, but other tasks run or wait; zmqtrain "
+    "stop {0} ends them, and zmqtrain resubmit {0} submits it again"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchJob:
     """A batch job, or an element of an array: its number, the task that it runs (a ps for ps and
@@ -108,12 +117,13 @@ class Slurm(Engine):
         for name in scripts:
             after = [f"--dependency=after:{numbers[0]}"] if numbers else []
             numbers.append(_submitted(directory / name, *after))
+        write(directory, {FIRST: numbers[0]})
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:
         if running := tally([part.state.lower() for part in _parts(job.name)]):
             return running
-        lost = tally([part.state.lower() for part in _parts(job.name, f"--states={LOST}")])
+        lost = tally([part.state.lower() for part in _lost(job)])
         return f"{ENDED}: {lost}" if lost else ENDED
 
     def outcome(self, job: Submitted) -> str:
@@ -122,11 +132,16 @@ class Slurm(Engine):
         return ""
 
     def reasons(self, job: Submitted) -> list[Reason]:
-        return [
+        listed = _parts(job.name)
+        parts = [*listed, *_lost(job)]
+        found = [
             Reason(str(part.task), f"{part.state.lower()}: {part.reason}").with_remedies(REMEDIES)
-            for part in (*_parts(job.name), *_parts(job.name, f"--states={LOST}"))
+            for part in parts
             if part.state != "RUNNING"
         ]
+        if listed and job.leader not in (part.task for part in parts):
+            found.append(Reason(str(job.leader), UNLISTED.format(job.name)))
+        return found
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
@@ -181,6 +196,15 @@ def _parts(name: str, *options: str) -> list[BatchJob]:
     names = f"{name}-ps,{name}-worker"
     words = ["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT, *options]
     return parts_of(PROGRAMS.call(words), name)
+
+
+def _lost(job: Submitted) -> list[BatchJob]:
+    """Return the parts that Slurm does not run again, but not those of a former job of the name."""
+    first = 0
+    with contextlib.suppress(OSError):  # an older version has not noted it
+        first = int((job.directory / FIRST).read_text())
+    parts = _parts(job.name, f"--states={LOST}")
+    return [part for part in parts if int(part.number.partition("_")[0]) >= first]
 
 
 def _workers_of(name: str) -> dict[int, BatchJob]:

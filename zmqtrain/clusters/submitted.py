@@ -16,8 +16,9 @@ from pathlib import Path
 
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import ENVIRON
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
+from zmqtrain.hints import did_you_mean
 from zmqtrain.transport.keys import key_files
 from zmqtrain.transport.own_directory import make_private
 

@@ -19,10 +19,11 @@ PAGES_FROM_NBYTES = 64 << 10
 
 
 def zeros(size: int) -> Flat:
-    """Return float32 zeros of shape (size,), aligned."""
+    """Return float32 zeros of shape (size,), aligned, in memory that CUDA can register."""
     nbytes = 4 * size
     unit = ALIGNMENT_NBYTES if nbytes < PAGES_FROM_NBYTES else mmap.PAGESIZE
-    memory = np.zeros(-(-nbytes // unit) * unit + unit, np.uint8)
+    owner = np.zeros(-(-nbytes // unit) * unit + unit, np.uint8)
+    memory = np.asarray(owner.data)  # compute/pinning.py holds the owner until it is done
     start = -memory.ctypes.data % unit
     return memory[start : start + nbytes].view(np.float32)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,13 @@ from zmqtrain.models.base import Batch
 from zmqtrain.models.trees import mapped
 
 
-class Device(Protocol):
-    """One processor. Each host array, float32 of shape (n,), has a twin of its shape on it."""
+class Device(ABC):
+    """One processor. Each host array, float32 of shape (n,), has a twin of its shape on it.
 
+    By default the twin is the array itself, and nothing is copied.
+    """
+
+    @abstractmethod
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         """Return an uninitialised array on this device for each host array."""
 
@@ -38,34 +43,24 @@ class Device(Protocol):
         Return a function that waits for the copies; None: they are complete. Until then the twins
         must not change.
         """
+        return None
 
+    @abstractmethod
     def batch(self, arrays: Batch) -> Batch:
         """Return the batch on this device."""
 
 
-class Cpu:
+class Cpu(Device):
     """The CPU: every array is its own twin."""
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         return list(flats)
 
-    def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
-        """Nothing to copy: the twin is the array itself."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
-
-    def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
-        """Nothing to copy: the twin is the array itself."""
-
-    def begin_store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
-        """Nothing to copy: the twin is the array itself."""
-
     def batch(self, arrays: Batch) -> Batch:
         return arrays
 
 
-class Gpu:
+class Gpu(Device):
     """A CUDA device, through CuPy; with a number, the calling thread uses that one from now on.
 
     Copies run on a separate stream and use pinned host pages. With lane shm these are pages of the

@@ -5,31 +5,35 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def generators_kept(*, all_gpus: bool = False) -> Iterator[None]:
     """Leave the generators at the end of the block as they were before it.
 
     Training seeds them for each batch; the caller's next random numbers must not depend on that.
+    ``all_gpus``: those of all GPUs, if this process uses any, instead of the current one's. To ask
+    a GPU takes memory on it, so this is for processes of the user's own.
     """
     states = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
-    if torch is not None:
-        on_cpu = torch.random.get_rng_state()
-        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
-        yield
+        with nullcontext() if torch is None else _kept_of_torch(torch, all_gpus):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        if torch is not None:
-            torch.random.set_rng_state(on_cpu)
-            if on_gpus is not None:
-                torch.cuda.set_rng_state_all(on_gpus)
+
+
+def _kept_of_torch(torch: Any, all_gpus: bool) -> Any:
+    if not torch.cuda.is_initialized():
+        return torch.random.fork_rng(devices=[])
+    gpus = range(torch.cuda.device_count()) if all_gpus else [torch.cuda.current_device()]
+    return torch.random.fork_rng(devices=[*gpus])
 
 
 def seed_generators(*seed: int) -> None:

@@ -2,9 +2,9 @@
 
 CUDA copies from and to registered memory by its physical pages. If memory is freed while it is
 registered, and its addresses are given to another array, CUDA goes on copying the old pages. So a
-registration belongs to the array at the root of all views of the memory, and ends when that array
-does: NumPy runs the callbacks of weak references before it frees a buffer or releases the object
-that owns it. (An mmap runs them after it has unmapped its memory, which is too late.)
+registration belongs to the array at the root of all views of the memory. The callback that ends it
+with that array holds the owner of the memory until then. An array that owns its memory itself is
+not registered: from NumPy 2.5 on it frees the memory before it runs callbacks, as an mmap does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _NOWHERE = range(0)
 class Pinning:
     """The memory that this process has registered through one CuPy module.
 
-    CUDA registers whole pages. So only pages that belong to the root array alone are registered,
-    and small arrays, which share pages with others, are not: see :func:`zeros`.
+    CUDA registers whole pages. So only pages that belong to the root array alone are registered.
+    Small arrays, which share pages with others, are not: see :func:`zeros`.
     """
 
     def __init__(self, cuda: Any) -> None:
@@ -51,7 +51,8 @@ class Pinning:
         """
         root = _root(flat)
         with self._lock:
-            if id(root) not in self._registered and flat.nbytes >= PAGES_FROM_NBYTES:
+            is_large = flat.nbytes >= PAGES_FROM_NBYTES
+            if id(root) not in self._registered and is_large and root.base is not None:
                 self._registered[id(root)] = self._register(root, _own_pages(root))
             return self.is_pinned(flat)
 
@@ -63,10 +64,10 @@ class Pinning:
     def _register(self, root: NDArray[Any], pages: range) -> range:
         """Register these pages until the root ends; return nowhere if CUDA refuses."""
         device = self._cuda.Device()
-        weakref.finalize(root, self._end, id(root), device).atexit = False
+        weakref.finalize(root, self._end, id(root), device, root.base).atexit = False
         if not pages or any(_overlap(pages, other) for other in list(self._registered.values())):
             return _NOWHERE
-        is_read_only = root.base is not None and not root.flags.writeable
+        is_read_only = not root.flags.writeable
         flags = _PORTABLE | (_READ_ONLY if is_read_only else 0)
         runtime = self._cuda.runtime
         try:
@@ -77,8 +78,11 @@ class Pinning:
             return _NOWHERE
         return pages
 
-    def _end(self, key: int, device: Any) -> None:
-        """End a registration; ``device``: where it was made, lest CUDA starts to use another."""
+    def _end(self, key: int, device: Any, owner: Any) -> None:
+        """End a registration; ``device``: where it was made, lest CUDA starts to use another.
+
+        ``owner``: the owner of the memory, which frees it after this call.
+        """
         with self._lock:
             pages = self._registered.pop(key, _NOWHERE)
             if pages and os.getpid() == self._pid:  # a registration does not survive a fork

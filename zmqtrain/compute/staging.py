@@ -105,10 +105,6 @@ class _Buffer:
         self._move(State.READY, State.FREE)
 
     def _move(self, before: State, after: State) -> None:
-        """
-        Raises:
-            RuntimeError: the buffer is in another state than ``before``: a fault of this module.
-        """
         if self._state is not before:
             raise RuntimeError(f"a buffer is {self._state.value}, expected {before.value}")
         self._state = after

@@ -26,8 +26,7 @@ class ThreadTeam:
     def run(self, calls: Sequence[Call]) -> None:
         """Make all calls, which should release the GIL.
 
-        If some raise, one of the errors is raised after the running calls have ended, and some
-        calls may not have been made.
+        If some raise, an error is raised once the running calls have ended; others may not be made.
         """
         wanted = min(self._threads, len(calls)) - 1
         if wanted < 1:

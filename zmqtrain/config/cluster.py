@@ -183,9 +183,8 @@ def bind_endpoint(address: str, host: str | None = None) -> str:
     """Return the ZeroMQ endpoint that the ps of this address binds.
 
     ``host`` (flag ``--bind``) is an IP address, an interface's name or ``*``. By default a loopback
-    address is bound itself, so that other hosts cannot reach it. For any other it is all
-    interfaces, because the name may belong to a service in front of this host. ``ipc://`` addresses
-    are bound unchanged.
+    address is bound itself, so that other hosts cannot reach it, and for any other one all
+    interfaces: the name may belong to a service in front of this host. ``ipc://`` stays as it is.
     """
     if address.startswith(IPC):
         return address

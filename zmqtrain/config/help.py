@@ -1,7 +1,7 @@
-"""Commands whose ``--help`` fits a screen: examples first, then the usual options.
+"""Commands whose ``--help`` fits a screen: two examples first, then the usual options.
 
-``--help-all`` shows every option, in full. Both are made from the docstring, whose block of
-examples comes last, and from the options.
+``--help-all`` shows every example and option, in full. Both are made from the docstring, whose
+block of examples comes last, and from the options.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import click
 ALL = "zmqtrain.help_all"
 """Key of a context's ``meta`` under which ``--help-all`` is noted."""
 
-SHORT = 14
-"""Number of options up to which a command hides none."""
-
-EXAMPLES = 2
 USUAL = (
     *("ps", "workers", "index", "job", "policy", "batch_size", "epochs", "steps", "data"),
     *("logdir", "keys", "on", "image", "hosts", "address", "max_workers", "cpu", "memory", "gpu"),
+    *("max_restarts", "within_s"),
 )
 """Options of jobs and tasks that ``--help`` shows; those of a command itself are all shown."""
 
@@ -30,31 +27,38 @@ USUAL = (
 _CLAUSE = re.compile(r"(?:(?:\S+ ){0,2}\S+: )?.*?(?=; |: | \(|$)", re.DOTALL)
 """The first clause of a text, after the name of the engine or command that it applies to."""
 
+_BOUNDS = re.compile(r"  \[(?:env var: [^];]*(?:; )?)?((?:default|required|x|[0-9])[^]]*)\]$")
+"""What click adds to a text, after the name of a variable: the default and bounds."""
 
-class Command(click.Command):
-    """A command with a short help and a full one."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        params = super().get_params(ctx)
-        return [*params[:-1], HELP_ALL, params[-1]] if self._is_long else params
+class _ExamplesFirst(click.Command):
+    examples: int | None = None
+    """Number of examples that ``--help`` shows, None: all."""
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if ctx.meta.get(ALL) or not self._is_long:
-            super().format_help(ctx, formatter)
-            return
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         text, _, examples = cleandoc(self.help or "").partition("\b\nExamples:\n")
-        self.format_usage(ctx, formatter)
-        formatter.write("\n")
-        for line in examples.splitlines()[:EXAMPLES]:
+        formatter.write_paragraph()
+        for line in examples.splitlines()[: None if ctx.meta.get(ALL) else self.examples]:
             formatter.write(f"  {line.strip()}\n")
         formatter.write_paragraph()
         formatter.write_text(text.strip())
-        with formatter.section("Options"):
-            formatter.write_dl([_short(param, ctx) for param in self._usual(ctx)])
 
-    @property
-    def _is_long(self) -> bool:
-        return len(self.params) > SHORT
+
+class Command(_ExamplesFirst):
+    """A command with a short help and a full one."""
+
+    examples = 2
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *params, of_help = super().get_params(ctx)
+        return [*params, HELP_ALL, of_help]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if ctx.meta.get(ALL):
+            super().format_options(ctx, formatter)
+            return
+        with formatter.section("Options"):
+            formatter.write_dl([_short(param, ctx) for param in self._usual(ctx)], col_max=22)
 
     def _usual(self, ctx: click.Context) -> list[click.Parameter]:
         return [
@@ -66,6 +70,12 @@ class Command(click.Command):
         ]
 
 
+class Group(_ExamplesFirst, click.Group):
+    """A command that has others."""
+
+    command_class = Command
+
+
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
     """Make a function a command of zmqtrain, as ``click.command`` does."""
     return click.command(name, cls=Command, **attributes)
@@ -74,8 +84,10 @@ def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Comm
 def _short(param: click.Parameter, ctx: click.Context) -> tuple[str, str]:
     record = param.get_help_record(ctx)
     assert record is not None
-    text = getattr(param, "help", None) or record[1]
-    return record[0], _CLAUSE.match(text)[0]  # type: ignore[index]  # it matches any text
+    name, text = record
+    clause = _CLAUSE.match(getattr(param, "help", None) or text)
+    bounds = _BOUNDS.search(text)
+    return name, f"{clause[0] if clause else text}{f'  [{bounds[1]}]' if bounds else ''}"
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
-from zmqtrain.errors import ExitCode, ZmqTrainError, host_error
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.hints import host_error
 from zmqtrain.texts import printable_lines
 
 
@@ -18,6 +20,8 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
 
     An error that a user can correct becomes one line; a bug keeps its traceback.
     """
+    if os.getpid() == 1:  # of a container: the kernel would keep SIGTERM from it
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.TERMINATED))
     _open_standard_files()
     try:
         code = command.main(arguments, prog_name=name, standalone_mode=False)

@@ -7,8 +7,8 @@ import importlib.util
 import runpy
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from importlib.abc import SourceLoader
 from importlib.machinery import PathFinder
@@ -20,6 +20,7 @@ from zmqtrain.config import job_modules
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import digest_of
 from zmqtrain.job import Job
+from zmqtrain.observe.summary import Summary
 from zmqtrain.user_code import described, is_installed, place_of
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
@@ -30,17 +31,15 @@ PACKAGES = ("site-packages", "dist-packages")
 EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 """The extras of zmqtrain that install the frameworks which jobs import."""
 
-_SCRIPT = (
-    "a script with Trainer.fit is started as each task of a cluster, with TF_CONFIG or "
-    "ZMQTRAIN_ROLE (docs/clusters.md); run and submit need a file with job = zmqtrain.Job(...)"
-)
+TrainFit = Callable[[Job], Summary]  # trains the job of a Trainer.fit
+
+_fit: TrainFit | None = None  # in the script that zmqtrain runs
 
 
 def load_job(reference: str, **overrides: Any) -> Job:
     """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
 
-    Without a name it is the one called ``job``, or the only Job of the file. ``overrides``: other
-    values of its options.
+    Without a name it is the one called ``job``, or the file's only Job. ``overrides``: its options.
 
     Raises:
         ConfigError: there is no such file, it cannot be imported, it has no such job, a value is
@@ -51,6 +50,8 @@ def load_job(reference: str, **overrides: Any) -> Job:
     except FileNotFoundError:
         text = "the working directory was removed; change to a directory that is there"
         raise ConfigError(text) from None
+    if is_fit_script(reference):
+        return _job_of_fit(reference).with_overrides(**overrides)
     is_path = reference.endswith(".py")  # with a colon in it or not
     source, colon, name = (reference, "", "") if is_path else reference.partition(":")
     if colon and not name:
@@ -62,7 +63,7 @@ def load_job(reference: str, **overrides: Any) -> Job:
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     job = _chosen(jobs, source, name).with_overrides(**overrides)
     file = source if source.endswith(".py") else sys.modules[source].__file__
-    if "own_loop" not in job.model_fields_set and _calls(file, "attach"):
+    if "own_loop" not in job.model_fields_set and _calls(file or "", "attach"):
         raise ConfigError(
             f"{source} calls zmqtrain.attach, but its job lacks own_loop: its workers would "
             "train by the model's own loss, without that loop; write own_loop=True in the Job, or "
@@ -88,8 +89,6 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
         return jobs[name]
     if "job" in jobs:
         return jobs["job"]
-    if not jobs:
-        refuse_script(source)
     if len(jobs) != 1:
         raise ConfigError(
             f"{source} has {_names(jobs)}; expected one called job; name one with {source}:NAME"
@@ -97,29 +96,74 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
     return next(iter(jobs.values()))
 
 
-def refuse_script(reference: str) -> None:
-    """Refuse a file that trains by itself and makes no job; it is not loaded.
+def fit_in_script() -> TrainFit | None:
+    """Return what trains the job of ``Trainer.fit`` in the script that zmqtrain runs, if any."""
+    return _fit
+
+
+def run_fit_script(reference: str, train: TrainFit) -> None:
+    """Run a script as Python's main module; its ``Trainer.fit`` calls ``train``.
 
     Raises:
-        ConfigError: it calls Trainer, and the names Job and job are not in it.
+        ConfigError: it calls fit twice, or not at all.
     """
+    global _fit
+
+    def train_first(job: Job) -> Summary:
+        global _fit
+        _fit = None  # what a callback of this job fits is trained there
+        namespace = vars(sys.modules["__main__"])
+        summary = train(job.loaded_from(_digest_of_source(job, reference, namespace)))
+        _fit = _refuse_second
+        return summary
+
+    _import_beside(Path(reference))
+    _fit = train_first
     try:
-        nodes = [*ast.walk(ast.parse(Path(reference).read_bytes()))]
-    except (OSError, SyntaxError, ValueError):  # it may be for another machine
-        return
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    if _calls(reference, "Trainer") and names.isdisjoint({"Job", "job"}):
-        raise ConfigError(f"{reference} has no Job: {_SCRIPT}")
+        run_as_script(reference)
+        if _fit is train_first:
+            raise ConfigError(f"{reference} has neither called Trainer.fit nor a Job; expected one")
+    finally:
+        _fit = None
 
 
-def _calls(file: str | None, function: str) -> bool:
+def _refuse_second(job: Job) -> Summary:
+    raise ConfigError(
+        "Trainer.fit was called for a second time in a script that zmqtrain has started; expected "
+        "one call; or start each task yourself, with TF_CONFIG (docs/clusters.md)"
+    )
+
+
+class _FitReachedError(BaseException):
+    """Ends a script at its fit; no error, which the script may catch."""
+
+
+def _job_of_fit(reference: str) -> Job:
+    """Return the job of a script's fit; what follows it is not run."""
+    found: list[tuple[Job, ModuleType]] = []
+
+    def take(job: Job) -> Summary:
+        found.append((job, sys.modules["__main__"]))
+        raise _FitReachedError
+
+    what, prints = f"script {reference}", redirect_stdout(sys.stderr)  # stdout is the command's
+    with _importing(what, Path(reference)), prints, suppress(_FitReachedError):
+        run_fit_script(reference, take)
+    job, sys.modules["__main__"] = found[0]  # where pickle finds its classes
+    return job
+
+
+def is_fit_script(reference: str) -> bool:
+    """Return whether a file makes no job, but calls Trainer; it is not loaded."""
+    kinds = ("id", "attr", "name", "asname")
+    names = {getattr(node, kind, None) for node in _nodes_of(reference) for kind in kinds}
+    return _calls(reference, "Trainer") and names.isdisjoint({"Job", "job"})
+
+
+def _calls(file: str, function: str) -> bool:
     """Return whether a source file calls this of zmqtrain, by whatever name it imports that."""
-    if file is None or not file.endswith(".py"):
-        return False
     called, meant = set(), set()
-    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+    for node in _nodes_of(file):
         if isinstance(node, ast.Call):
             called.add(ast.unparse(node.func))
         elif isinstance(node, ast.Import):
@@ -128,6 +172,14 @@ def _calls(file: str | None, function: str) -> bool:
         elif isinstance(node, ast.ImportFrom) and node.module == "zmqtrain":
             meant |= {name.asname or name.name for name in node.names if name.name == function}
     return not called.isdisjoint(meant)
+
+
+def _nodes_of(file: str) -> list[ast.AST]:
+    """Return the syntax of a source file; nothing if it cannot be read, or not here."""
+    try:
+        return [*ast.walk(ast.parse(Path(file).read_bytes()))]
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def _digest_of_source(job: Job, source: str | None, namespace: Mapping[str, Any]) -> str:
@@ -157,9 +209,7 @@ def _run_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"job file {path} does not exist (looked in {Path.cwd()})")
     _check_name(path)
-    _import_from(path.parent.resolve())
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last, so that files here hide no module
+    _import_beside(path)
     with _importing(f"job file {path}", path):
         return vars(_module_of_file(path.absolute()))
 
@@ -222,11 +272,15 @@ def _import(module: str) -> dict[str, Any]:
         return vars(importlib.import_module(module))
 
 
-def _import_from(directory: Path) -> None:
-    """Put a directory on Python's path, behind the standard library.
+def _import_beside(path: Path) -> None:
+    """Let a file import modules beside it and, where these hide none, in the current directory."""
+    _import_from(path.parent.resolve())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
-    Otherwise a queue.py beside the job would replace Python's own queue.
-    """
+
+def _import_from(directory: Path) -> None:
+    """Put a directory on the path, behind the standard library, whose names its files may have."""
     if str(directory) in sys.path:
         return
     library = sysconfig.get_path("platstdlib")
@@ -282,12 +336,11 @@ def refuse_while_loading(entry: str) -> None:
     Raises:
         ConfigError: a job file is being loaded.
     """
-    if what := _LOADING.get():
-        remedy = _SCRIPT
-        if entry != "Trainer.fit":
-            remedy = 'put the call below if __name__ == "__main__":'
+    what = _LOADING.get()
+    if what and not (entry == "Trainer.fit" and _fit is not None):
         raise ConfigError(
-            f"{what} calls {entry} while it is loaded, which every task does; {remedy}"
+            f"{what} calls {entry} while it is loaded, which every task does; put the call below "
+            'if __name__ == "__main__":'
         )
 
 

@@ -18,7 +18,7 @@ import click
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from zmqtrain.errors import did_you_mean, expectation
+from zmqtrain.hints import did_you_mean, expectation
 
 PREFIX = "ZMQTRAIN_"
 OTHERS = ("ROLE", "MAX_RESTARTS", "WITHIN_S", "SUPERVISED_SINCE", "DASHBOARDS")

@@ -134,8 +134,7 @@ class Restart:
 class End:
     """Do not restart it; ``reason`` is "" if it ended as wanted.
 
-    ``exit_code``: the code to pass on instead of that of the last run; 0: that one. ``used_up``: no
-    restart is left.
+    ``exit_code``: the one to pass on; 0: that of the last run. ``used_up``: no restart is left.
     """
 
     reason: str = ""

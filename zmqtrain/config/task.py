@@ -1,8 +1,7 @@
 """The configuration of a task, from its flags and its environment.
 
 A value comes from the first of: its flag, its variable ``ZMQTRAIN_*``, TF_CONFIG (cluster and
-index), honcho (cluster and index), the engine (index), its default. Each option is declared once,
-as a field below.
+index), honcho (cluster and index), the engine (index), its default. Each option is a field below.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError, expectation
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import expectation
 from zmqtrain.store.segment_files import can_be_shared, default_directory
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import PATIENCE_S, Security

@@ -37,10 +37,7 @@ class Arrivals:
         return max(1, round(most * speeds.get(worker, fastest) / fastest))
 
     def counted(self, worker: int, batches: int, among: int) -> int:
-        """Note a result that is counted; return its ``cycle`` for optim/outer.py.
-
-        ``among``: number of workers.
-        """
+        """Note a result of one ``among`` workers; return its ``cycle``, see optim/outer.py."""
         for each in {worker, *self.under_way}:
             own, of_all = self.paces.get(each, (0.0, 0.0))
             self.paces[each] = [own, of_all + batches]

@@ -259,10 +259,7 @@ class Coordinator:
         return self.policy.push(worker)
 
     def _orders(self, decisions: list[Decision], *, at_once: bool = False) -> list[Order]:
-        """Turn decisions and their consequences into orders.
-
-        ``at_once``: a barrier does not wait for workers that compute.
-        """
+        """Turn decisions and their consequences into orders; ``at_once``: no barrier waits."""
         orders: list[Order] = []
         released = self._add_orders(decisions, orders)
         if self.closing or self.next_policy is not None:
@@ -358,8 +355,7 @@ class Coordinator:
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
         """Let workers go on with leased batches; return the policy's decisions for the rest.
 
-        A worker without a batch to compute is not waited for: to the policy it has left
-        until something comes back.
+        Nobody waits for a worker without a batch: to the policy it has left until one comes back.
         """
         leased = self._top_up(workers)
         decisions: list[Decision] = []

@@ -7,10 +7,7 @@ from zmqtrain.job_checks import ENDLESS
 
 
 def ending(coordinator: Coordinator, steps: int) -> tuple[str, int]:
-    """Return why a job of ``steps`` needs no more gradients, and its exit code.
-
-    ("", 0): it needs more.
-    """
+    """Return why a job of ``steps`` needs no more gradients, and its exit code; or ("", 0)."""
     if not coordinator.finished:
         return "", 0
     if coordinator.reason and coordinator.version < steps:

@@ -1,7 +1,6 @@
 """The events of a job. The leader writes each into its journal, then decides on it.
 
-Some requests are events: see :mod:`zmqtrain.wire.messages`. Equal events after equal states lead to
-equal orders.
+Some requests are events: see wire/messages.py. Equal events after equal states give equal orders.
 """
 
 from __future__ import annotations

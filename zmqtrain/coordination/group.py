@@ -40,8 +40,7 @@ class Gathering:
     ) -> None:
         """``lease_s``: a worker silent for longer is not waited for.
 
-        ``heard_at``: when other workers were last heard in the group; other members count as heard
-        now.
+        ``heard_at``: when other workers were last heard in the group; for other members it is now.
         """
         self.worker = worker
         self.group = group

@@ -22,8 +22,7 @@ from zmqtrain.store.placement import nearest
 class OrderLog:
     """The last orders of a ps, including all that another ps may lack.
 
-    A worker goes on once every ps has answered it, so no ps lacks more than one update of each
-    worker and its other orders.
+    A worker goes on once every ps has answered it, so a ps lacks at most one update of each worker.
     """
 
     def __init__(self, workers: int) -> None:

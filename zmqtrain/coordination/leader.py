@@ -77,8 +77,7 @@ class Leader:
     ) -> None:
         """``host``: ps 0. ``segment``: of the journal. ``carry_out``: its executor of orders.
 
-        ``on_change`` is called after every event and when the job has failed. ``board``: None
-        without rosters.
+        ``on_change`` is called after every event and failure. ``board``: None without rosters.
         """
         self.job, self.timing, self.metrics = host.job, host.timing, host.metrics
         self.peers, self.plan = peers, host.plan
@@ -136,8 +135,7 @@ class Leader:
     ) -> bool:
         """Begin a generation, whose shards are at ``version``, with the current workers.
 
-        ``learning_rate``: of its shards, None: the optimizer's own. Return False if a killed host
-        could not continue it.
+        ``learning_rate`` None: the optimizer's. Return False if no killed host could continue it.
         """
         self.generation = generation
         self.delivery.begin(self.policy)
@@ -298,8 +296,7 @@ class Leader:
     def stepped(self, event: Stepped | None) -> None:
         """Note the progress of a roster; None: no news.
 
-        Only its end is journaled: until then the board itself survives a killed host. The end
-        releases the waiting calls.
+        Only its end is journaled, which releases waiting calls: the board survives a killed host.
         """
         if event is None or self._board is None or self.coordinator.roster is None:
             return
@@ -323,10 +320,7 @@ class Leader:
         self._carry_out(self.handle(event))
 
     def handle(self, event: Event) -> Sequence[Numbered]:
-        """Journal an event, decide on it, deliver the orders, and return the host's due ones.
-
-        After the end there are no decisions.
-        """
+        """Journal an event, decide on it, deliver orders, return the host's; none after the end."""
         if not self.has_begun or self._is_over:
             return ()
         if self.coordinator.roster is not None:

@@ -86,10 +86,7 @@ class Ledger:
         return batch in leases and len(leases) - leases.index(batch) >= batches
 
     def arrive(self, push: PushArrived) -> None:
-        """Note that the gradient of a batch has arrived that its worker has leased.
-
-        That of several batches is their result.
-        """
+        """Note the arrival of the gradient of a leased batch, or of the result of several."""
         self.pushes[push.batch] = push
         leases = self.leases[push.worker]
         first = leases.index(push.batch)

@@ -11,10 +11,7 @@ from zmqtrain.protocol.orders import Apply, Measure, Order, Reduce
 
 @dataclass
 class Measuring:
-    """Holds an update back, with all later orders, until each shard has measured its mean.
-
-    It is plain data: see :mod:`.state`.
-    """
+    """Holds an update back, with all later orders, until all shards have measured its mean."""
 
     shards: int  # that measure means; 0: no update is held back
     number: int = 0  # of the last Measure

@@ -209,10 +209,7 @@ class PeerTable:
         return not self._is_lost(peer)
 
     def expired(self) -> list[Peer]:
-        """Mark and return the workers whose lease ran out since the last call.
-
-        A revoked key ends the lease of any task.
-        """
+        """Mark and return the workers whose lease ran out, and tasks whose key was revoked."""
         here = [peer for peer in self if not peer.gone]
         late = [
             peer for peer in here if peer.is_revoked or (peer.is_worker and self._is_lost(peer))

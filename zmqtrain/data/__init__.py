@@ -14,9 +14,11 @@ from zmqtrain.data.parallel import Parallel
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.data.stream import Stream
 from zmqtrain.data.synthetic import NoisyLine
-from zmqtrain.data.tables import CSV, HuggingFace, Parquet, Table
+from zmqtrain.data.tables import CSV, Frame, HuggingFace, Parquet
 from zmqtrain.data.tfrecord import TFRecord
 from zmqtrain.data.torch_dataset import TorchDataset
+
+Table = Frame  # its former name; a Table of zmqtrain.models.tables is another thing
 
 __all__ = [
     "ArrayDataset",
@@ -25,6 +27,7 @@ __all__ = [
     "CSV",
     "Cached",
     "Digits",
+    "Frame",
     "Holdout",
     "HuggingFace",
     "ImageFolder",

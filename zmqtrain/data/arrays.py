@@ -92,8 +92,7 @@ def _size(path: Any) -> int:
 def split(arrays: Sequence[Array], fraction: float, seed: int) -> tuple[ArrayDataset, ArrayDataset]:
     """Return (training set, evaluation set): copies of the rows of ``arrays``, shuffled.
 
-    The first round(``fraction`` * n) rows of a permutation of all n, seeded with ``seed``, are
-    held out for evaluation.
+    The first round(``fraction`` * n) of all n rows, permuted by ``seed``, are held out.
 
     Raises:
         ConfigError: ``fraction`` is not between 0 and 1, or ``seed`` is negative.

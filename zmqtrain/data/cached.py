@@ -19,10 +19,10 @@ from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.data.coerce import as_dataset
 from zmqtrain.data.description import describe
 from zmqtrain.data.exact import plain
-from zmqtrain.data.files import one_task_at_a_time, reading, stamp_of, write_whole
+from zmqtrain.data.files import one_task_at_a_time, reading, stamp_of
 from zmqtrain.data.subset import Typed, Wrapper, layers
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.files import read_file
+from zmqtrain.files import read_file, replace_file
 from zmqtrain.models.base import Array, Batch
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Cached(Wrapper):
                     file[numbers] = rows
             for file in files:
                 file.flush()
-            write_whole(note, json.dumps({"data": description, "files": names}).encode())
+            replace_file(note, json.dumps({"data": description, "files": names}).encode())
         except OSError as error:
             raise DataError(
                 f"{directory} cannot be written ({error.strerror}); expected room for all examples "

@@ -1,7 +1,8 @@
-"""Makes data sets of a user's examples: arrays, files of arrays, data sets of torch."""
+"""Makes data sets of a job's data: of arrays, files of arrays, and data sets of torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,18 @@ from zmqtrain.data.arrays import ArrayDataset, check_split, described, parts_of
 from zmqtrain.data.files import reading
 from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.stream import Stream
-from zmqtrain.data.subset import Subset, layers
+from zmqtrain.data.subset import Named, Subset, Typed, layers
 from zmqtrain.data.torch_dataset import TorchDataset
 from zmqtrain.errors import DataError
-from zmqtrain.models.base import Dataset
+from zmqtrain.models.base import Data, Dataset
+from zmqtrain.user_code import user_code
 
 READERS = {
     "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
     "datasets.iterable_dataset": "Stream(range(dataset.num_shards), read); docs/data.md has one",
-    "pandas": "Table(frame, inputs=..., target=...)",
-    "polars": "Table(frame, inputs=..., target=...)",
-    "pyarrow": "Table(table, inputs=..., target=...)",
+    "pandas": "Frame(frame, inputs=..., target=...)",
+    "polars": "Frame(frame, inputs=..., target=...)",
+    "pyarrow": "Frame(table, inputs=..., target=...)",
 }
 """The readers of other libraries' examples, whose ``take`` is not that of a Dataset."""
 
@@ -32,7 +34,8 @@ READERS = {
 class Arrays:
     """Data of a job: ``train`` and ``evaluation`` examples; None: nothing is evaluated.
 
-    Each is a tuple of arrays that share their first axis, usually (features, labels), or a Dataset.
+    Each is a tuple of arrays that share their first axis, usually (features, labels), or a dict of
+    such, or a Dataset.
     Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
     """
 
@@ -58,11 +61,7 @@ class Arrays:
         return train, evaluation
 
     def __repr__(self) -> str:
-        train, evaluation = (
-            f"({described(part)})" if isinstance(part, tuple) else repr(part)
-            for part in (self.train, self.evaluation)
-        )
-        return f"Arrays(train={train}, evaluation={evaluation})"
+        return f"Arrays(train={_shown(self.train)}, evaluation={_shown(self.evaluation)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +83,13 @@ class Holdout:
 
 
 def as_dataset(examples: Any) -> Dataset:
-    """Return a tuple or list of arrays, or a single array, as a Dataset; a Dataset as it is.
+    """Return a tuple or list of arrays, a single array, or a dict of them, whose batches are dicts,
+    as a Dataset; a Dataset as it is.
 
     A data set of torch becomes one of zmqtrain; an iterable one is a stream of one part.
 
     Raises:
-        DataError: it is something else, a file cannot be mapped, or the arrays have different
-            numbers of rows.
+        DataError: it is something else, a file cannot be mapped, or arrays differ in length.
     """
     for module, reader in READERS.items():
         if f"{type(examples).__module__}.".startswith(f"{module}."):
@@ -102,18 +101,25 @@ def as_dataset(examples: Any) -> Dataset:
         return examples
     if any(kind.__module__.startswith("torch.utils.data") for kind in type(examples).__mro__):
         return _of_torch(examples)
+    if isinstance(examples, Mapping):
+        return Named(tuple(examples), as_dataset(tuple(examples.values())))
     parts = examples if isinstance(examples, tuple | list) else (examples,)
     arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
         advice = "convert lists with numpy.array"
         if any(isinstance(part, dict) for part in parts):
-            advice += ", and give the arrays of a dict one by one, in the order of their names"
+            advice = "give one dict for all arrays, or zmqtrain.data.TorchDataset(rows)"
         raise DataError(
-            f"the examples are {kinds}; expected arrays such as (features, labels), or an object "
-            f"with __len__ and take(indices); {advice}"
+            f"the examples are {kinds}; expected arrays such as (features, labels), or by name, or "
+            f"an object with __len__ and take(indices); {advice}"
         )
     return ArrayDataset(*arrays)
+
+
+def _shown(part: Any) -> str:
+    found = as_dataset(part) if isinstance(part, Mapping) else part
+    return f"({described(found)})" if isinstance(found, tuple) else repr(found)
 
 
 def _of_torch(examples: Any) -> Dataset:
@@ -152,3 +158,27 @@ def _classes(dataset: Dataset) -> list[str] | None:
     """Return the names of the classes of an image folder, None for other data sets."""
     named = (layer.classes for layer in layers(dataset) if isinstance(layer, ImageFolder))
     return next(named, None)
+
+
+def load_sets(data: Data, directory: str | None) -> tuple[Dataset, Dataset | None]:
+    """Return the training set and the evaluation set, None if there is none.
+
+    Raises:
+        DataError: files are missing or damaged, or ``load()`` returns something else.
+    """
+    with user_code("load()", data, DataError):
+        loaded: Any = data.load(directory)
+    match loaded:
+        case (Dataset() as training, (Dataset() | None) as evaluation):
+            if evaluation is None:
+                return Typed(training, data), None
+            if not len(evaluation):  # a stream has no length; its error advises
+                raise DataError("the evaluation set has 0 examples; expected at least 1, or no set")
+            return Typed(training, data), Typed(evaluation)
+    parts = loaded if isinstance(loaded, tuple) else ()
+    kinds = f" of {[type(part).__name__ for part in parts]}" * bool(parts)
+    raise DataError(
+        f"load() of {data!r} returned a {type(loaded).__name__}{kinds}; expected (training set, "
+        "evaluation set), each with __len__ and take(); for arrays use "
+        "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
+    )

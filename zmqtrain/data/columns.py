@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.exact import exact, promoted, rounded
-from zmqtrain.errors import DataError, did_you_mean, imported
+from zmqtrain.errors import DataError
+from zmqtrain.hints import did_you_mean, imported
 from zmqtrain.models.base import Batch
 
 if TYPE_CHECKING:
@@ -189,9 +190,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _kind(kind: pyarrow.DataType, what: str) -> tuple[np.dtype[Any] | None, int]:
-    """Return the dtype of the numbers of an Arrow type, None if all are missing, and the depth of
-    lists around them.
-    """
+    """Return the dtype of an Arrow type's numbers (None: all are missing), and its list depth."""
     types, depth, found = imported("pyarrow", "data").types, 0, kind
     while types.is_dictionary(found) or _is_list(types, found):
         depth += _is_list(types, found)
@@ -210,9 +209,7 @@ def _is_list(types: Any, kind: pyarrow.DataType) -> bool:
 def _common(
     kinds: Sequence[tuple[np.dtype[Any] | None, int]], files: Sequence[str], name: str
 ) -> tuple[np.dtype[Any], int]:
-    """Return the dtype and depth of a column in all files: floats are float32, single integers
-    int64.
-    """
+    """Return a column's dtype and depth in all files: float32, or int64 for single integers."""
     known = [(dtype, depth, file) for (dtype, depth), file in zip(kinds, files, strict=True)
              if dtype is not None or depth]  # fmt: skip
     depths: dict[int, str] = {}
@@ -227,10 +224,6 @@ def _common(
     if dtype.kind == "f":
         return np.dtype(np.float32), depth
     return (dtype if depth else np.dtype(np.int64)), depth
-
-
-def _decoded(column: pyarrow.Array) -> pyarrow.Array:
-    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
 def _check_complete(column: pyarrow.Array, what: str, rows: Sequence[int]) -> None:
@@ -258,7 +251,7 @@ def _array(column: pyarrow.Array, depth: int, what: str, rows: Sequence[int]) ->
     """Return an Arrow column as an array, one of lists as (rows, length, ...)."""
     if not len(column):
         return np.zeros((0,) * (depth + 1), np.int8)
-    column = _decoded(column)
+    column = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
     _check_none_missing(column, what, rows)
     if not depth:
         return np.asarray(column.to_numpy(zero_copy_only=False))

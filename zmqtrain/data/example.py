@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.errors import DataError, imported
+from zmqtrain.errors import DataError
+from zmqtrain.hints import imported
 
 SCHEMA = """
 name: "example.proto" syntax: "proto3"

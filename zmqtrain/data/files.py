@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from zmqtrain.errors import DataError
 
@@ -124,19 +124,3 @@ def one_task_at_a_time(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    with replacing(path) as file:
-        file.write(content)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that takes the place of ``path`` at the end of the block."""
-    draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)  # of a killed task; a link of another user is not followed
-    with draft.open("xb") as file:
-        yield file
-    draft.replace(path)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.files import reading
-from zmqtrain.errors import ConfigError, DataError, imported
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -101,11 +102,11 @@ class ImageFolder:
             has_bytes = image.mode[0] not in "IF"
             converted = _in_bytes(image, self.mode, path) if has_bytes else _in_floats(image, path)
             resized = converted.resize((width, height), library.Resampling.BILINEAR)
-        pixels = np.asarray(resized, np.float32).reshape(height, width, -1)
+        pixels: NDArray[np.float32] = np.array(resized, np.float32).reshape(height, width, -1)
         if resized.mode == "F":
             pixels = np.repeat(pixels, len(self.mode), axis=2)
         else:
-            pixels = pixels / np.float32(255)
+            pixels /= 255
         return pixels.transpose(2, 0, 1) if self.channels == "first" else pixels
 
 

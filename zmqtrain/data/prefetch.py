@@ -77,7 +77,7 @@ class Prefetcher:
         If it was prepared, wait for it; otherwise read it in the calling thread.
 
         Raises:
-            Whatever ``Dataset.take`` raised for this batch.
+            Exception: whatever ``Dataset.take`` raised for this batch.
         """
         future = self._futures.pop(number, None)
         return self._read(number) if future is None else future.result()

@@ -30,10 +30,7 @@ ALIVE_S = 1.0
 
 
 class Readers(Seeded):
-    """A data set that up to ``processes`` processes read, each a share of a batch.
-
-    See :class:`zmqtrain.data.Parallel`.
-    """
+    """A data set that processes read, each a share of a batch: see zmqtrain.data.Parallel."""
 
     def __init__(self, dataset: Dataset, processes: int) -> None:
         """

@@ -30,8 +30,7 @@ OPEN = 2
 class StreamPlan:
     """The batches of a job on a stream of ``parts`` parts, numbered from 0 without end.
 
-    Batch b holds the next examples of part b % ``parts``, in their order, after those of batch
-    b - ``parts``.
+    Batch b holds the next examples of part b % ``parts`` after those of batch b - ``parts``.
     """
 
     parts: int

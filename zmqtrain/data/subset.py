@@ -90,8 +90,7 @@ def layers(dataset: Any) -> Iterator[Any]:
 def as_row(example: Any) -> Batch:
     """Return the arrays of an example, a tuple of arrays and numbers or a single one, as copies.
 
-    Those of a dict have its names. Generators and functions may write the next example into the
-    same array.
+    Those of a dict have its names. Generators and functions may reuse an array for the next one.
     """
     if isinstance(example, Mapping):
         named = example.items()
@@ -134,6 +133,20 @@ class Wrapper:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+class Named(Wrapper):
+    """A data set whose arrays have names: a batch is a dict."""
+
+    def __init__(self, names: Sequence[str], dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self._names = names
+
+    def take(self, indices: Array) -> Batch:
+        return dict(zip(self._names, self.dataset.take(indices), strict=True))
+
+    def __repr__(self) -> str:
+        return f"Named({self._names}, {self.dataset!r})"
 
 
 class Seeded(Wrapper):

@@ -5,8 +5,7 @@ One name is one array. Of several names, columns of numbers become one float32 a
 (n, columns), and columns of lists an array each. Without ``inputs`` all other columns count.
 
 All files of a data set have one schema: columns are found by name, in the order of the first file,
-and have one dtype. Floats are rounded to float32; a whole number that does not fit its array is an
-error.
+and have one dtype. Floats are rounded to float32; a whole number that does not fit is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from zmqtrain.data.collate import Collate, collated
 from zmqtrain.data.columns import Choice, Columns, Names, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Files, Paths, reading
-from zmqtrain.errors import DataError, imported
+from zmqtrain.errors import DataError
+from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _InMemory:
 
 
 @dataclass(frozen=True, eq=False)
-class Table(_InMemory):
+class Frame(_InMemory):
     """Examples in a DataFrame of pandas or polars, or in an Arrow table."""
 
     table: Any
@@ -63,7 +63,7 @@ class Table(_InMemory):
         return Columns([(where, table.schema)], self.inputs, self.target).batch(table, where)
 
     def __repr__(self) -> str:
-        return f"Table({type(self.table).__name__}, {self.inputs!r}, {self.target!r})"
+        return f"Frame({type(self.table).__name__}, {self.inputs!r}, {self.target!r})"
 
 
 @dataclass(frozen=True, eq=False)

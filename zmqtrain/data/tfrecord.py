@@ -6,6 +6,7 @@ of the data, all little-endian. See tensorflow/core/lib/io/record_writer.h.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import logging
@@ -21,18 +22,11 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.data.files import (
-    DAMAGED,
-    Files,
-    Paths,
-    one_task_at_a_time,
-    reading,
-    replacing,
-    stamp_of,
-    write_whole,
-)
+from zmqtrain.data.files import DAMAGED, Files, Paths, one_task_at_a_time, reading, stamp_of
 from zmqtrain.data.subset import stacked
-from zmqtrain.errors import ConfigError, DataError, imported
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.files import replace_file, replaced
+from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
 
@@ -162,7 +156,7 @@ def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:
                 _decompress(source, path)
             content = io.BytesIO()
             np.savez(content, key=_key(source, path, skip), spans=_spans(source, path, skip))
-            write_whole(index, content.getvalue())
+            replace_file(index, content.getvalue())
         found = _load(index, source, path, skip)
     if found is None:
         raise DataError(f"{source} changes while it is indexed; start again when it is whole")
@@ -240,7 +234,9 @@ def _damaged(name: str, record: int, place: int, reason: str) -> DataError:
 def _decompress(source: Path, target: Path) -> None:
     """Write the content of a compressed file."""
     log.info("decompressing %s to %s", source, target)
-    with source.open("rb") as file, replacing(target) as plain:
+    for left in target.parent.glob(f"{glob.escape(target.name)}.tmp-*"):  # by a killed task
+        left.unlink()
+    with source.open("rb") as file, replaced(target) as draft, draft.open("xb") as plain:
         for part in _decompressed(file):
             plain.write(part)
 

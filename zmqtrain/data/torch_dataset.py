@@ -30,10 +30,7 @@ class TorchDataset(Seeded):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        num_workers: int = 0,
-        collate_fn: Collate | None = None,
+        self, dataset: Any, num_workers: int = 0, collate_fn: Collate | None = None
     ) -> None:
         """
         Raises:

@@ -1,8 +1,7 @@
 """The exchange over the board: workers of one host make steps in its ps's memory by themselves.
 
 At the beginning, for a checkpoint, and when a task joins, leaves or dies, the workers push by
-messages, as usual. With the answer they find their seats on the board, and go on there until one
-is taken.
+messages. With the answer they find their seats on the board, and go on there until one is taken.
 """
 
 from __future__ import annotations
@@ -154,23 +153,17 @@ class BoardExchange(ParameterServerExchange):
         Raises:
             FencedError, PeerLostError: the ps does not know us any more, or is given up.
         """
-        late = await self._shortly(seat, word)
-        if late < 0 or self._is_over(seat, word, late):
-            return late < 0
-        loop, entered = asyncio.get_running_loop(), None
-        try:
-            while late >= 0 and not self._is_over(seat, word, late):
-                self._awaited = late
-                if entered is None or entered[0] != late:
-                    self._end_wait(entered)
-                    entered = late, self._begin_wait(seat, word, late)
-                wait = partial(seat.wait, late, word, WAIT_S)
-                await loop.run_in_executor(self._waiting, wait)
-                self._link.check()
-                late = seat.missing(word)
-        finally:
-            self._end_wait(entered)
-        self._turned_at = time.perf_counter()
+        late, loop = await self._shortly(seat, word), asyncio.get_running_loop()
+        while late >= 0 and not self._is_over(seat, word, late):
+            awaited, worker = late, seat.holders[late].worker
+            self._awaited = late
+            with self._actor.waits.on(f"worker {worker}", self._lack(seat, word)):
+                while late == awaited and not self._is_over(seat, word, late):
+                    wait = partial(seat.wait, late, word, WAIT_S)
+                    await loop.run_in_executor(self._waiting, wait)
+                    self._link.check()
+                    late = seat.missing(word)
+            self._turned_at = time.perf_counter()
         return late < 0
 
     async def _shortly(self, seat: Seat, word: int) -> int:
@@ -200,17 +193,11 @@ class BoardExchange(ParameterServerExchange):
     def _is_over(seat: Seat, word: int, late: int) -> bool:
         return word == MADE and seat.is_over(late)
 
-    def _begin_wait(self, seat: Seat, word: int, late: int) -> int:
-        worker, step, lease_s = seat.holders[late].worker, seat.version, self._actor.timing.lease_s
-        if word == MADE:
-            reason = (
-                f"step {step} lacks its gradient; if it dies, or is silent for {lease_s:g} s, the "
-                "others go on without it"
-            )
-        else:
-            reason = f"step {step} lacks its update; if it dies, the ps finishes that"
-        return self._actor.waits.begin(f"worker {worker}", reason)
-
-    def _end_wait(self, entered: tuple[int, int] | None) -> None:
-        if entered is not None:
-            self._actor.waits.end(entered[1])
+    def _lack(self, seat: Seat, word: int) -> str:
+        """Return what a step lacks while a member has not raised a word."""
+        if word == DONE:
+            return f"step {seat.version} lacks its update; if it dies, the ps finishes that"
+        return (
+            f"step {seat.version} lacks its gradient; if it dies, or is silent for "
+            f"{self._actor.timing.lease_s:g} s, the others go on without it"
+        )

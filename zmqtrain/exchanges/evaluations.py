@@ -59,8 +59,7 @@ def received_sums(
 class Evaluations:
     """Measures parts of one evaluation after another, with the model of the training loop.
 
-    Nobody waits for them. A part that is given up, since the loop goes on or by an error, is
-    measured by the chief.
+    Nobody waits for them: the chief measures a part that an error or the next step has ended.
     """
 
     def __init__(

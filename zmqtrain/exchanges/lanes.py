@@ -16,6 +16,7 @@ from zmqtrain.actors.link import Link
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, SegmentError
+from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import nearest
 from zmqtrain.store.row_buffer import RowBuffer
@@ -25,9 +26,10 @@ from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.store.table_memory import reach as reach_tables
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import Add, Chunks, Encode
+from zmqtrain.wire.chunks import Add, Chunks, Encode, Parts
 from zmqtrain.wire.compression import Compressor, Decompressor, make_compression
 from zmqtrain.wire.messages import Mapped, MapSegment
+from zmqtrain.wire.rows import WithRows, chunks_of
 
 if TYPE_CHECKING:
     from zmqtrain.actors.task import JobActor
@@ -68,6 +70,11 @@ class Lane:
         if self.reached is not None or chunks.count(len(self.gradient)) == 1:
             return None
         return Chunks(self.gradient, sequence, self._encode, in_order=False)
+
+    def with_rows(self, parts: Parts | None, rows: Sequence[RowsOf], sequence: int) -> WithRows:
+        """Return the parts of a push and the rows of its gradient, which travel."""
+        compression = None if self.compressor is None else self.compressor.compression
+        return WithRows(parts, chunks_of(rows, sequence, compression))
 
     @property
     def _encode(self) -> Encode:

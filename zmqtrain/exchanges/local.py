@@ -20,6 +20,7 @@ from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ConfigError, ExitCode, SegmentError
 from zmqtrain.job import Job
+from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, Rows
 from zmqtrain.models.weights import weight_of
 from zmqtrain.policies import make_policy
@@ -28,7 +29,7 @@ from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import TableMemory
-from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
+from zmqtrain.training.exchange import Exchange, Membership, Round, StepReport, StepResult
 from zmqtrain.wire.control import Close, Extend
 
 log = logging.getLogger(__name__)
@@ -53,10 +54,8 @@ def own_shard(job: Job, layout: ShardLayout, device: Device | None = None) -> Sh
     )
 
 
-class OwnRows:
-    """The rows of a shard of this process, a RowSource; no update is under way."""
-
-    may_wait = False
+class OwnRows(RowSource):
+    """The rows of a shard of this process; no update is under way."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -64,11 +63,8 @@ class OwnRows:
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
         return [self._tables.rows(table, ids) for table, ids in wanted]
 
-    def close(self) -> None:
-        """Do nothing: no read waits."""
 
-
-class LocalExchange:
+class LocalExchange(Exchange):
     """One worker's exchange with a shard of its own, which holds all parameters.
 
     ``failure``: why the job cannot go on, else ""; ``failure_code``: the exit code then.
@@ -121,12 +117,6 @@ class LocalExchange:
             round=begun,
         )
 
-    def begin(self) -> None:
-        """Nothing to do: the gradient buffer is free."""
-
-    def written(self, names: Sequence[str]) -> None:
-        """Nothing to do: nothing is sent."""
-
     async def finish(self, report: StepReport) -> StepResult:
         self.steps += 1
         self.loss = report.loss
@@ -153,17 +143,8 @@ class LocalExchange:
             step=self.shard.version,
         )
 
-    async def wait_for_end(self) -> None:
-        """Return at once: there is no ps that could need the worker again."""
-
-    def leave(self, reason: str) -> None:
-        """Nothing to do: there are no other tasks."""
-
     def close(self, exit_code: int, reason: str, *, at_once: bool = False) -> None:
-        """End the job early: the step under way still counts, and no other is begun.
-
-        ``at_once``: no step is under way.
-        """
+        """End the job early, after the step that is under way, or ``at_once`` without one."""
         self._handle(Close(at_once, exit_code, reason))
 
     def extend(self, limit: int) -> None:

@@ -18,7 +18,6 @@ from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.finite import all_finite
 from zmqtrain.wire import chunks
 from zmqtrain.wire.messages import Push
-from zmqtrain.wire.rows import WithRows, chunks_of
 
 
 class Overlap:
@@ -74,7 +73,8 @@ class Overlap:
         if request is not None:
             if rows and request.chunks is not None:
                 request.chunks.add(range(len(request.chunks)))
-                request.chunks = WithRows(request.chunks, chunks_of(rows, push.sequence))
+                lane = self._lanes[shard]
+                request.chunks = lane.with_rows(request.chunks, rows, push.sequence)
             self._links[shard].complete(request, push, with_chunks=push.finite)
             compressor = self._lanes[shard].compressor
             if compressor is not None and not push.finite:

@@ -23,16 +23,16 @@ from zmqtrain.exchanges.reads import copy_consistently, read_parameters
 from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
-from zmqtrain.training.exchange import Membership, Round, StepReport, StepResult
+from zmqtrain.training.exchange import Exchange, Membership, Round, StepReport, StepResult
 from zmqtrain.wire.chunks import Parts
 from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
-from zmqtrain.wire.rows import WithRows, chunks_of
 
 Reply = TypeVar("Reply", PullReply, PushReply)
 
 
-class ParameterServerExchange:
+class ParameterServerExchange(Exchange):
     """One worker's exchange with every ps of its cluster."""
 
     def __init__(self, actor: JobActor, links: Sequence[Link]) -> None:
@@ -71,8 +71,11 @@ class ParameterServerExchange:
             self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
         if self._has_tables:
             readers = [lane.rows for lane in self.lanes]
-            tables, copies = self._actor.job.table_variables(), self._actor.plan.copies
-            self.rows = ShardRows(tables, self._links, readers, copies)
+            job, copies = self._actor.job, self._actor.plan.copies
+            compression = make_compression(job.compression)
+            self.rows = ShardRows(
+                job.table_variables(), self._links, readers, copies, compression=compression
+            )
         reply = await self._answer(self._pull(), PullReply)
         return Membership(
             layouts=[*own.values()],
@@ -154,7 +157,7 @@ class ParameterServerExchange:
         if lane.row_buffer is not None:
             lane.row_buffer.write(rows)
         elif rows:
-            return WithRows(chunks, chunks_of(rows, self._sequence))
+            return lane.with_rows(chunks, rows, self._sequence)
         return chunks
 
     async def wait_for_end(self) -> None:
@@ -220,10 +223,7 @@ class ParameterServerExchange:
         return Round(reply.version, steps, reply.learning_rate, reply.sends_difference)
 
     async def _answer(self, requests: Sequence[Outstanding], kind: type[Reply]) -> Reply:
-        """Wait until every shard has let this worker go on; take in their parameters.
-
-        Returns the leader's answer.
-        """
+        """Wait until all shards let this worker go on; take in parameters; return ps 0's answer."""
         try:
             if len(requests) == 1:  # which costs less
                 replies = [await requests[0].future]

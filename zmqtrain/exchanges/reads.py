@@ -59,8 +59,7 @@ async def read_parameters(
 ) -> int:
     """Copy the elements that a shard owns, or their moving average, at one version; return it.
 
-    ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: copy what it has
-    kept of this version.
+    ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: a kept version.
     """
     part = slice(None) if copies else layout.owned
     if segment is not None and not at:
@@ -75,9 +74,8 @@ async def read_parameters(
 def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
     """Copy ``source`` while no update changes it; False if updates did in every attempt.
 
-    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
-    stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
-    than a store may be late.
+    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and stores
+    keep their order on x86; elsewhere the copy takes far longer than a store may be late.
     """
     for _ in range(_ATTEMPTS):
         before = words[CLOCK]

@@ -9,27 +9,22 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError
+from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, RowPlace, Rows, RowsOf, TableVariable, shards_of
+from zmqtrain.store.table_memory import TableMemory
+from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, RowValues
 from zmqtrain.wire.rows import cut, encoded, rows_in
 
 REQUESTS = 8
 """Requests for rows that a ps has at a time, each of about a frame: the others wait."""
-
-
-class Reader(Protocol):
-    """The rows of one shard in memory that this process has reached."""
-
-    def read(self, table: int, ids: Ids) -> Rows:
-        """Return the rows of a table with these sorted unique ids."""
-        ...
 
 
 class _Piece(NamedTuple):
@@ -59,23 +54,29 @@ class _Asked(NamedTuple):
         return all(a == b and (x is y or np.array_equal(x, y)) for (a, x), (b, y) in pairs)
 
 
-class ShardRows:
-    """The rows of all shards, a RowSource."""
+class ShardRows(RowSource):
+    """The rows of all shards."""
 
     def __init__(
         self,
         tables: Sequence[TableVariable],
         links: Sequence[Link],
-        readers: Sequence[Reader | None],
+        readers: Sequence[TableMemory | None],
         copies: int = 1,
         at: int = 0,
+        compression: Compression | None = None,
     ) -> None:
         """``readers``: by shard, None: its rows travel. ``copies``: how many shards hold each row.
         ``at``: a version that all shards have kept, whose rows travel; 0: the current one.
+        ``compression``: the job's, which may change rows that travel; None: they are exact.
 
         Made on the event loop of the links.
         """
         self._tables, self._links, self._readers, self._at = tables, links, readers, at
+        self._compression = compression
+        self.exact = self  # a source of the same rows as they are, which is closed with this one
+        if compression is not None:
+            self.exact = ShardRows(tables, links, readers, copies, at)
         self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
@@ -106,8 +107,7 @@ class ShardRows:
     def ask(self, wanted: Sequence[tuple[int, Ids]], after: int) -> None:
         """Have the rows that travel sent with the answers to push ``after``, which has begun.
 
-        The :meth:`read` of the same rows takes them, before the next push. Called on the event loop
-        of the links, for each push.
+        The next :meth:`read` of the same rows takes them. Called on the links' event loop.
         """
         if self._asked is not None and self._asked.future is not None:
             self._asked.future.cancel()  # nobody has read them
@@ -131,6 +131,8 @@ class ShardRows:
 
     def close(self) -> None:
         self._is_closed = True
+        if self.exact is not self:
+            self.exact.close()
         for future in tuple(self._under_way):
             future.cancel()
 
@@ -181,14 +183,16 @@ class ShardRows:
     ) -> None:
         ids = [piece.ids[run] for piece, run in some]
         counts = tuple(map(len, ids))
-        lookup = Lookup(tuple(piece.table for piece, _ in some), counts, after, self._at)
+        tables = tuple(piece.table for piece, _ in some)
+        lookup = Lookup(tables, counts, after, self._at, self._compression is not None)
         reason = "it has not sent the rows of a batch yet"
         async with self._turns[shard]:
             link = self._links[shard]
             reply = await link.request(lookup, reason=reason, tensors=(encoded(ids),))
-        reply.expect(RowValues)
-        dims = [self._tables[piece.table].dim for piece, _ in some]
-        for (piece, run), rows in zip(some, rows_in(reply.tensors, counts, dims), strict=True):
+        compression = self._compression if reply.expect(RowValues).compressed else None
+        dims = [self._tables[table].dim for table in tables]
+        every = rows_in(reply.tensors, counts, dims, compression)
+        for (piece, run), rows in zip(some, every, strict=True):
             piece.put(found, run, rows)
 
 

@@ -28,6 +28,7 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import Progress
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopBridge, Place
+from zmqtrain.training.step_times import StepTimes
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.control import Evaluate, Gather, RequestSave, Shutdown
 from zmqtrain.wire.messages import Done, Heartbeat
@@ -81,11 +82,10 @@ class Worker(JobActor):
             self.job,
             training,
             exchange,
-            self.metrics,
+            StepTimes(self.metrics, None if self.traces is None else self._trace),
             threads=self._threads,
             profile=self._profile,
             worker=self.task.index,
-            traced=None if self.traces is None else self._trace,
         )
         if isinstance(self.job.model, LoopBridge):
             found = self.task.index, self.plan.workers, evaluation, lambda: exchange.versions[0]
@@ -141,7 +141,8 @@ class Worker(JobActor):
         segments = [lane.reached for lane in exchange.lanes]
         reading = read_variables(self.plan, self.links, segments, average=average)
         values, versions = await reading
-        return values | readers_of(self.job.table_variables(), exchange.rows), versions
+        rows = exchange.rows and exchange.rows.exact
+        return values | readers_of(self.job.table_variables(), rows), versions
 
     async def _save(self) -> str | None:
         """Have the chief save a checkpoint, for the user's own loop; None: there is none."""

@@ -297,10 +297,7 @@ def _server_among(actors: Iterable[JobActor]) -> ParameterServer | None:
 
 
 def _newest(logdir: str, addresses: Sequence[str]) -> Group:
-    """Return the group that carries the job, by the logdir.
-
-    All workers begin anew if it names no group, or an address that is none of theirs.
-    """
+    """Return the group that carries the job, by the logdir; else all workers, which begin anew."""
     number, found = newest_group(logdir)
     if found and set(found) <= set(addresses):
         return Group(number, tuple(sorted(map(addresses.index, found))))
@@ -308,11 +305,7 @@ def _newest(logdir: str, addresses: Sequence[str]) -> Group:
 
 
 def _check_begun(logdir: str, generation: int, lost: PeerLostError) -> None:
-    """Check that a new chief in this process finds this generation's checkpoints of the job.
-
-    Raises:
-        PeerLostError: it would not; or the job never began: some task was never started.
-    """
+    """Check that the job has begun, and that a chief here finds this generation's checkpoints."""
     known = last_generation(checkpoints_directory(Path(logdir)))
     if not known and not generation:
         raise lost
@@ -347,11 +340,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
 
 
 async def _until_later_group(chief: JobActor) -> None:
-    """Wait until the logdir names a later group than the chief's, which may send it no message.
-
-    Raises:
-        GroupOverError: there is one, whose chief waits for this one's claim.
-    """
+    """End this chief once the logdir names a later group, whose chief waits for its claim."""
     logdir = chief.job.logdir or ""
     while True:
         await asyncio.sleep(CLAIM_S)

@@ -56,8 +56,7 @@ def note_end(actors: Sequence[JobActor], plan: Plan) -> None:
 def life(config: TaskConfig, plan: Plan) -> Iterator[float | None]:
     """Yield when the first life of this task began, if it was killed or lost its peers.
 
-    The first life of a task that begins a job removes the note that another one at its addresses
-    has ended.
+    The first life of a task that begins a job removes the note of an earlier job's end there.
     """
     if plan.is_of_one_run:  # no task of it starts later
         yield None

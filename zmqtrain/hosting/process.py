@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import resource
 import signal
 import socket
@@ -102,12 +103,16 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     return server
 
 
-async def be_scraped(server: health.Server, actors: Sequence[JobActor]) -> None:
-    """Let Prometheus see how the job has ended, unless a signal asks this process to end."""
-    ended_at = time.monotonic()
-    while server.expects_scrape(ended_at):
+async def be_scraped(server: health.Server, actors: Sequence[JobActor], signalled_s: float) -> None:
+    """Let Prometheus see how the job has ended.
+
+    ``signalled_s``: how long a process that a signal asks to end may still wait for that. Engines
+    send one as soon as a job ends, and the alert on lost jobs would page.
+    """
+    ended_at, until = time.monotonic(), math.inf
+    while server.expects_scrape(ended_at) and time.monotonic() < until:
         if any(actor.is_signalled for actor in actors):
-            return
+            until = min(until, time.monotonic() + signalled_s)
         await asyncio.sleep(health.SHUTDOWN_POLL_S)
 
 

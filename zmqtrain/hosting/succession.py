@@ -1,8 +1,7 @@
 """Saving the state of a group from its remaining workers, if its parts have copies.
 
 The lowest worker has each of them carry out the last orders that any of them knows, and write a
-part of a checkpoint. The next group then loses no step; if this fails, it goes on from the previous
-checkpoint.
+part of a checkpoint. Then the next group loses no step; else it has the previous checkpoint.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ async def serve(
 ) -> int:
     """Run the task, for one group of workers after another if it can; return its exit code.
 
-    ``actors``: a list that gets its actors. ``on_progress``: called by the chief; it logs unless
-    this is given.
+    ``actors``: a list that gets its actors. ``on_progress``: called by the chief; None: it logs.
     """
     IN_A_TASK.set(True)
     actors = [] if actors is None else actors
@@ -126,7 +125,8 @@ async def serve_in_group(
             notes.note_end(actors, plan)
         for actor, server in zip(actors, servers, strict=True):
             if isinstance(actor, ParameterServer) and actor.leader is not None and actor.end:
-                await be_scraped(server, actors)
+                may_stay = config.on_term == "leave"
+                await be_scraped(server, actors, config.grace_s if may_stay else 0.0)
         logdir = plan.job.logdir
         if plan.group and logdir and getattr(actors[0], "summary", None) is not None:
             forget_groups(logdir)

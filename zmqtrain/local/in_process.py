@@ -32,7 +32,7 @@ from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster
-from zmqtrain.roles import process
+from zmqtrain.roles import launch, process
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.user_code import mistakes_in_short
@@ -97,7 +97,7 @@ def train_as(task: TaskConfig, job: Job, on_progress: OnProgress | None = None) 
         stop.reach(actor.stop)
         stop_on_signals(actor)
 
-    code, summary = _with_a_loop(lambda: process.train(task, job, reach, on_progress), stop)
+    code, summary = _with_a_loop(lambda: launch.train(task, job, reach, on_progress), stop)
     if code or summary is None:
         raise process.end_of_process(f"{task.task} has ended with exit code {code}", code)
     return summary
@@ -119,7 +119,7 @@ def train_here(
         if type(count) is not int or count < least:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from {least} on")
     stop = Stop()
-    with generators_kept(), contextlib.closing(ProgressDisplay()) as display:
+    with generators_kept(all_gpus=True), contextlib.closing(ProgressDisplay()) as display:
         show = on_progress or display
         if workers == 1 and ps is None:
             training = run_alone(job, show, stop)

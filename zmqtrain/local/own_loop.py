@@ -34,7 +34,7 @@ from zmqtrain.metrics import Measures
 from zmqtrain.models.base import Parameters
 from zmqtrain.models.rows import TableReader
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import process, script
+from zmqtrain.roles import launch, process, script
 from zmqtrain.training.evaluation import evaluate, rows_of
 from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError, Place
 from zmqtrain.user_code import mistakes_in_short, without_own_frames
@@ -71,7 +71,7 @@ def attach(job: Job) -> Session:
     else:
         job = process.job_of_script(job)
         if (config := process.task_of_script("zmqtrain.attach")) is not None:
-            train, role = partial(process.train, config), config.role
+            train, role = partial(launch.train, config), config.role
     if job.devices:
         raise ConfigError(
             f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "
@@ -93,7 +93,7 @@ class Session:
         self, job: Job, bridge: LoopBridge, train: script.Train | None, role: Role = Role.WORKER
     ) -> None:
         """``train`` runs the task of this process; None: the job trains in this process alone."""
-        with generators_kept():
+        with generators_kept(all_gpus=True):
             job.variables()  # before that, the model knows no seed
         self.module = bridge.module
         self.summary: Summary | None = None
@@ -137,7 +137,7 @@ class Session:
         self._lease = self._lease or self._bridge.next()
 
     def __enter__(self) -> Session:
-        self._stack.enter_context(generators_kept())
+        self._stack.enter_context(generators_kept(all_gpus=True))
         boards = [one for one in self._job.callbacks if isinstance(one, TensorBoard)]
         if boards:  # one for this thread
             self._board = TensorBoard(boards[0].logdir)

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 from zmqtrain.actors.waits import within
 from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, Restart, decide
-from zmqtrain.errors import ConfigError, host_error
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import host_error
 from zmqtrain.hosting import signals
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.config.job_file import refuse_while_loading
+from zmqtrain.config.job_file import fit_in_script, refuse_while_loading
 from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.subset import Typed, first_of
-from zmqtrain.errors import ConfigError, DataError, no_option
+from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.fingerprint import in_short
+from zmqtrain.hints import no_option
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
@@ -27,8 +29,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
-from zmqtrain.models.tables import Table
-from zmqtrain.observe.summary import Summary
+from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.optim import SGD
 from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
@@ -37,28 +38,30 @@ from zmqtrain.store.weights import by_first_name, load, named_arrays
 from zmqtrain.training import evaluation
 from zmqtrain.user_code import mistakes_in_short
 
+_OF_FIT = {"model", "data", "optimizer", "epochs", "callbacks", "class_weight", "steps_per_epoch"}
+"""Fields of the job that are arguments of ``Trainer`` or ``fit``."""
+
 _OF_MODEL = {"inner", "tables", "groups"}
 """Options that only a job with the model can check."""
 
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
 
+BATCH_SIZE = 32
+"""Examples in a batch of :meth:`Trainer.fit` by default, as in Keras."""
 
-_DATA_FIRST = "data come first, as in fit(features, labels)"
-_NOT_TAKEN = {
-    "x": _DATA_FIRST,
-    "y": _DATA_FIRST,
-    "shuffle": "each pass has an order of its own, by the seed",
-    "initial_epoch": "with a logdir a second fit goes on where the first one ended",
-    "validation_steps": "all validation data are measured: give fewer",
-    "validation_freq": "validation data are measured after each epoch",
-    "validation_batch_size": "validation data are measured in batches of batch_size",
-    "steps": "all examples count: give fewer",
-    "sample_weight": "give the weights behind the labels: (features, labels, weights)",
-    "return_dict": "the measures are a dict",
-    "verbose": "it shows no progress",
+_OF_KERAS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "shuffle": ((True,), "each pass has an order of its own, by the seed"),
+    "initial_epoch": ((0,), "with a logdir a second fit goes on where the first one ended"),
+    "validation_steps": ((None,), "all validation data are measured: give fewer"),
+    "validation_freq": ((1,), "validation data are measured after each epoch"),
+    "validation_batch_size": ((None,), "validation data are measured in batches of batch_size"),
+    "steps": ((None,), "all examples count: give fewer"),
+    "sample_weight": ((None,), "give the weights behind the labels: (features, labels, weights)"),
+    "return_dict": ((True,), "the measures are a dict"),
+    "verbose": ((0, False, "auto"), "it shows no progress"),
 }
-"""Arguments of Keras's methods, and their equivalents here."""
+"""Arguments of Keras's methods: their values that ask for what is done here, and what that is."""
 
 
 class Trainer:
@@ -97,11 +100,9 @@ class Trainer:
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None
-        of_fit = {"model", "data", "optimizer", "epochs", "callbacks", "class_weight"}
-        of_fit |= {"steps_per_epoch"}
-        known = Job.model_fields.keys() - of_fit
+        known = Job.model_fields.keys() - _OF_FIT
         if unknown := [name for name in options if name not in known]:
-            if unknown[0] in of_fit:
+            if unknown[0] in _OF_FIT:
                 raise ConfigError(f"Trainer takes no {unknown[0]}; give {unknown[0]} to fit")
             raise no_option("Trainer", unknown[0], sorted(known))
         try:
@@ -116,8 +117,8 @@ class Trainer:
     @process.mistakes_end_a_task()
     def fit(
         self,
-        train: Any = None,
-        labels: Any = None,
+        x: Any = None,
+        y: Any = None,
         *,
         epochs: int = 1,
         batch_size: int | None = None,
@@ -131,12 +132,13 @@ class Trainer:
         fast_dev_run: bool = False,
         **unknown: Any,
     ) -> History:
-        """Train for ``epochs`` passes over ``train``; return the measures after each.
+        """Train for ``epochs`` passes over ``x``; return the measures after each.
 
-        ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
+        ``x``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
         whose evaluation set is the validation data unless that is given; or two arrays,
         ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
-        arrays, or arrays by name. ``validation_split``: fraction of the examples, chosen by the
+        arrays, or arrays by name. ``batch_size``: examples in a batch of one worker, 32 by default,
+        as in Keras. ``validation_split``: fraction of the examples, chosen by the
         job's seed, that is held out as validation data. ``epochs`` counts from the
         start of the logdir's job. ``steps_per_epoch``: batches of an epoch, in place of those of a
         pass; the next epoch goes on in it. Without a logdir a second call goes on from the weights,
@@ -144,7 +146,8 @@ class Trainer:
         ``sample_weight``: weights of the examples in a tuple of arrays; the tuple may also have
         them as its third array. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
         batches, without saving or callbacks that write files, to try everything out. ``unknown``:
-        other arguments of Keras are refused, with their equivalents here.
+        other arguments of Keras are refused, with their equivalents here, unless their values ask
+        for what is done anyway, such as ``shuffle=True``.
 
         If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
         task until the training ends. Every task returns the same measures, arrays left out;
@@ -158,10 +161,9 @@ class Trainer:
             ZmqTrainError: it could not begin.
         """
         refuse_while_loading("Trainer.fit")
-        _check_call(self.fit, train, unknown, epochs=epochs)
+        _check_call(self.fit, x, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
-        if labels is not None:
-            train = (train, labels)
+        train = x if y is None else (x, y)
         if sample_weight is not None:
             train = _weighted(train, sample_weight)
         train, validation_data = self._ordered(train), self._ordered(validation_data)
@@ -170,10 +172,10 @@ class Trainer:
                 raise ConfigError("validation_data and validation_split were given; expected one")
             train = Holdout(train, validation_split, self._options.get("seed", 0))
         data = _data(train, validation_data, directory)
-        shown = [ProgressBar()] if verbose else []
+        shown = [ProgressBar()] if verbose and not fit_in_script() else []
         if fast_dev_run:
             callbacks = [one for one in callbacks if not getattr(one, "keeps_files", False)]
-        options = self._options | ({} if batch_size is None else {"batch_size": batch_size})
+        given = {} if batch_size is None else {"batch_size": batch_size}
         self._check_tables()
         job = Job(
             model=self.model,
@@ -186,7 +188,7 @@ class Trainer:
             steps_per_epoch=steps_per_epoch or 0,
             callbacks=[*callbacks, *shown],
             class_weight=dict(class_weight) if isinstance(class_weight, Mapping) else class_weight,
-            **options,
+            **{"batch_size": BATCH_SIZE} | self._options | given,
         )
         job = process.job_of_script(job)
         if fast_dev_run:
@@ -211,6 +213,13 @@ class Trainer:
 
     def _train(self, job: Job, *, alone: bool) -> Summary:
         workers, ps = self._workers, self._ps
+        if (train := fit_in_script()) is not None and not alone:
+            if (workers, ps) != (None, None):
+                raise ConfigError(
+                    f"Trainer got workers={workers} and ps={ps}, but zmqtrain has started this "
+                    "script as a cluster; leave them out"
+                )
+            return train(job)
         task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
         if task is None:  # callbacks show the progress
             return train_here(job, workers=workers, ps=ps, on_progress=lambda status: None)
@@ -224,14 +233,15 @@ class Trainer:
     @property
     def weights(self) -> dict[str, NDArray[Any]]:
         """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
-        elsewhere = isinstance(self._weights, process.NotHere)
-        if (self._weights is None or elsewhere) and self.logdir is not None:
+        if isinstance(self._weights, NotHere | None) and self.logdir is not None:
             if checkpoints_directory(Path(self.logdir)).is_dir():
                 is_average = self._options.get("evaluate_average", False)
                 self._weights = load(self.logdir, average=is_average)
         if self._weights is None:
-            options = self._options
-            first = _initial(self.model, options.get("seed", 0), options.get("tables", {}))
+            own, seed = as_model(self.model), self._options.get("seed", 0)
+            tables = tables_of(self.model, seed, self._options.get("tables", {}))
+            readers = readers_of([table for table, _ in tables])
+            first = {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
             given = by_first_name(self._initial, self.model)
             return {name: given.get(name, value) for name, value in first.items()}
         return dict(self._weights)
@@ -239,8 +249,8 @@ class Trainer:
     @mistakes_in_short
     def evaluate(
         self,
-        examples: Any = None,
-        labels: Any = None,
+        x: Any = None,
+        y: Any = None,
         *,
         batch_size: int = evaluation.ROWS,
         callbacks: Sequence[Any] = (),
@@ -254,22 +264,18 @@ class Trainer:
         Raises:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
-        _check_call(self.evaluate, examples, unknown, batch_size=batch_size)
-        both = examples if labels is None else (examples, labels)
-        dataset = _examples(self._ordered(both))
-        called = self._calling(callbacks)
-        called.call("on_test_begin", {})
-        with generators_kept():
-            measures = evaluation.evaluate(
+        _check_call(self.evaluate, x, unknown, batch_size=batch_size)
+        dataset = _examples(self._ordered(x if y is None else (x, y)))
+        with self._calling(callbacks, "test") as logs:
+            logs |= evaluation.evaluate(
                 self.model, self.weights, dataset, metrics=self.metrics, rows=batch_size
             )
-        called.call("on_test_end", measures)
-        return measures
+        return logs
 
     @mistakes_in_short
     def predict(
         self,
-        examples: Any = None,
+        x: Any = None,
         *,
         batch_size: int = evaluation.ROWS,
         callbacks: Sequence[Any] = (),
@@ -277,47 +283,43 @@ class Trainer:
     ) -> Any:
         """Return the model's outputs, a row for each example; of several outputs a tuple.
 
-        ``examples`` need no labels.
+        ``x``: examples, which need no labels.
 
         Raises:
             ConfigError, DataError: the model cannot predict, or the data is wrong.
         """
-        _check_call(self.predict, examples, unknown, batch_size=batch_size)
-        dataset = _examples(self._ordered(examples))
-        called = self._calling(callbacks)
-        called.call("on_predict_begin", {})
-        with generators_kept():
-            outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
-        called.call("on_predict_end", {"outputs": outputs})
-        return outputs
+        _check_call(self.predict, x, unknown, batch_size=batch_size)
+        dataset = _examples(self._ordered(x))
+        with self._calling(callbacks, "predict") as logs:
+            logs["outputs"] = evaluation.predict(self.model, self.weights, dataset, batch_size)
+        return logs["outputs"]
 
     def _ordered(self, examples: Any) -> Any:
-        """Return examples with nested lists of arrays, and arrays by name, as one tuple.
+        """Return examples with nested lists of arrays as one tuple; by name, as the model has them.
 
         Raises:
-            ConfigError: the model knows no names.
+            DataError: the model has other names.
         """
         if isinstance(examples, Mapping):
-            return tuple(as_model(self.model).arrays_of(examples))
+            ordered = as_model(self.model).arrays_of(examples)
+            return examples if ordered is None else tuple(ordered)
         if isinstance(examples, tuple | list) and any(map(_is_nested, examples)):
             parts = [self._ordered(part) for part in examples]
             nested = [part if isinstance(part, tuple | list) else (part,) for part in parts]
             return tuple(array for part in nested for array in part)
         return examples
 
-    def _calling(self, callbacks: Sequence[Any]) -> CallbackList:
-        view = ModelView(self.model)
+    @contextmanager
+    def _calling(self, callbacks: Sequence[Any], what: str) -> Iterator[dict[str, Any]]:
+        """Call the hooks of an evaluation or of predictions, whose logs the block fills."""
+        view, called = ModelView(self.model), CallbackList(callbacks)
         view.show(self.weights if callbacks else {})
-        called = CallbackList(callbacks)
         called.begin(view, {})
-        return called
-
-
-def _initial(model: Model, seed: int, tables: Mapping[Any, Table]) -> dict[str, Any]:
-    """Return the values of all variables, and readers of the tables, with which a model begins."""
-    own = as_model(model)
-    readers = readers_of([table for table, _ in tables_of(model, seed, tables)])
-    return {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
+        called.call(f"on_{what}_begin", {})
+        logs: dict[str, Any] = {}
+        with generators_kept(all_gpus=True):
+            yield logs
+        called.call(f"on_{what}_end", logs)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -336,10 +338,11 @@ def _check_call(
     """Refuse a call without examples, with arguments that the method lacks, or wrong sizes."""
     called = method.__name__
     for name, value in unknown.items():
-        if name in _NOT_TAKEN:
-            raise ConfigError(
-                f"{called} got {name} ({in_short(value)}); expected none: {_NOT_TAKEN[name]}"
-            )
+        if name in _OF_KERAS:
+            meant, done = _OF_KERAS[name]
+            if any(type(value) is type(one) and value == one for one in meant):
+                continue
+            raise ConfigError(f"{called} got {name} ({in_short(value)}); expected none: {done}")
         if name in Job.model_fields:
             raise ConfigError(f"{called} takes no {name}; give it to Trainer({name}=...)")
         known = [one for one in inspect.signature(method).parameters if one != "unknown"]

@@ -42,7 +42,6 @@ class Metric(Protocol):
     @property
     def name(self) -> str:
         """The name under which the result is shown."""
-        ...
 
     def update(self, outputs: Array, batch: Batch) -> Sums:
         """Return the sums over one batch, always of the same shape.
@@ -54,11 +53,9 @@ class Metric(Protocol):
         Raises:
             ConfigError: outputs or labels have a shape that this metric cannot measure.
         """
-        ...
 
     def result(self, sums: Sums) -> float | Sums:
         """Return the measure over all examples whose sums were added; NaN if it has no value."""
-        ...
 
 
 class _Mean:
@@ -72,9 +69,8 @@ class _Mean:
 class _Classes:
     """A metric of class scores.
 
-    ``ignore_index``: examples with this label do not count. ``axis``: the axis of the classes in
-    outputs of more than two axes; by default it follows from the shape of the labels, or is the
-    last one.
+    ``ignore_index``: examples with this label do not count. ``axis``: of the classes, in outputs of
+    more than two axes; by default it follows from the shape of the labels, or is the last one.
     """
 
     ignore_index: int | None = None
@@ -180,8 +176,7 @@ class AUC:
     """Area under the ROC curve of scores for labels 0 and 1.
 
     The curve is taken at ``thresholds`` places, evenly from 0 to 1 with one below and one above,
-    and is straight between them, as Keras has it. Scores are probabilities; with ``from_logits``
-    their logits.
+    and is straight between them, as in Keras. Scores are probabilities; ``from_logits``: logits.
     """
 
     thresholds: int = 200

@@ -26,8 +26,7 @@ class Totals:
         """Count one batch of a model.
 
         Raises:
-            ConfigError: a metric raises, or cannot measure such outputs; or the labels' index is
-                not known.
+            ConfigError: a metric raises, or cannot measure such outputs, or no labels are known.
         """
         for metric in self._metrics:
             self._add(metric, sums_of(metric, outputs, batch, model))

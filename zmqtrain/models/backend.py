@@ -37,8 +37,7 @@ def quiet() -> np.errstate:
 class Scratch(threading.local):
     """Buffers that one model reuses from step to step; every thread has its own.
 
-    It keeps only the buffers of the last request, so memory stays bounded when batch sizes vary. A
-    copy has no buffers.
+    It keeps the buffers of the last request alone, as batch sizes may vary. A copy has no buffers.
     """
 
     def __init__(self) -> None:

@@ -26,8 +26,7 @@ Outputs: TypeAlias = tuple[Any, "Batch"]
 """Outputs for a batch, a row an example (of several outputs a tuple), and the batch itself."""
 
 Gradients: TypeAlias = MutableMapping[str, Array]
-"""Buffers by name: for the gradient of each trained variable, and the new value of each state
-variable."""
+"""Buffers by name, for the gradient of each trained variable and the next value of each state."""
 
 
 class Buffers(dict[str, Array]):
@@ -65,8 +64,7 @@ def absent(out: Gradients, *names: str) -> None:
 
 
 def is_measured(out: Gradients) -> bool:
-    """Return whether measures of the batch are used: those of a step are, in a job with epochs or
-    callbacks."""
+    """Return whether measures of the batch are used: in a job with epochs or callbacks."""
     return isinstance(out, Buffers) and out.on_measured is not None
 
 
@@ -111,20 +109,16 @@ class Model(Protocol):
 
         The same seed gives the same values on every task of the cluster.
         """
-        ...
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
 
-        Every element of a gradient must be overwritten, since the buffers are not cleared between
-        steps. ``parameters`` are read-only, unless a single worker trains without a ps: then a
-        write to them counts.
+        Every element of a gradient must be overwritten: buffers are not cleared between steps.
+        ``parameters`` are read-only; without a ps, writes of a single worker to them count.
         """
-        ...
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         """Return mean measures over ``batch``: ``loss``, and ``accuracy`` if that makes sense."""
-        ...
 
 
 class BaseModel(ABC):
@@ -170,10 +164,7 @@ class BaseModel(ABC):
         """See :class:`Model`."""
 
     def weight(self, batch: Batch) -> float | None:
-        """Return the weight of a batch; None: the number of its examples.
-
-        See :mod:`zmqtrain.models.weights`.
-        """
+        """Return the weight of a batch, see zmqtrain.models.weights; None: count its examples."""
         return None
 
     def state(self, seed: int) -> dict[str, Array]:
@@ -184,8 +175,7 @@ class BaseModel(ABC):
         its gradients; state of other dtypes takes the value of the first gradient. Under
         ``sync-replicas`` this is the mean over the workers of a step; under asynchronous policies
         an update has one gradient, so the last one sets the value. Float16 and float32 state must
-        be finite, as gradients must; state that begins with NaN or infinity, such as a mask, is
-        frozen.
+        be finite, as gradients must; state that begins with NaN or infinity, as masks, is frozen.
         """
         return {}
 
@@ -234,8 +224,7 @@ class BaseModel(ABC):
         return
 
     def keep_tables(self, readers: Mapping[str, Any]) -> None:
-        """Have :attr:`module` hold the rows that these readers of tables read, after the last
-        step."""
+        """Have :attr:`module` hold the rows of these readers of tables, after the last step."""
         return
 
     def look_ahead(self, batch: Batch) -> Mapping[str, Ids]:
@@ -260,12 +249,9 @@ class BaseModel(ABC):
             yield
         profile.dump_stats(path.with_suffix(".prof"))
 
-    def arrays_of(self, examples: Mapping[str, Any]) -> Sequence[Any]:
-        """Return inputs or targets by name in the order of a batch."""
-        raise ConfigError(
-            f"examples are arrays by name, but {self!r} has no names; expected a tuple of "
-            "arrays, such as (features, labels)"
-        )
+    def arrays_of(self, examples: Mapping[str, Any]) -> Sequence[Any] | None:
+        """Return inputs or targets by name in the order of a batch; None: a batch is a dict."""
+        return None
 
     def read_weights(self, path: Any) -> Mapping[str, Array]:
         """Return all variables, with the values in a file of the model's framework."""
@@ -335,7 +321,6 @@ class Dataset(Protocol):
             DataError: some cannot be read, or would change; the text names the place.
             ConfigError: the library that reads them is not installed, or memory is too small.
         """
-        ...
 
 
 @runtime_checkable
@@ -350,4 +335,3 @@ class Data(Protocol):
         Raises:
             DataError: the files are missing or damaged; the text names the file and what to do.
         """
-        ...

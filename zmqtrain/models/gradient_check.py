@@ -228,8 +228,7 @@ def _mean_slope(
 def _precision(of: _Objective, parameters: Arrays) -> _Precision | None:
     """Return the precision of the model's loss; None if equal calls give different losses.
 
-    Tiny equal steps of the parameters change a loss in float64 by equal steps, a loss in float32
-    not at all or in jumps.
+    Tiny equal steps change a loss in float64 by equal steps, one in float32 not at all or in jumps.
     """
     point = {name: value.astype(np.float64) for name, value in parameters.items()}
     try:

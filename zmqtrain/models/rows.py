@@ -6,9 +6,10 @@ A model finds a :class:`TableReader` in place of a table among its parameters, a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,40 +18,34 @@ from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.tables import Ids, Rows, RowsOf, TableVariable, Trained
 
 
-class RowSource(Protocol):
-    """A source of rows, for a thread that may block."""
+class RowSource(ABC):
+    """A source of rows, for a thread that may block; by default no read does."""
 
     @property
     def may_wait(self) -> bool:
         """Whether :meth:`read` needs the event loop, so that its thread must be another one."""
-        ...
+        return False
 
+    @abstractmethod
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
         """Return the current rows of (table, sorted unique ids), in one request to each shard.
 
         Raises:
             FencedError, PeerLostError: a shard has a new life, or is lost; or the task ends.
         """
-        ...
 
     def close(self) -> None:
         """End the reads that are under way, and refuse later ones: the task ends."""
-        ...
 
 
-class InitialRows:
-    """Rows as they are before any training, a RowSource."""
-
-    may_wait = False
+class InitialRows(RowSource):
+    """Rows as they are before any training."""
 
     def __init__(self, tables: Sequence[TableVariable]) -> None:
         self._tables = tables
 
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
         return [self._tables[table].initial_rows(ids) for table, ids in wanted]
-
-    def close(self) -> None:
-        """Do nothing: no read waits."""
 
 
 class TableReader:
@@ -70,6 +65,11 @@ class TableReader:
     @property
     def source(self) -> RowSource:
         return self._source
+
+    @property
+    def known(self) -> RowsOf | None:
+        """The rows that the step has read; None: it has read none."""
+        return None if self._known is None else RowsOf(self.variable.number, *self._known)
 
     def begin(self) -> None:
         """Forget the rows of the last step."""

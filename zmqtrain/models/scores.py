@@ -38,9 +38,7 @@ def scores_and_classes(
 
 
 def _class_axis(metric: Any, outputs: tuple[int, ...], labels: tuple[int, ...]) -> int:
-    """Return the axis of the classes in the outputs: the second one if only it fits the labels'
-    shape, else the last one.
-    """
+    """Return the axis of the classes: the second if it alone fits the labels, else the last."""
     axis = metric.axis
     if axis is None:
         return 1 if fitting_axes(outputs, labels) == [1] else -1

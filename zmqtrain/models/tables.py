@@ -38,8 +38,7 @@ _PARTS = 12  # uniform numbers in the sum that stands for a normal one
 class Found(NamedTuple):
     """Where a task has found rows in the memory of a shard: their ``places``, -1 for none.
 
-    It is right as long as the shard has forgotten no row of the table: ``sweeps`` says how often it
-    had before.
+    It is right until the shard forgets a row of the table: ``sweeps`` says how often it had before.
     """
 
     sweeps: int
@@ -61,7 +60,6 @@ class Initial(Protocol):
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
         """Return the rows; ``key``: of the job's seed and the table's name, see :func:`key_of`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,7 @@ class Normal:
 
 
 def _check_scale(owner: Initial, name: str) -> None:
-    """
-    Raises:
-        ConfigError: this attribute is no number of at least 0.
-    """
+    """Check that an attribute is a finite number of at least 0."""
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < inf:
         raise ConfigError(
@@ -166,10 +161,6 @@ class Table:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            ConfigError: a number is impossible.
-        """
         for name in ("rows", "dim", "admit_after", "forget_after", "max_rows"):
             if isinstance(getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(getattr(self, name)))

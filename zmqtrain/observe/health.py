@@ -84,8 +84,7 @@ class LoopMonitor:
 class Server(ThreadingMixIn, TCPServer):
     """A running metrics server with its ``address`` and ``port``, and a thread for each request.
 
-    Not an `http.server.HTTPServer`: that looks up the host's name at start, which can take many
-    seconds if DNS does not work.
+    Not an `http.server.HTTPServer`, which looks up the host's name at start: slow without DNS.
     """
 
     allow_reuse_address = True

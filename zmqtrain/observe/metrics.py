@@ -114,8 +114,7 @@ class Pushes:
 class Phases:
     """Seconds that a worker's step spends in each phase; the phases of a step add up to it.
 
-    ``update``: in place, on the board or without other tasks; otherwise a ps does it during
-    ``push``.
+    ``update``: in place, on the board or alone; otherwise a ps does it during ``push``.
     """
 
     data: Histogram

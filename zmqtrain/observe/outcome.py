@@ -1,7 +1,6 @@
 """The outcome of a run: a small file that outlives its tasks.
 
-The chief writes it into the logdir, and where the job's engine looks for it. A job that goes on
-has none.
+The chief writes it into the logdir, and for the job's engine. A job that goes on has none.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError, host_error
+from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError
 from zmqtrain.files import open_file, replace_file
+from zmqtrain.hints import host_error
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import Summary, as_json
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zmqtrain.errors import ExitCode, RunFailedError, interrupted
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError, interrupted
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.protocol.status import Status
 from zmqtrain.texts import printable
@@ -19,6 +19,18 @@ from zmqtrain.units import counted, measure_text, measures_text, shortened
 
 if TYPE_CHECKING:
     from zmqtrain.callbacks.history import History
+
+
+class NotHere(Mapping[str, Any]):
+    """The parameters in a task without the chief, which alone has them: any use is refused."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise ConfigError(
+            "the weights are with the chief, not in this task; give the job a logdir that all "
+            "tasks share and use zmqtrain.load, or use the weights where the chief is"
+        )
+
+    __getitem__ = __iter__ = __len__ = __bool__ = _refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +79,7 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, *, last: Mapping[str, Any], **fields: Any) -> Summary:
-        """Return the summary of a run with this status and these variables at the end.
-
-        ``fields`` are the others.
-        """
+        """Return the summary of a run with this status, ``last`` variables, and other fields."""
         return cls(
             policy=status.policy,
             strategy=status.strategy,

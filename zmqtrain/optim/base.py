@@ -46,7 +46,6 @@ class Rule(Protocol):
         first); schedules are evaluated at it. A rule may raise ConfigError only depending on
         ``step``, and before it changes anything, so that it raises for all blocks.
         """
-        ...
 
 
 def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:

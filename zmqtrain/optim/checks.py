@@ -12,7 +12,8 @@ from math import isfinite
 from numbers import Real
 from typing import Annotated, Any, Self, TypeAlias, TypeGuard
 
-from zmqtrain.errors import ConfigError, no_option
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import no_option
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -59,25 +60,21 @@ def _check_switch(owner: object, name: str) -> None:
 
 
 class Checked:
-    """A dataclass whose fields are checked by their types, one by one in their order."""
+    """A dataclass whose fields are checked by their types, one by one in their order.
+
+    Raises:
+        ConfigError: a field has an impossible value, or there is no option of a name.
+    """
 
     __slots__ = ()
 
     def __new__(cls, *arguments: object, **options: object) -> Self:
-        """
-        Raises:
-            ConfigError: there is no option of a name.
-        """
         known = inspect.signature(cls.__init__).parameters  # of the dataclass, once it is one
         if unknown := [name for name in options if name not in known]:
             raise no_option(cls.__name__, unknown[0], list(known)[1:])
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            ConfigError: a field has an impossible value.
-        """
         kind: Any = type(self)
         for name, check in _checks_of(kind):
             check(self, name)

@@ -1,8 +1,7 @@
 """Rules that are one formula for every element, and how NumPy runs it: the reference.
 
-The formula is traced as well (kernels/): what it does to one element becomes a loop, which LLVM
-compiles for the CPU, or a GPU's kernel. Both give NumPy's bits, for they do the same IEEE float32
-operations in the same order.
+The formula is traced as well (kernels/): what it does to one element becomes a loop that LLVM
+compiles for the CPU, or a GPU's kernel. Both have NumPy's bits: the same operations in one order.
 """
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ class LayerRule(FormulaRule):
     def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
         """Return the factor of a variable.
 
-        ``squares``: sums over its ``size`` elements, of parameters (before the update) and of the
-        direction, squared.
+        ``squares``: sums of squares of its ``size`` elements before the update, and of directions.
         """
 
     def _factor(self, arrays: tuple[Flat | None, ...], gradient: Flat, step: int) -> np.float32:
@@ -201,8 +199,7 @@ def element(
 ) -> tuple[Any, ...]:
     """Return the new values of w, the slots and the average, of one element or of arrays.
 
-    This is the whole update: L2 comes before the rule, the moving average after it. A missing slot
-    or ``average`` is None.
+    The whole update: L2, the rule, the moving average. A missing slot or ``average`` is None.
     """
     factor, scale, l2, share = common
     g = g * scale

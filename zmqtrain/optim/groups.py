@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import did_you_mean
 from zmqtrain.units import shortened
 
 Pattern: TypeAlias = str | tuple[str, ...]

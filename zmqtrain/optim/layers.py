@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.base import Rule
 from zmqtrain.optim.formula import LayerRule
+from zmqtrain.optim.runs import Absences, own_count
 
 Squares: TypeAlias = tuple[int, float, float]
 """A variable, and sums of squares of a run of it: of the parameters and of the direction."""

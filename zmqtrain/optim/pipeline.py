@@ -14,18 +14,16 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import kernels
-from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.checks import check_decay, check_non_negative, check_positive
 from zmqtrain.optim.formula import LayerRule, Numbers, at, squares_of
 from zmqtrain.optim.groups import Groups, Pattern, check_groups, fits, with_options
 from zmqtrain.optim.layers import Squares, factors_of
-from zmqtrain.optim.mean import Mean
+from zmqtrain.optim.mean import Mean, add_up
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.optim.outer import RESIDUAL, Outer
 from zmqtrain.optim.redo import Redo
-from zmqtrain.optim.runs import Run, Runs, cut, joined_runs
-from zmqtrain.optim.sums import add_up
+from zmqtrain.optim.runs import Absences, Run, Runs, cut, joined_runs, own_count
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""

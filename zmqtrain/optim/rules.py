@@ -3,8 +3,7 @@
 In the docstrings w is a parameter, g its gradient, lr the learning rate at this step; an assignment
 uses the values that the lines before it left. Gradients are only read. Arithmetic is float32, in
 the order of ``formula``. The sources are TensorFlow's ``core/kernels/training_ops.cc`` and
-``python/training``, and the papers from AdamW on. If Keras computes something else, the class says
-how to get that.
+``python/training``, and the papers from AdamW on. Where Keras differs, the class has its options.
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ class Adagrad(FormulaRule):
         w -= lr * g / (sqrt(a) + epsilon)   w -= lr * g / sqrt(a + epsilon)
                                             if ``epsilon_inside_sqrt``
 
-    TensorFlow 1 has no epsilon. Keras has 1e-7, and since 2.11 inside the root. PyTorch's defaults
-    are those of :meth:`torch`.
+    TensorFlow 1 has no epsilon; Keras's is 1e-7, since 2.11 inside the root; see :meth:`torch`.
     """
 
     learning_rate: Rate
@@ -166,10 +164,7 @@ class RMSProp(FormulaRule):
     @property
     def slots(self) -> tuple[Slot, ...]:
         names = ["mean_gradient"] * self.centered + ["momentum"] * bool(self.momentum)
-        return (
-            Slot("mean_square", self.initial_mean_square),
-            *(Slot(name, 0.0) for name in names),
-        )
+        return (Slot("mean_square", self.initial_mean_square), *(Slot(name, 0.0) for name in names))
 
     @property
     def formula_slots(self) -> tuple[str | None, ...]:

@@ -1,10 +1,17 @@
-"""Runs: the elements of one variable in the memory that an update changes."""
+"""The variables in the memory that an update changes: their runs, and those without a gradient.
+
+The latter keep their values, slots and averages. As in torch.optim, corrections of moments count a
+variable's updates, rates the steps of the job.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+from zmqtrain.optim.schedules import has_rate, rate_at
 
 
 class Run(NamedTuple):
@@ -43,3 +50,17 @@ def joined_runs(runs: Runs) -> list[Run]:
             run = run._replace(where=slice(start, run.where.stop))
         joined.append(run)
     return joined
+
+
+class Absences(NamedTuple):
+    """Whether each variable has no gradient in an update, and in how many before it had none."""
+
+    absent: Sequence[bool]
+    missed: Sequence[int]
+
+
+def own_count(rule: Any, step: int, missed: int) -> tuple[Any, int]:
+    """Return the rule with the rate of this step, and how many updates a variable has had."""
+    if missed and has_rate(rule):
+        rule = replace(rule, learning_rate=rate_at(rule.learning_rate, step))
+    return rule, step - missed

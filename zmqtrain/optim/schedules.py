@@ -1,8 +1,7 @@
 """Learning rates that change with the step.
 
-The formulas are TensorFlow 1's (``tf.train.exponential_decay`` and its neighbours); in Keras the
-same ones are ``tf.keras.optimizers.schedules``. Below, s is the step (0 at the first update) and
-D is ``decay_steps``.
+The formulas are TensorFlow 1's (``tf.train.exponential_decay`` and its neighbours), in Keras
+``tf.keras.optimizers.schedules``. s is the step (0 at the first update), D is ``decay_steps``.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ from zmqtrain.user_code import user_code
 class Schedule(Protocol):
     """A learning rate for each step: a pure function, equal on every ps.
 
-    Its ``repr`` is part of the job's fingerprint and must be the same in every process, like that
-    of a dataclass.
+    Its ``repr``, part of the job's fingerprint, must be the same in every process.
     """
 
     def __call__(self, step: int, /) -> float:
         """Return the learning rate of the update that follows ``step`` others."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

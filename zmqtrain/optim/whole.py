@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim.absences import Absences, own_count
 from zmqtrain.optim.clipping import sum_of_squares
 from zmqtrain.optim.layers import Squares
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.pipeline import Update
-from zmqtrain.optim.runs import Run
+from zmqtrain.optim.runs import Absences, Run, own_count
 
 
 class WholeVariable:

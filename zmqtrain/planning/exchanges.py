@@ -41,8 +41,7 @@ class ExchangeKind:
     """One way from gradients to parameters.
 
     ``obstacles``: the obstacles to it at a site, as clauses of a sentence. ``shards``: how many
-    workers hold shards at a site without ps. ``copies``: how many tasks hold each slice, by the
-    number of shards.
+    workers hold shards without ps. ``copies``: holders of each slice, by number of shards.
     """
 
     name: str
@@ -157,10 +156,7 @@ def _copies(site: Site, shards: int) -> int:
 
 
 BOARD = ExchangeKind(
-    "board",
-    obstacles=_obstacles_to_board,
-    shards=lambda site: 1,
-    copies=lambda site, shards: 1,
+    "board", obstacles=_obstacles_to_board, shards=lambda site: 1, copies=lambda site, shards: 1
 )
 DIRECT = ExchangeKind("direct", obstacles=lambda site: [], shards=_by_size, copies=_copies)
 TO_ONE = ExchangeKind("to-one", obstacles=_more_than_one_ps, shards=_fewest, copies=_copies)

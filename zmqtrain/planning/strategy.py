@@ -1,8 +1,7 @@
 """Strategies: the tasks of a cluster that hold the parameters of a job. Pure.
 
 ``parameter-server``: on ps. ``multi-worker-mirrored``: on the workers, and no task is a ps.
-``mirrored``: the same with one worker, which has several devices. ``auto``: on ps if the cluster
-has any.
+``mirrored``: the same, one worker on several devices. ``auto``: on ps if the cluster has any.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def is_on_workers(strategy: str, cluster: Cluster) -> bool:
 def worker_addresses(cluster: Cluster) -> tuple[str, ...]:
     """Return where the workers of a cluster listen if the parameters live on them.
 
-    A chief that has an address computes, as in TensorFlow: it is worker 0. Workers whose addresses
-    nobody gives are on this host.
+    A chief with an address is worker 0, as in TensorFlow. By default workers are on this host.
     """
     chief = (cluster.chief_address,) if cluster.chief_address else ()
     given = chief + cluster.worker_addresses
@@ -119,8 +117,7 @@ def local_cluster(
 ) -> Cluster:
     """Return a cluster of this host with a chief of its own.
 
-    ``ps``: how many were asked for; None: as the strategy needs. ``address``: that of the task that
-    holds shard i.
+    ``ps``: how many were asked for; None: as the strategy needs. ``address``: of shard i's task.
 
     Raises:
         ConfigError: the strategy contradicts the number of ps or workers.

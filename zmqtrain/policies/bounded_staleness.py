@@ -69,10 +69,7 @@ class BoundedStaleness(Policy):
             yield Held(worker, reason, slowest)
 
     def _advance(self) -> list[Decision]:
-        """Release all waiting workers if the slowest have gone on.
-
-        A waiting worker is exactly one step too far ahead: it never computes further than that.
-        """
+        """Release all waiting workers, each a step too far ahead, if the slowest have gone on."""
         before = self.slowest
         while self.clocks and self.slowest not in self.at_clock:
             self.slowest += 1

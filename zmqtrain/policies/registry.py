@@ -16,7 +16,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TypeAlias
 
-from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.errors import ConfigError
+from zmqtrain.hints import did_you_mean
 from zmqtrain.policies.base import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
@@ -45,8 +46,7 @@ _LOADED: dict[str, type[Policy]] = {}
 def make_policy(spec: str) -> Policy:
     """Return a new policy that is built in, installed, or of a class that was loaded.
 
-    The spec may come from a peer: no module is imported for it, and nothing but a policy class is
-    called.
+    The spec may come from a peer: no module is imported for it, and only a policy class is called.
 
     Raises:
         ConfigError: no such policy is known, or its options are wrong.

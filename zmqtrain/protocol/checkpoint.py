@@ -72,8 +72,7 @@ class Saved:
 class LastOrders:
     """The last orders of a generation that a ps knows: ``number``, ``number + 1``, ...
 
-    ``saved``: the content of a checkpoint after all of them, without files; None if a restarted ps
-    does not know it.
+    ``saved``: the content of a checkpoint after them, without files; None: a restarted ps lacks it.
     """
 
     generation: int

@@ -11,8 +11,7 @@ class Apply:
     """Apply the worker's gradient as one update; ``square``: see :class:`Reduce`.
 
     ``local_steps``: number of local steps whose result is applied instead, as one update that
-    counts as all of these steps. It counts as one of ``among`` workers; ``cycle``: see
-    optim/outer.py.
+    counts as all of these. It counts as one of ``among`` workers; ``cycle``: see optim/outer.py.
     """
 
     worker: int

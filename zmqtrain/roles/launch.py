@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import json
 import logging
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,26 @@ from typing import Any
 import click
 import uvloop
 
+from zmqtrain.actors.task import JobActor
+from zmqtrain.callbacks.history import History
+from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import limit_threads
-from zmqtrain.config.cluster import IPC, Role
+from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
-from zmqtrain.config.job_file import load_job
+from zmqtrain.config.job_file import is_fit_script, load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError, host_error
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.hints import host_error
+from zmqtrain.hosting import signals
+from zmqtrain.hosting.actors import OnProgress
 from zmqtrain.hosting.process import allow_descriptors, check_own_address, stop_on_signals
 from zmqtrain.hosting.task import OnStart, serve
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
+from zmqtrain.observe.outcome import recorded
+from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.planning.plan import Plan, plan_task
 from zmqtrain.planning.strategy import task_under
 from zmqtrain.roles import script
@@ -80,8 +88,6 @@ def launch(role: Role | None, arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed
         faulthandler.enable()  # shows where a model's compiled code crashed
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if os.getpid() == 1:  # of a container: the kernel would keep SIGTERM from it
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.TERMINATED))
     return invoke(_command(role), f"python -m zmqtrain.roles.{role or 'task'}", arguments)
 
 
@@ -116,42 +122,65 @@ def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
     overrides = values_of(Job, flags)
     if "strategy" in overrides:  # a contradiction is found before the job is loaded
         task_under(overrides["strategy"], config.task, config.cluster)
-    job = load_job(config.job, **overrides)
+    with _mistakes_recorded(config):
+        if is_fit_script(config.job):
+            return script.run_fit(partial(_fit, config, overrides), config.job)
+        job = load_job(config.job, **overrides)
     own, plan = planned(config, job)
-    if config.threads is not None:
-        limit_threads(config.threads)
-    gc.freeze()  # loaded objects stay: collecting garbage among them delays steps
-    gc.set_threshold(OBJECTS)
     if own.role is Role.WORKER and job.own_loop:
-        task = script.ScriptTask(str(own.task), job, overrides, partial(_run_loop, config))
+        task = script.ScriptTask(str(own.task), job, overrides, partial(train, config))
         return script.run(task, config.job)
     return _run(own, plan)
+
+
+def _mistakes_recorded(config: TaskConfig) -> AbstractContextManager[None]:
+    """Record for the engine, within the block, a mistake that ends the job before it begins."""
+    concludes = config.task == Task(Role.CHIEF if config.ps else Role.WORKER, 0)
+    file = config.ended_file if concludes else None
+    return recorded(config.job, None, file, lambda: None)
+
+
+def _fit(config: TaskConfig, overrides: Mapping[str, Any], job: Job) -> Summary:
+    """Run the task of a script's fit; only where the chief is does the script go on."""
+    code, summary = train(config, job.with_overrides(**overrides))
+    if code or summary is None or not summary.has_parameters:
+        raise SystemExit(code)
+    return summary
 
 
 def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     """Return which task of the job's plan this is, and the plan; log under that task's name.
 
+    From now on this process has the task's limit of threads.
+
     Raises:
         ConfigError: the job cannot be trained by this cluster.
     """
-    own, plan = plan_task(config, job)
+    with _mistakes_recorded(config):
+        own, plan = plan_task(config, job)
     if own.task != config.task:
         setup_logging(str(own.task), config.log_level, config.log_format)
         log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, own.task)
+    if config.threads is not None:
+        limit_threads(config.threads)
+    gc.freeze()  # loaded objects stay: collecting garbage among them delays steps
+    gc.set_threshold(OBJECTS)
     return own, plan
 
 
-def _run_loop(config: TaskConfig, job: Job, on_start: OnStart) -> tuple[int, None]:
-    """Run the task of a script that has attached with this job."""
-    return _run(*planned(config, job), on_start), None
-
-
-def run_task(config: TaskConfig, job: Job, on_start: OnStart = stop_on_signals, **more: Any) -> int:
-    """Run a task of this job to its end; log errors, return the exit code.
-
-    ``more``: see :func:`serve`.
-    """
-    return exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
+def train(
+    config: TaskConfig,
+    job: Job,
+    on_start: OnStart = stop_on_signals,
+    on_progress: OnProgress | None = None,
+) -> tuple[int, Summary | None]:
+    """Run the task of a script to its end, and log errors; return the exit code and the job's
+    summary, if known."""
+    actors: list[JobActor] = []
+    more: dict[str, Any] = {"actors": actors, "on_progress": on_progress}
+    with signals.restored():  # the script goes on
+        code = exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
+    return code, _summary_among(actors)
 
 
 def _run(config: TaskConfig, plan: Plan, on_start: OnStart = stop_on_signals, **more: Any) -> int:
@@ -159,6 +188,18 @@ def _run(config: TaskConfig, plan: Plan, on_start: OnStart = stop_on_signals, **
     allow_descriptors(plan.shards + holds_shard * plan.most_workers)
     check_own_address(config, plan)
     return uvloop.run(serve(config, plan, on_start, **more))
+
+
+def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
+    """Return the summary of a job that has ended: the chief's, or the one that it has sent."""
+    for actor in actors:
+        if isinstance(actor, Chief):
+            return actor.summary
+        if actor.end is not None and actor.end.summary:
+            fields = json.loads(actor.end.summary)
+            history = History.of(fields["history"])
+            return Summary(**fields | {"history": history, "parameters": NotHere()})
+    return None
 
 
 def exit_code_of(run: Callable[[], int]) -> int:

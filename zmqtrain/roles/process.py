@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
@@ -17,45 +16,17 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from zmqtrain.actors.task import JobActor
-from zmqtrain.callbacks.history import History
-from zmqtrain.chief.chief import Chief
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.task import ENVIRON, OF_A_CLUSTER, TaskConfig, load_task, role_of_script
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, RunFailedError
-from zmqtrain.hosting import signals
-from zmqtrain.hosting.actors import OnProgress
-from zmqtrain.hosting.task import IN_A_TASK, OnStart
+from zmqtrain.hosting.task import IN_A_TASK
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import setup_logging
-from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import launch, script
+from zmqtrain.roles import script
 
 log = logging.getLogger(__name__)
-
-
-class NotHere(Mapping[str, Any]):
-    """The parameters in a task without the chief, which alone has them: any use is refused."""
-
-    def _refuse(self, *_: object) -> Any:
-        raise ConfigError(
-            "the weights are with the chief, not in this task; give the job a logdir that all "
-            "tasks share and use zmqtrain.load, or use the weights where the chief is"
-        )
-
-    __getitem__ = __iter__ = __len__ = __bool__ = _refuse
-
-
-def train(
-    config: TaskConfig, job: Job, on_start: OnStart, on_progress: OnProgress | None = None
-) -> tuple[int, Summary | None]:
-    """Run the task of a script to its end; return the exit code and the job's summary, if known."""
-    actors: list[JobActor] = []
-    with signals.restored():  # the script goes on
-        code = launch.run_task(config, job, on_start, actors=actors, on_progress=on_progress)
-    return code, _summary_among(actors)
 
 
 def task_of_script(
@@ -185,15 +156,3 @@ def _variables(model: type[BaseModel]) -> dict[str, Any]:
         return dict(given.main([], standalone_mode=False))
     except click.ClickException as error:
         raise ConfigError(error.format_message()) from None
-
-
-def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
-    """Return the summary of a job that has ended: the chief's, or the one that it has sent."""
-    for actor in actors:
-        if isinstance(actor, Chief):
-            return actor.summary
-        if actor.end is not None and actor.end.summary:
-            fields = json.loads(actor.end.summary)
-            history = History.of(fields["history"])
-            return Summary(**fields | {"history": history, "parameters": NotHere()})
-    return None

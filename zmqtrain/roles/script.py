@@ -6,9 +6,10 @@ import logging
 from bdb import BdbQuit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from zmqtrain.config.job_file import run_as_script
+from zmqtrain.config.job_file import TrainFit, run_as_script, run_fit_script
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.hosting.task import OnStart
 from zmqtrain.job import Job
@@ -78,7 +79,29 @@ def run(task: ScriptTask, reference: str) -> int:
     global _task
     _task = task
     try:
-        run_as_script(reference)
+        code = _exit_code_of(partial(run_as_script, reference), reference)
+    finally:
+        _task = None
+    if not code and not task.is_attached:
+        raise ConfigError(
+            f"{reference} has a job with own_loop, but did not call zmqtrain.attach(job) when it "
+            'was run as a script; expected the call below if __name__ == "__main__":'
+        )
+    return code
+
+
+def run_fit(train: TrainFit, reference: str) -> int:
+    """Run a script whose ``Trainer.fit`` calls ``train``; return the exit code.
+
+    Raises:
+        ConfigError: see :func:`run_fit_script`.
+    """
+    return _exit_code_of(partial(run_fit_script, reference, train), reference)
+
+
+def _exit_code_of(run: Callable[[], None], reference: str) -> int:
+    try:
+        run()
     except ZmqTrainError:
         raise
     except BdbQuit as error:
@@ -86,11 +109,4 @@ def run(task: ScriptTask, reference: str) -> int:
     except Exception:
         log.exception("the script %s failed", reference)
         return ExitCode.CRASH
-    finally:
-        _task = None
-    if not task.is_attached:
-        raise ConfigError(
-            f"{reference} has a job with own_loop, but did not call zmqtrain.attach(job) when it "
-            'was run as a script; expected the call below if __name__ == "__main__":'
-        )
-    return 0
+    return ExitCode.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from zmqtrain.errors import host_error
+from zmqtrain.hints import host_error
 
 
 def start(role: str | None) -> int:

@@ -45,10 +45,7 @@ class Decider(ABC):
 
     @abstractmethod
     def begin(self) -> bool:
-        """Begin the shard's new generation, in which requests are answered.
-
-        Return False if a killed ps could not recover it.
-        """
+        """Begin the shard's new generation; return False if a killed ps could not recover it."""
 
     @abstractmethod
     def recover(self) -> None:

@@ -40,10 +40,7 @@ class Drain:
         self._leader_left.clear()
 
     async def have_saved(self, link: Link) -> str:
-        """Return a text about the checkpoint with which this ps may leave, "" without one.
-
-        ``link``: to the leader.
-        """
+        """Return a text about the checkpoint with which this ps may leave, "" without one."""
         if 0 < self._generation < self._state.generation:  # the leader has come back
             self.leader_is_back()
         asking = asyncio.ensure_future(self._ask(link))

@@ -86,6 +86,7 @@ class Executor:
         self._report = report
         self._spawn = actor.spawn
         self._copies_sent = actor.job.consistent_reads  # updates continue while they are sent
+        self._sends_last = actor.job.inner_state == "keep"
         self._differences = _differences_of(actor, state.shard)
         self.work = WorkQueue(str(state.task), on_error=actor.crash)
         self._uncounted: deque[Applied] = deque()
@@ -241,8 +242,7 @@ class Executor:
         )
 
     def _not_updated(self, workers: tuple[int, ...], error: ConfigError | SegmentError) -> None:
-        """A schedule gave no learning rate, or there is no room for more rows; the parameters are
-        untouched."""
+        """Note that a schedule gave no rate, or more rows have no room; nothing was changed."""
         for worker in workers:
             self._state.decided(worker, "dropped", str(error))
         self._report(Refused(error))
@@ -290,10 +290,12 @@ class Executor:
     def send_parameters(self, request: Request, reply: PullReply | PushReply) -> None:
         """Answer a request; the parameters are those until the next order.
 
-        A stopped worker needs no parameters; on a slow link they would delay the end of the run.
+        A stopped worker needs none, unless it keeps a state that belongs to them; on a slow link
+        they would delay the end of the run.
         """
         asked = request.envelope.message
-        if reply.stop or not isinstance(asked, _WITH_PARAMETERS) or not asked.wants_parameters:
+        wants = isinstance(asked, _WITH_PARAMETERS) and asked.wants_parameters
+        if not wants or (reply.stop and not self._sends_last):
             request.reply(reply)
             return
         shard = self._state.shard

@@ -168,8 +168,7 @@ class Follower(Decider):
     def _is_free(self, worker: WorkerRecord) -> bool:
         """Return whether this shard decides on the worker's request without the leader.
 
-        The request may have been released before it came: a pull, or a push before a switch, needs
-        no agreement.
+        The request may have been released before it came: a pull, or a push before a switch.
         """
         return worker.is_released or not self._coordinated
 
@@ -209,10 +208,7 @@ class Follower(Decider):
         self._unreported.append(ready)
 
     def _send_reports(self) -> None:
-        """Report all arrivals since the leader's last answer in one message.
-
-        So a busy leader gets few messages.
-        """
+        """Report all arrivals since the last answer in one message, to spare a busy leader."""
         pushes, self._unreported = self._unreported, []
         self._awaits_orders = bool(pushes)
         for begin in range(0, len(pushes), BATCH):
@@ -229,10 +225,7 @@ class Follower(Decider):
 
 
 def _own_orders(worker: WorkerRecord) -> list[Numbered]:
-    """Return the orders, without a number, that apply a worker's gradient and answer it.
-
-    There are none if they were given before, carried out or not.
-    """
+    """Return the orders, unless given before, that apply a worker's gradient and answer it."""
     pending = worker.pending
     if pending is None or pending.is_ordered:
         return []

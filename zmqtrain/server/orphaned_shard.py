@@ -25,18 +25,12 @@ Reply = Callable[[HandedOver], None]
 
 
 class OrphanedShard:
-    """A shard that its ps does not change any more, until it is handed over.
-
-    ``last``: the last orders that the ps knew.
-    """
+    """A shard that its ps changes no more until it is handed over; ``last``: its last orders."""
 
     def __init__(
         self, shard: Shard, last: LastOrders, done: int, own: Iterable[Numbered] = ()
     ) -> None:
-        """``done``: number of the last order carried out.
-
-        ``own``: unfinished orders, with the numbers of the leader's own shard.
-        """
+        """``done``: the last order carried out. ``own``: unfinished ones of the leader's shard."""
         self.last = last
         self._shard, self._done, self._own = shard, done, tuple(own)
         self._answers: dict[str, HandedOver | None] = {}  # by directory; None: not written yet

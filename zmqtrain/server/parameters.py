@@ -104,10 +104,7 @@ class ParameterAccess:
             request.reply(shown)
 
     def _copy(self, message: Read) -> Flat:
-        """Return a copy of the requested part, since updates continue while it is sent.
-
-        Readers of the same version, such as workers after an epoch, share a copy.
-        """
+        """Return a copy of the requested part to send; readers of the same version share it."""
         state, shard = self._state, self._state.shard
         key = state.generation, state.version, message.average, message.copies
         copy = self._copies.get(key)

@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 def recover(state: ShardState, peers: PeerTable) -> None:
     """Restore the state of a killed ps from the segment that it left.
 
-    This finishes the shard's last change and restores the workers with their pending requests. They
-    only notice a pause.
+    It finishes the shard's last change, and restores the workers with their pending requests.
     """
     began = time.monotonic()
     shard = state.shard

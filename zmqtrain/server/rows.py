@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from zmqtrain.actors.actor import Request, ResendId
-from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import ProtocolError, RefusedError, ZmqTrainError
-from zmqtrain.models.tables import Ids, RowPlace, RowsOf, TableVariable, shards_of
+from zmqtrain.models.tables import Ids, RowPlace, Rows, RowsOf, TableVariable, shards_of
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState, WorkerRecord
+from zmqtrain.store.finite import all_finite
 from zmqtrain.units import data_size
 from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, Push, RowChunk, RowValues
-from zmqtrain.wire.rows import decoded, joined, rows_in
+from zmqtrain.wire.rows import decoded, encoded_rows, joined, rows_in
 
 MAX_NBYTES = 1 << 30
 """Rows of one push, at most: until the push has come they are in the memory of the ps."""
@@ -33,9 +32,10 @@ class RowAccess:
         state: ShardState,
         peers: PeerTable,
         executor: Executor,
+        compression: Compression | None = None,
     ) -> None:
-        """``place``: which rows the shard holds."""
-        self.tables, self._place = tables, place
+        """``place``: which rows the shard holds. ``compression``: of gradients that travel."""
+        self.tables, self._place, self._compression = tables, place, compression
         self._state, self._peers, self._executor = state, peers, executor
         self._asked: set[ResendId] = set()  # lookups that wait for earlier orders
 
@@ -59,13 +59,8 @@ class RowAccess:
         else:
             self._executor.after_orders(lambda: answer(read()))
 
-    def _read(self, message: Lookup, ids: Sequence[Ids]) -> Flat:
-        """Return the elements of the rows that are asked for.
-
-        Raises:
-            RefusedError: their version is not kept.
-            CheckpointError: the shard has begun anew.
-        """
+    def _read(self, message: Lookup, ids: Sequence[Ids]) -> list[Rows]:
+        """Return the rows that are asked for."""
         tables = self._state.shard.tables
         source = None if tables is None else tables.memory.read
         if message.at:
@@ -73,18 +68,19 @@ class RowAccess:
             if kept is None or kept.rows is None:
                 raise RefusedError(f"{self._state.task} has not kept version {message.at}")
             source = kept.rows.read
-        flats = [np.empty(0, np.float32)]
-        if source is not None:
-            flats += [source(*each).ravel() for each in zip(message.tables, ids, strict=True)]
-        return np.concatenate(flats)
+        if source is None:
+            return []
+        return [source(*each) for each in zip(message.tables, ids, strict=True)]
 
-    def _answer(self, request: Request, message: Lookup, found: Flat | ZmqTrainError) -> None:
+    def _answer(self, request: Request, message: Lookup, found: list[Rows] | ZmqTrainError) -> None:
         self._asked.discard(request.resend_id)
         if isinstance(found, ZmqTrainError):
             request.refuse(RefusedError(str(found)))
-        else:
-            version = message.at or self._state.version
-            request.reply(RowValues(version), (Tensor.of(found),))
+            return
+        version = message.at or self._state.version
+        compressed = message.compressed and all(all_finite(rows.reshape(-1)) for rows in found)
+        tensors = encoded_rows(found, self._compression if compressed else None)
+        request.reply(RowValues(version, compressed), tensors)
 
     def take_in(self, chunk: RowChunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
         """Take in some rows of a push.
@@ -94,7 +90,7 @@ class RowAccess:
         """
         ids = self._ids_in(tensors[:1], chunk)
         dims = [self.tables[table].dim for table in chunk.tables]
-        rows = rows_in(tensors[1:], chunk.counts, dims)
+        rows = rows_in(tensors[1:], chunk.counts, dims, self._compression)
         worker.rows[chunk.index] = list(map(RowsOf, chunk.tables, ids, rows))
         nbytes = sum(each.rows.nbytes for parts in worker.rows.values() for each in parts)
         if nbytes > MAX_NBYTES:

@@ -46,6 +46,7 @@ from zmqtrain.store.marks import Marks
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import chunks, control, messages
 from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.compression import make_compression
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,9 @@ class ParameterServer(JobActor):
         buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         tables = self.job.table_variables()
-        rows = RowAccess(tables, self.plan.row_place(self.task.index), state, peers, executor)
+        place = self.plan.row_place(self.task.index)
+        compression = make_compression(self.job.compression)
+        rows = RowAccess(tables, place, state, peers, executor, compression)
         receiver = Receiver(self, state, peers, buffers, executor, rows, holds_lease)
         self._receiver = receiver
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)

@@ -25,12 +25,7 @@ from zmqtrain.planning.plan import Plan
 from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import (
-    SHARED_MEMORY,
-    can_be_shared,
-    file_name,
-    tables_directory,
-)
+from zmqtrain.store.segment_files import SHARED_MEMORY, can_be_shared, file_name, tables_directory
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.store.table_memory import TableMemory
@@ -162,8 +157,7 @@ def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
 
 
 def close_or_remove(segment: Segment, memory: TableMemory | None = None, *, keep: bool) -> None:
-    """Close the memory of a shard, with that of its tables; leave the files for the next life of
-    the ps, or remove them."""
+    """Close a shard's memory, and its tables; keep the files for the next life, or remove them."""
     if not keep or segment.path is None:
         _remove(segment, memory)
         return
@@ -213,10 +207,7 @@ def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
 
 
 def _digest(fingerprint: Mapping[str, str], *numbers: int) -> int:
-    """Return a digest of the job and its partitioning, the same for every life of a ps.
-
-    ``numbers``: of shards, of this one, of the group of workers.
-    """
+    """Return a digest of the job; ``numbers``: of shards, of this one, of the group of workers."""
     known = msgpack.packb((sorted(fingerprint.items()), numbers))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 

@@ -223,10 +223,7 @@ class ShardState:
         return pending.message
 
     def keep_changed(self, _: object = None) -> None:
-        """Keep the results of the shard's last change before the next one.
-
-        A push that is answered before that costs one mark less.
-        """
+        """Keep the results of the last change; a push that was answered before costs no mark."""
         for worker in tuple(self._changed.values()):
             self.keep(worker)
 

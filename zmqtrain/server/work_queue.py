@@ -28,9 +28,8 @@ class WorkQueue:
     the loop stays free for heartbeats; nothing later in the queue overtakes it. Work counts as
     long if the last one took long.
 
-    Any error but the ZmqTrainError of a work ends the queue, and goes to ``on_error``: the failed
-    piece may be half done, and only the next life of the process can finish it. So nothing later is
-    done or accepted.
+    Any error but the ZmqTrainError of a work goes to ``on_error``, and nothing later is done or
+    accepted: the failed piece may be half done, which only the process's next life can finish.
     """
 
     def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:

@@ -1,8 +1,7 @@
 """The share of a shard that each member of a board updates: dense blocks, and whole tables.
 
-A table has one owner in a roster, so one task changes its rows and its index, in a workspace of
-that member's own. The number of rows of a step is unknown: a table counts as if each example of a
-worker's batch had one.
+A table has one owner in a roster, so one task changes its rows and its index, in a workspace of its
+own. The number of rows of a step is unknown: a table counts as one row an example of a batch.
 
 Once all gradients are ready, a step cannot be refused. So there is room for the new rows of the
 next step before it begins; a member whose gradient may need more pushes it by messages.

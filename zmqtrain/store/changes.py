@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+
+from zmqtrain.compute.blocks import blocks
+from zmqtrain.protocol.status import Moves
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
 
 UPDATE, ACCUMULATE, SETTLE = 1, 2, 3
@@ -68,8 +73,7 @@ class Note:
     It is int64 words: state, weight, unit, step, whether the sum is part of it, order, number of
     contributions, the factor that clips, its local steps, RESTED before it, among, cycle, and for
     each contribution buffer, worker, sequence, weight; of weights, units and factors the bits. The
-    state is 0 while nothing is noted, the kind of a change that is made, and its negative until
-    then.
+    state is 0 if nothing is noted, the kind of a change once it is made, its negative until then.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -127,3 +131,25 @@ class Note:
             among=among,
             cycle=cycle,
         )
+
+
+def moves_of(
+    change: Change, segment: Segment, layout: ShardLayout, *, of_differences: bool
+) -> Moves:
+    """Return the workers' moves in a round of local steps, in one pass, before it is applied.
+
+    ``of_differences``: the results are what was added to the parameters.
+    """
+    own, mean, each = layout.owned_trained, 0.0, 0.0
+    with np.errstate(all="ignore"):  # parameters that diverge are seen elsewhere
+        for block in blocks(own.stop, start=own.start):
+            total = np.zeros(block.stop - block.start, np.float32)
+            for given in change.contributions:
+                moved = segment.gradient(given.buffer)[block]
+                if not of_differences:
+                    moved = moved - segment.parameters[block]
+                share = np.float32(given.weight / change.weight)
+                each += float(share * np.dot(moved, moved))
+                total += share * moved
+            mean += float(np.dot(total, total))
+    return Moves(mean, each)

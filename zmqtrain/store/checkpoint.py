@@ -1,9 +1,8 @@
 """Writing and reading checkpoints: ``<logdir>/checkpoints/step-00001200/``.
 
 The chief opens a temporary directory (:func:`begin`), each ps writes its shard into it
-(:func:`copy_shard`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). A checkpoint
-stores slices under their global coordinates, so it can be read into any other placement
-(:func:`read_shard`).
+(:func:`copy_shard`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). Slices have
+their global coordinates, so they can be read into any other placement (:func:`read_shard`).
 """
 
 from __future__ import annotations
@@ -128,8 +127,7 @@ def tensors_of(
 ) -> dict[str, NDArray[Any]]:
     """Return the dense slices that a shard owns, by names in the shard's file.
 
-    ``parameters`` and each slot are of shape (layout.size,). A slot is written of the variables
-    that ``initial`` has it for.
+    ``parameters`` and each slot are of shape (layout.size,). ``initial`` has each slot's variables.
 
     Raises:
         CheckpointError: a slot's name is empty, holds "/" or is "parameters".
@@ -183,8 +181,7 @@ def copy_shard(
 
     Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
     memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
-    of the arrays, and writes what is ``frozen``. ``missed``: as :func:`read_shard` returns it; it
-    is the file's metadata.
+    of the arrays, and writes what is ``frozen``. ``missed``: metadata, see :func:`read_shard`.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -248,9 +245,8 @@ def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
 def commit(temporary: Path, manifest: Manifest) -> Path:
     """Publish an attempt as the checkpoint of ``manifest.global_step``; return its directory.
 
-    Whenever the process dies, either the new checkpoint or what was there before is complete. A
-    checkpoint of the same step (of an earlier life of the job) is deleted only after the new one
-    is durable.
+    Whenever the process dies, either the new checkpoint or what was there before is complete. One
+    of the same step (of an earlier life of the job) is deleted once the new one is durable.
 
     Raises:
         CheckpointError: a shard's file is not as it was reported, or the disk failed, perhaps only

@@ -7,7 +7,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError
@@ -47,33 +48,25 @@ def discard(path: Path) -> None:
 
 
 @contextmanager
-def _explaining(what: Path, failure: str, advice: str) -> Iterator[None]:
+def _explaining(failure: str, expected: str, what: Path) -> Iterator[None]:
+    """Turn an OSError of the block, which works on ``what``, into a CheckpointError."""
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{what}: {failure}: {error}; {advice}") from error
+        raise CheckpointError(
+            f"{what}: cannot be {failure}: {error}; expected {expected}"
+        ) from error
 
 
-def writing(what: Path) -> AbstractContextManager[None]:
-    """Turn an OSError into a CheckpointError that names ``what`` was being written."""
-    return _explaining(
-        what,
-        "cannot be written",
-        "expected a writable directory with free space; earlier checkpoints are untouched",
-    )
-
-
-def reading(what: Path) -> AbstractContextManager[None]:
-    """Turn an OSError into a CheckpointError that names ``what`` was being read."""
-    return _explaining(
-        what,
-        "cannot be read",
-        "expected a part of a complete checkpoint; bring it back, or resume from another one",
-    )
-
-
-def deleting(what: Path) -> AbstractContextManager[None]:
-    """Turn an OSError into a CheckpointError that names ``what`` was being deleted."""
-    return _explaining(
-        what, "cannot be deleted", "expected to own it; delete it by hand, newer ones are untouched"
-    )
+writing = partial(
+    _explaining,
+    "written",
+    "a writable directory with free space; earlier checkpoints are untouched",
+)
+reading = partial(
+    _explaining,
+    "read",
+    "a part of a complete checkpoint; bring it back, or resume from another one",
+)
+deleting = partial(_explaining, "deleted", "to own it; delete it by hand, newer ones are untouched")
+"""Blocks that write, read or delete a file: see :func:`_explaining`."""

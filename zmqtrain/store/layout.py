@@ -82,8 +82,7 @@ class Variable:
 class Slice:
     """Rows ``start .. start + rows`` of a variable, at ``offset`` elements into its shard.
 
-    A 0-d variable is always one slice with ``start`` 0 and ``rows`` 1. ``copy``: another shard owns
-    it.
+    A 0-d variable is one slice with ``start`` 0 and ``rows`` 1. ``copy``: another shard owns it.
     """
 
     variable: Variable

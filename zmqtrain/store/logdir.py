@@ -262,11 +262,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock, unless another process does more than check it as :func:`is_claim_seen` does.
-
-    Raises:
-        BlockingIOError: another process has it.
-    """
+    """Take the lock; another process may only check it, as :func:`is_claim_seen` does."""
     for _ in range(CHECKS):
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

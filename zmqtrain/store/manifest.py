@@ -134,8 +134,7 @@ class Manifest(BaseModel):
         """Number of updates that shard 0 had applied: all restored shards start at this version.
 
         The ledger, which lay beside shard 0, knows these updates. Under asynchronous policies
-        shards were apart by the updates then on their way, so some elements saw a few more or fewer
-        updates than the version says.
+        shards were apart by updates on their way, so some elements saw a few more or fewer of them.
         """
         return next(file.version for file in self.files if file.shard == 0)
 

@@ -1,8 +1,7 @@
 """A mark for each worker in the segment of a shard: some bytes, replaced as a whole.
 
 There are two halves for each, of which at most one is valid: a new mark goes into the other one,
-then one word says which is valid, and its size. So a killed process leaves the old mark or the new
-one.
+then one word says which is valid, and its size. A killed process leaves the old or the new one.
 """
 
 from __future__ import annotations

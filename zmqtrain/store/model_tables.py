@@ -29,8 +29,7 @@ def tables_of(
 ) -> list[tuple[TableVariable, Table]]:
     """Return each table of a model, in the model's order, and its options.
 
-    ``said``: options by patterns of names; the first that fits counts. The model decides on the
-    options that are None.
+    ``said``: options by patterns of names; the first that fits counts. The model decides on others.
 
     Raises:
         ConfigError: a pattern counts for no table, a table lacks something, or the model raises.
@@ -102,10 +101,7 @@ def _variable(name: str, number: int, of_model: Any, table: Table, key: int) -> 
 
 
 def _check_initial(variable: TableVariable) -> None:
-    """
-    Raises:
-        ConfigError: initial values are not of this table, or calling them fails.
-    """
+    """Check that initial values are of this table, and can be called."""
     initial, shape = variable.initial, (variable.rows, variable.dim)
     if isinstance(initial, type) or not hasattr(initial, "rows"):
         raise _not_initial(variable, f"is {initial!r}")

@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
-from zmqtrain.errors import CheckpointError, ConfigError, imported
+from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.hints import imported
 from zmqtrain.store import checkpoint
 from zmqtrain.store.durable import sync_path
 from zmqtrain.store.logdir import HISTORY_FILE, checkpoints
@@ -92,8 +93,7 @@ class RemoteCheckpoints:
         """Write a checkpoint, and close it; then delete all but the ``keep`` newest ones.
 
         Raises:
-            CheckpointError: it cannot be written. Older copies are untouched, but one of the same
-                step is gone.
+            CheckpointError: it cannot be written. Of older copies, one of the same step is gone.
         """
         directory = posixpath.join(self._root, opened.path.name)
         with closing(opened), self._explaining("cannot be written to"):

@@ -128,11 +128,7 @@ class SavedRows:
 
 
 def _slices(tensors: Any, table: str, names: list[str], widths: Mapping[str, int]) -> list[Any]:
-    """Return tensors of a table, to be read by slices; [] if the file has none.
-
-    Raises:
-        ValueError: their shapes do not fit together.
-    """
+    """Return tensors of a table, to be read by slices; [] if the file has none."""
     keys = [f"/{name}/{table}" for name in names]
     if keys[0] not in tensors.keys():  # the file of frozen values, or counts that nobody kept
         return []

@@ -1,7 +1,6 @@
 """A shard: one ps's part of the model, and the changes of it.
 
-All arithmetic on parameters happens below here. Nothing here decides; the orders come from the
-policy.
+All arithmetic on parameters happens below here. It carries out the policy's orders.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from zmqtrain.store.changes import (
     Contribution,
     Note,
     float_of,
+    moves_of,
     word_of,
 )
 from zmqtrain.store.checkpoint import ShardCopy
@@ -37,7 +37,6 @@ from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.kept import Kept, KeptRows
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.moves import moves_of
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -324,12 +323,7 @@ class Shard:
         self._staged.clear()
 
     def _begun(self, change: Change) -> Change:
-        """Prepare and note a change, then return it.
-
-        Raises:
-            ConfigError: the update rule refuses; nothing was changed.
-            SegmentError: the change before failed half-way, and nothing may overwrite its note.
-        """
+        """Prepare and note a change, unless the rule refuses; then return it."""
         if self.is_changing:
             raise SegmentError(
                 f"update {self.version} of this shard failed half-way; only a new life of its ps "

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.errors import CheckpointError, imported
+from zmqtrain.errors import CheckpointError
+from zmqtrain.hints import imported
 from zmqtrain.models.tables import Ids
 from zmqtrain.store.array_files import ArrayStream, check_ending, write_arrays, write_file
 from zmqtrain.store.saved_rows import SavedRows

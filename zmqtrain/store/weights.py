@@ -151,6 +151,11 @@ def read(path: str | Path) -> dict[str, NDArray[Any]]:
             f"weights cannot be read from {str(path)!r}: {error}; expected a file that zmqtrain "
             "export, safetensors or numpy.savez has written"
         ) from error
+    except TypeError as error:
+        raise ConfigError(
+            f"{str(path)!r} has arrays of a dtype that NumPy does not have: {error}; give "
+            "safetensors.torch.load_file(path) in place of the path, tensors by name"
+        ) from error
 
 
 def _check_memory(nbytes: int) -> None:
@@ -177,9 +182,17 @@ def named_arrays(value: Any, model: Any = None) -> dict[str, NDArray[Any]]:
     if not isinstance(value, Mapping | None):
         raise TypeError("expected a dict of arrays, or a .safetensors or .npz file")
     try:
-        return {name: np.asarray(array) for name, array in (value or {}).items()}
+        return {name: _as_array(array) for name, array in (value or {}).items()}
     except (TypeError, RuntimeError) as error:  # a tensor of a GPU, or one with a gradient
         raise TypeError(f"expected NumPy arrays: {error}") from None
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    """Return a weight as an array of NumPy, which has no bfloat16; complex numbers as pairs."""
+    array = np.asarray(
+        value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
+    )
+    return np.stack([array.real, array.imag], -1) if array.dtype.kind == "c" else array
 
 
 def by_first_name(given: Mapping[str, Any], model: Any) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """The interface between the training loop and an exchange, which turns gradients into parameters.
 
-The parameters of an exchange are on parameter servers or in this process; the loop knows only this
-interface.
+The parameters are on parameter servers or in this process; the loop knows this interface alone.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import reduce
+from typing import Literal
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.metrics.sums import added
 from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, RowsOf
+from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.store.layout import ShardLayout
 
 
@@ -80,6 +83,21 @@ class StepReport:
     batches: int = 1
     ahead: Sequence[tuple[int, Ids]] = ()
 
+    @classmethod
+    def of(cls, parts: Sequence[StepReport]) -> StepReport:
+        """Return the report of batches that count together, without gradients of rows."""
+        weights = [weight_of(part) for part in parts]
+        return cls(
+            batch=parts[0].batch,
+            examples=sum(part.examples for part in parts),
+            loss=weighted_mean([part.loss for part in parts], weights),
+            finite=all(part.finite for part in parts),
+            sums=reduce(added, [part.sums for part in parts]),
+            absent=frozenset.intersection(*[part.absent for part in parts]),
+            weight=sum(weights),
+            batches=len(parts),
+        )
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -102,39 +120,35 @@ class StepResult:
     sequence: int = 0
 
 
-class Exchange(Protocol):
-    """Sends one worker's gradients and receives its parameters.
+class Exchange(ABC):
+    """Sends one worker's gradients and receives its parameters; by default it has no others.
 
     Every method may raise FencedError: the worker is no longer a member and has to join again.
     Every other error ends the training.
     """
 
+    @abstractmethod
     async def join(self) -> Membership:
         """Join the job as a new member; return when the worker may compute."""
-        ...
 
     def begin(self) -> None:
         """Begin a step: the worker computes a gradient."""
-        ...
 
     def written(self, names: Sequence[str]) -> None:
         """Report that the gradients of these variables are complete, before the step is.
 
         Called from the thread that computes, between :meth:`begin` and :meth:`finish`.
         """
-        ...
 
+    @abstractmethod
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         """Send the step's gradient; sending has begun when this returns.
 
         When the result is there, the parameters are those of the next step.
         """
-        ...
 
     async def wait_for_end(self) -> None:
         """Wait until the job is over. FencedError: the job needs this worker again."""
-        ...
 
     def leave(self, reason: str) -> None:
         """Leave the job; no step is under way. ``reason`` is for people."""
-        ...

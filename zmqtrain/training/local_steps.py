@@ -7,7 +7,6 @@ optimizer stays with the worker for as long as it is a member, or in files, if t
 
 from __future__ import annotations
 
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,19 @@ from numpy.typing import NDArray
 
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.job import Job
-from zmqtrain.metrics.sums import added
-from zmqtrain.models.weights import weight_of, weighted_mean
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.placement import place
 from zmqtrain.training.exchange import Membership, Round, StepReport
 from zmqtrain.training.inner_state import InnerStates
 from zmqtrain.training.memory import WorkerMemory
-from zmqtrain.training.own_steps import own_steps
+from zmqtrain.training.own_steps import OwnSteps
 
 
 class LocalRounds:
     """The rounds of steps that one worker makes by itself, as a member of the job.
 
     ``memory``: of the shard, for the code that computes gradients. ``reports``: of the batches that
-    are applied, and have not been sent. :meth:`go_on` is called between two steps; a step may call
-    the other methods in a thread.
+    are applied, and not sent. A step may call all methods but :meth:`go_on` in a thread.
     """
 
     def __init__(
@@ -46,14 +42,13 @@ class LocalRounds:
         self._team, self._variables = team, job.variables()
         (layout,) = place(self._variables, 1, partition_nbytes=0)
         self._of_differences = job.update().outer.of_differences
-        steps = self._steps = own_steps(job, layout, threads)
+        steps = self._steps = OwnSteps(job, layout, threads)
         self._is_new = True
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
-        self._own = WorkerMemory(self._variables, [layout], [steps.parameters])
         variables, layouts = self._variables, membership.layouts
-        self._common = WorkerMemory(
-            variables, layouts, membership.parameters, membership.byte_state
-        )
+        common = membership.parameters, membership.byte_state
+        self._common = WorkerMemory(variables, layouts, *common)
+        self._own = WorkerMemory(variables, [layout], [steps.parameters])
         self._result = WorkerMemory(variables, layouts, membership.gradients)
         self._sends_difference = self._of_differences  # of the round
         self._begin: dict[str, NDArray[Any]] = {}  # trained values then, if differences are sent
@@ -69,9 +64,15 @@ class LocalRounds:
         if not self.reports:
             self._next = following
 
-    def end(self) -> list[int]:
-        """Go on without rounds; return the batches that are applied, and have not been sent."""
+    def end(self, step: int) -> list[int]:
+        """Go on without rounds after this step of the job.
+
+        Return the batches that are applied, and have not been sent.
+        """
         self._batches, reports, self.reports = 0, self.reports, []
+        if not self._is_new:
+            self._take_over()
+            self._save(step)
         return [report.batch for report in reports]
 
     @property
@@ -89,29 +90,31 @@ class LocalRounds:
         if following is None:
             return
         steps = self._steps
-        self._common.gather()
-        for name, value in self._common.values.items():
-            np.copyto(self._own.values[name], value)
-        self._own.scatter()
+        self._take_over()
         self._sends_difference = self._of_differences or following.sends_difference
         for variable in self._variables if self._sends_difference else ():
             if variable.kind == "trained":  # others may change the common ones meanwhile
                 own = self._own.values[variable.name]
                 np.copyto(self._begin.setdefault(variable.name, np.empty_like(own)), own)
-        # The steps of a lost ps may be repeated from a checkpoint on.
-        if self._is_new or following.step < steps.step:
+        if not self._is_new:
+            self._save(following.step)
+        else:
             steps.begin()
             self._is_new = False
             if self._states is not None:
-                self._states.load(following.step, steps.kind, steps.load)
-        else:
-            self.save(following.step)
+                self._states.load(following.step, steps.parameters, steps.inner)
         steps.go_on(following.step, following.learning_rate)
 
-    def save(self, step: int) -> None:
+    def _save(self, step: int) -> None:
         """Keep the state of the optimizer, if the job does: the round before this step is over."""
-        if self._states is not None and not self._is_new:
-            self._states.save(step, self._steps.kind, self._steps.state())
+        if self._states is not None:
+            self._states.save(step, self._steps.parameters, self._steps.inner)
+
+    def _take_over(self) -> None:
+        self._common.gather()
+        for name, value in self._common.values.items():
+            np.copyto(self._own.values[name], value)
+        self._own.scatter()
 
     def apply(self, report: StepReport) -> None:
         """Apply the gradient of a batch that is finite.
@@ -119,7 +122,7 @@ class LocalRounds:
         Raises:
             ConfigError: the optimizer cannot make this step.
         """
-        self._steps.apply(report)
+        self._steps.apply(report.absent)
         self.reports.append(report)
 
     def result(self) -> StepReport:
@@ -132,15 +135,7 @@ class LocalRounds:
             else:
                 np.copyto(out, own)
         self._result.scatter()
-        reports, self.reports = self.reports, []
-        weights = [weight_of(report) for report in reports]
-        return StepReport(
-            batch=reports[0].batch,
-            examples=sum(report.examples for report in reports),
-            loss=weighted_mean([report.loss for report in reports], weights),
-            finite=all_finite(self._steps.parameters, self._team),
-            sums=reduce(added, [report.sums for report in reports]),
-            absent=frozenset.intersection(*[report.absent for report in reports]),
-            weight=sum(weights),
-            batches=len(reports),
-        )
+        report, self.reports = StepReport.of(self.reports), []
+        report.finite = all_finite(self._steps.parameters, self._team)
+        self._is_new = not report.finite  # the optimizer's state need not be finite, either
+        return report

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,44 +29,19 @@ from zmqtrain.models.base import Batch, Dataset, as_model
 from zmqtrain.models.checks import labels_at
 from zmqtrain.models.rows import RowSource
 from zmqtrain.models.tables import Ids, RowsOf
-from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.norm import clip_scale, square_of
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
 from zmqtrain.training.local_steps import LocalRounds
-from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.training.model_runner import ModelRunner, Runner
 from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
 from zmqtrain.training.profiling import StepProfile
-from zmqtrain.training.runner import Runner
+from zmqtrain.training.step_times import Computed, Step, StepTimes
 from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-Traced = Callable[[int, Mapping[str, tuple[str, float, float]], float, str], None]
-"""Gets the sequence of a push; spans of its step, each with the one above, begin and end; the
-present time; and the result of the push."""
-
-
-@dataclass(slots=True)
-class _Computed:
-    """The result of computing a step, and the times of its parts."""
-
-    report: StepReport
-    data_s: float  # getting the batch
-    read_s: float  # getting the parameters from the exchange's memory
-
-
-@dataclass(slots=True)
-class _Step:
-    """A finished step; times are of the performance counter."""
-
-    computed: _Computed
-    result: StepResult | None  # None: it is a local step, after which nothing was sent
-    began_at: float
-    computed_at: float
-    ended_at: float
 
 
 class TrainingLoop:
@@ -77,23 +52,21 @@ class TrainingLoop:
         job: Job,
         dataset: Dataset,
         exchange: Exchange,
-        metrics: Metrics,
+        times: StepTimes,
         *,
         threads: int | None = None,
         profile: Path | None = None,
         worker: int = 0,
-        traced: Traced | None = None,
     ) -> None:
         """``threads``: number that check a large gradient for NaN; None: one for each core.
         ``profile``: where some steps are profiled, without a suffix. ``worker``: its index.
-        ``traced``: gets each step that was pushed.
 
         Raises:
             ConfigError: the job needs a GPU that is not there, or the profile cannot be made.
             DataError: the dataset is empty.
         """
-        self._job, self._exchange, self._metrics = job, exchange, metrics
-        self._traced = traced
+        self._job, self._exchange = job, exchange
+        self._times, self._metrics = times, times.metrics
         self._plan = job.plan_of(dataset)
         self._prefetcher = Prefetcher(dataset, self._plan, on_read=self._look_ahead)
         self._model = as_model(job.model)
@@ -113,7 +86,6 @@ class TrainingLoop:
         self._rows: RowSource | None = None  # of the membership
         self._rounds: LocalRounds | None = None  # of this membership, once it has begun one
         self._batches: deque[int] = deque()  # that this worker has to compute
-        self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
         self.is_computing = False  # a step, or about to
         self.steps = 0
@@ -162,10 +134,13 @@ class TrainingLoop:
         stop = membership.stop
         while not stop:
             if (result := await self._step()) is not None:
-                await self._keep_state(result)
+                if self._round is not None and result.round is None:
+                    unsent = await self._computing.run(partial(self._round.end, result.step))
+                    self._batches.extendleft(reversed(unsent))
+                    self._runner.bind(self._membership)
                 self._go_on(result)
                 stop = result.stop
-        self._count_last_step()
+        self._times.count_last()
         self._metrics.role_state.set("draining")
 
     def _seen(self, membership: Membership) -> Membership:
@@ -181,25 +156,16 @@ class TrainingLoop:
         rounds = self._rounds
         return rounds if rounds is not None and rounds.is_under_way else None
 
-    async def _keep_state(self, result: StepResult) -> None:
-        """Keep the state of the inner optimizer if the last round is over."""
-        if self._round is not None and result.round is None:
-            await self._computing.run(partial(self._round.save, result.step))
-
     def _go_on(self, given: Membership | StepResult) -> None:
         """Take up the batches of an answer, for gradients or for a round."""
         self._batches.extend(given.batches)
-        before = self._round
         if given.round is not None:
             rounds = self._rounds = self._rounds or LocalRounds(
                 self._job, self._membership, self._team, self._threads, self._worker
             )
-            if before is None:
+            if not rounds.is_under_way:
                 self._runner.bind(rounds.memory)
             rounds.go_on(given.round)
-        elif before is not None:
-            self._batches.extendleft(reversed(before.end()))
-            self._runner.bind(self._membership)
 
     async def _step(self) -> StepResult | None:
         """Compute a batch, and send its gradient if it is due; return the answer, if any."""
@@ -217,12 +183,11 @@ class TrainingLoop:
         if report is not None:
             report.ahead = self._rows_ahead()
         answer = None if report is None else self._exchange.finish(report)
-        self._count_last_step()  # while this one is being sent
+        self._times.count_last()  # while this one is being sent
         result = None if answer is None else await answer
         if computed is not None:
             self.steps += 1
-            times = began_at, computed_at, time.perf_counter()
-            self._last_step = _Step(computed, result, *times)
+            self._times.finish(Step(computed, result, began_at, computed_at, time.perf_counter()))
         return result
 
     def _look_ahead(self, number: int, batch: Batch) -> None:
@@ -241,14 +206,14 @@ class TrainingLoop:
                 del self._ahead[number]
         return self._ahead.pop(self._batches[0], ()) if self._batches else ()
 
-    async def _to_send(self, computed: _Computed | None) -> StepReport | None:
+    async def _to_send(self, computed: Computed | None) -> StepReport | None:
         """Return the report of a batch, or of a round that is over; None if it goes on."""
         report = None if computed is None else computed.report
         if self._round is None or (report is not None and not report.finite):
             return report
         return await self._computing.run(self._round.result) if self._round.is_over else None
 
-    async def _computed(self) -> _Computed:
+    async def _computed(self) -> Computed:
         """Compute the next batch."""
         if not self._batches:
             raise ProtocolError("this worker should go on, but received no batch")
@@ -263,7 +228,7 @@ class TrainingLoop:
         finally:
             self.is_computing = False
 
-    def _compute(self, number: int) -> _Computed:
+    def _compute(self, number: int) -> Computed:
         began_at = time.perf_counter()
         local = self._round
         batch = self._take(number)
@@ -279,7 +244,7 @@ class TrainingLoop:
             self._clip(report.rows)
         if report.finite and local is not None:
             local.apply(report)
-        return _Computed(report, taken_at - began_at, read_at - taken_at)
+        return Computed(report, taken_at - began_at, read_at - taken_at)
 
     def _clip(self, rows: Sequence[RowsOf]) -> None:
         """Scale the gradient, wherever it was computed, by its global norm with ``rows``."""
@@ -294,11 +259,7 @@ class TrainingLoop:
                 np.multiply(found.rows, np.float32(scale), out=found.rows)
 
     def _take(self, number: int) -> Batch:
-        """Return a batch with the examples of the plan.
-
-        Raises:
-            DataError: the dataset raises, or returns something else.
-        """
+        """Return a batch with the examples of the plan."""
         with user_code("take()", self._job.data, DataError, lambda: f"It was batch {number}"):
             batch = self._prefetcher.take(number)
         batch = checked(batch, self._plan.rows(number), self._job.data)
@@ -306,37 +267,3 @@ class TrainingLoop:
             at = labels_at(self._job.model, batch, "class_weight")
             return with_class_weights(batch, self._job.class_weight, at)
         return batch
-
-    def _count_last_step(self) -> None:
-        """Count the last step, and the times of its phases."""
-        step, self._last_step = self._last_step, None
-        if step is None:
-            return
-        computed, result, metrics = step.computed, step.result, self._metrics
-        held_s, update_s = (result.held_s, result.update_s) if result is not None else (0.0, 0.0)
-        phases = metrics.phase_duration_seconds
-        metrics.steps.inc()
-        metrics.examples.inc(computed.report.examples)
-        metrics.train_loss.set(computed.report.loss)
-        computing_s = step.computed_at - step.began_at
-        phases.data.observe(computed.data_s)
-        phases.pull.observe(computed.read_s)
-        phases.compute.observe(computing_s - computed.data_s - computed.read_s)
-        phases.wait.observe(held_s)
-        phases.update.observe(update_s)
-        pushing_s = step.ended_at - step.computed_at - held_s - update_s
-        phases.push.observe(max(0.0, pushing_s))
-        metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
-        if self._traced is not None and result is not None:
-            ready_at = step.began_at + computed.data_s + computed.read_s
-            spans = {
-                "step": ("", step.began_at, step.ended_at),
-                "compute": ("step", ready_at, step.computed_at),
-                "push": ("step", step.computed_at, step.ended_at),
-            }
-            self._traced(result.sequence, spans, time.perf_counter(), result.result)
-        if not computed.report.finite:
-            metrics.nonfinite_gradients.inc()
-        if result is not None and result.result == "refused":
-            log.warning("the gradient of batch %d was refused: %s",
-                        computed.report.batch, result.reason)  # fmt: skip

@@ -17,6 +17,7 @@ from zmqtrain.metrics import Measures, Metric
 from zmqtrain.metrics.sums import added, check_sums, sums_of
 from zmqtrain.models.backend import on_host
 from zmqtrain.models.base import Outputs
+from zmqtrain.models.trees import mapped
 from zmqtrain.models.weights import weighted
 from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS, has_room
 from zmqtrain.user_code import user_code
@@ -104,7 +105,7 @@ def _on_host(given: Outputs | None) -> Outputs | None:
     outputs, batch = given
     several = outputs if isinstance(outputs, tuple) else (outputs,)
     arrays = tuple(map(on_host, several))
-    return arrays if several is outputs else arrays[0], tuple(map(on_host, batch))
+    return arrays if several is outputs else arrays[0], mapped(on_host, batch)
 
 
 def _name(metric: Metric, place: int) -> str:

@@ -1,9 +1,10 @@
-"""Runs a job's model on one device, with gradients in the exchange's memory."""
+"""Runs a job's model on batches, with gradients in the exchange's memory: on one device here."""
 
 from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,35 @@ UNWRITTEN = np.uint32(0x7FC05A5A)
 """Bits of a NaN that no computation makes; a sum with it keeps them."""
 
 
-class ModelRunner:
+class Runner(ABC):
+    """Runs a job's model on batches: on one device, or on several at the same time."""
+
+    @abstractmethod
+    def bind(self, membership: Membership) -> None:
+        """Use the memory of this membership from now on."""
+
+    @abstractmethod
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch on the runner's device, if it has one."""
+
+    def load_parameters(self) -> None:
+        """Copy the parameters to where the model reads them, unless :meth:`compute` does so."""
+
+    @abstractmethod
+    def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
+        """Write the gradient of a batch that :meth:`place` returned into the exchange's memory.
+
+        A gradient that is not finite may be left out.
+
+        Raises:
+            ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
+        """
+
+    def close(self) -> None:
+        """End the runner's threads, after their current work."""
+
+
+class ModelRunner(Runner):
     """One job's model on one device, over the memory of one membership at a time."""
 
     def __init__(
@@ -92,9 +121,6 @@ class ModelRunner:
         self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
         for bits in self._bits:
             bits[...] = UNWRITTEN
-
-    def close(self) -> None:
-        """Do nothing: the model has no threads of its own."""
 
     def place(self, batch: Batch) -> Batch:
         return self._device.batch(batch)
@@ -160,7 +186,10 @@ class ModelRunner:
         self._gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
         self._device.wait()  # the exchange may change the parameters from now on
-        finite = finite and self._are_finite(rows)
+        finite = finite and self._are_finite("the gradient of row", rows)
+        if not finite:
+            read = (reader.known for reader in self._readers.values())
+            self._are_finite("row", [found for found in read if found is not None])
         self._last_loss = loss
         sums, absences = self._measured.sums, frozenset(self._out.absent)
         return StepReport(
@@ -196,12 +225,7 @@ class ModelRunner:
                 self._early.append((complete, wait))
 
     def _check_gradients(self) -> None:
-        """Check the gradients, and copy those that replace their buffers into the buffers.
-
-        Raises:
-            ConfigError: a gradient has another shape than its parameter, or no parameter; or the
-                new value of state has another shape or dtype than before.
-        """
+        """Check names, shapes and dtypes; copy arrays that replace their buffers into them."""
         values = self._gradients.values
         known = values.keys() | self._row_gradients.keys()
         if not self._out.keys() <= known:
@@ -240,21 +264,18 @@ class ModelRunner:
         found = (gradient.result() for gradient in self._row_gradients.values())
         return tuple(rows for rows in found if rows is not None and len(rows.ids))
 
-    def _are_finite(self, every: Sequence[RowsOf]) -> bool:
-        """Return whether all elements of these rows are finite; log the first that is not."""
+    def _are_finite(self, kind: str, every: Sequence[RowsOf]) -> bool:
+        """Return whether all elements of these rows are finite; log the first row that is not."""
         for found in every:
             if not all_finite(found.rows.reshape(-1)):
                 id_ = found.ids[np.isfinite(found.rows).all(axis=1).argmin()]
                 name = self._tables[found.table].name
-                log.warning("the gradient of row %d of the table %r has NaN or infinity", id_, name)
+                log.warning("%s %d of the table %r has NaN or infinity", kind, id_, name)
                 return False
         return True
 
     def _check_constants(self) -> None:
-        """
-        Raises:
-            ConfigError: a step has changed state that began with NaN or infinity.
-        """
+        """Check that the step has not changed state that began with NaN or infinity."""
         for name, before in self._constants.items():
             after = self._gradients.values[name]
             if (after.view(f"u{after.itemsize}") != before.view(f"u{before.itemsize}")).any():
@@ -265,11 +286,7 @@ class ModelRunner:
                 )
 
     def _check_written(self) -> None:
-        """Check that the first gradient fills its buffers, which no step clears.
-
-        Raises:
-            ConfigError: part of a buffer is as it was.
-        """
+        """Check that the first gradient fills its buffers, which no step clears."""
         for name, bits in zip(self._trained, self._bits, strict=True):
             if (bits == UNWRITTEN).any():
                 raise ConfigError(

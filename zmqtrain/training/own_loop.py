@@ -51,8 +51,8 @@ class Place(NamedTuple):
     events: asyncio.AbstractEventLoop | None = None  # of ``save``
 
 
-class RowsOfLoop:
-    """The rows that the user's own loop reads, a RowSource that raises no error of a lost ps.
+class RowsOfLoop(RowSource):
+    """The rows that the user's own loop reads, without errors of a lost ps.
 
     The rows are those before any training then. The gradient that is computed from them does not
     count: the trainer's thread meets the same error when it sends the gradient.

@@ -1,13 +1,14 @@
 """The steps of one worker on parameters of its own: by a rule, or by an optimizer of a framework.
 
-Both have all variables in one private block of memory, where a batch is applied as it is.
+All variables are in one private block of memory, where a batch is applied as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.optimizers import inner_of
 from zmqtrain.compute.arrays import zeros
 from zmqtrain.job import Job
-from zmqtrain.models.weights import weight_of
 from zmqtrain.optim import Rule
 from zmqtrain.optim.inner import Inner
 from zmqtrain.optim.norm import clip_scale, square_of
@@ -23,121 +23,58 @@ from zmqtrain.optim.outer import Outer
 from zmqtrain.protocol.orders import Apply
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import Shard
-from zmqtrain.training.exchange import StepReport
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.user_code import user_code
 
-_WORKER, _GRADIENT = 0, 0  # the shard has one of each
-
-State = Mapping[str, NDArray[Any]]
+_WORKER, _GRADIENT = 0, 0  # a rule's shard has one of each
 
 
-def own_steps(job: Job, layout: ShardLayout, threads: int | None) -> RuleSteps | InnerSteps:
-    """``threads``: number that update a large model by a rule; None: one for each core."""
-    if job.inner is None or isinstance(job.inner, Rule):
-        return RuleSteps(job, layout, threads)
-    return InnerSteps(job, layout)
+class OwnSteps:
+    """Steps by the inner optimizer, which is made anew for each beginning.
 
-
-class RuleSteps:
-    """Steps by a rule, in a shard of private memory, with the bits of a single process.
-
-    ``parameters``, ``gradient``: of shape (layout.size,). ``kind``: names the owner of the state,
-    which another kind cannot take over.
+    ``parameters``, ``gradient``: float32 of shape (layout.size,).
     """
 
-    kind = "rule"
+    inner: Inner
 
     def __init__(self, job: Job, layout: ShardLayout, threads: int | None) -> None:
-        update = replace(job.update(), outer=Outer())
-        if job.inner is not None:
-            update = replace(update, rule=job.inner, l2=0.0, groups={})
-        size = job.worker_batch_size
-        self._shard = Shard(layout, update, threads=threads, batch_size=size)
-        self.parameters = self._shard.parameters
-        self.gradient = self._shard.segment.gradient(_GRADIENT)
-
-    @property
-    def step(self) -> int:
-        """The job's step, after those that are made."""
-        return self._shard.version
-
-    def begin(self) -> None:
-        """Forget all state; the parameters have their values."""
-        self._shard.initialize(self.parameters.copy())
-
-    def go_on(self, step: int, learning_rate: float | None) -> None:
-        """Go on at a step of the job, whose rate a callback may have set."""
-        self._shard.rest(step)
-        self._shard.learning_rate = learning_rate
-
-    def apply(self, report: StepReport) -> None:
-        """Make a step by the gradient.
-
-        Raises:
-            ConfigError: the optimizer cannot make this step.
-        """
-        shard = self._shard
-        shard.segment.note_absent(_GRADIENT, shard.layout.numbers_of(report.absent))
-        shard.stage(_WORKER, _GRADIENT, weight=weight_of(report))
-        shard.carry_out(Apply(_WORKER))
-
-    def state(self) -> State:
-        """Return the slots, and by how many steps each variable has missed updates."""
-        missed = self._shard.dense.missed
-        counts = np.array([missed.get(name, 0) for name in self._shard.layout.numbers])
-        return self._shard.slots | {"/missed": counts, "/step": np.array(self.step)}
-
-    def load(self, state: State) -> None:
-        """Take over a state of this kind after :meth:`begin`.
-
-        Raises:
-            ValueError, LookupError, RuntimeError: it does not fit.
-        """
-        names = self._shard.layout.numbers
-        missed = dict(zip(names, state["/missed"].tolist(), strict=True))
-        slots = {name: state[name] for name in self._shard.slots}
-        step = int(state["/step"])
-        self._shard.initialize(self.parameters.copy(), slots, step)
-        self._shard.dense.initialize(self.parameters.copy(), slots, missed)
-
-
-class InnerSteps:
-    """Steps by an optimizer of a framework, with the methods of :class:`RuleSteps`."""
-
-    def __init__(self, job: Job, layout: ShardLayout) -> None:
+        """``threads``: number that update a large model by a rule; None: one for each core."""
         self._job, self._trained = job, layout.trained
+        self._optimizer = job.optimizer if job.inner is None else job.inner
+        self._is_rule = isinstance(self._optimizer, Rule)
+        self._make: Callable[[], Inner]
+        if self._is_rule:
+            shard = _shard_of(job, layout, threads)
+            self.parameters, self.gradient = shard.parameters, shard.segment.gradient(_GRADIENT)
+            self._make = partial(RuleInner, shard)
+            return
         self.parameters, self.gradient = zeros(layout.size), zeros(layout.size)
         variables, blocks = job.variables(), (self.parameters, self.gradient)
         whole = [WorkerMemory(variables, [layout], [block]).values for block in blocks]
         names = [variable.name for variable in variables if variable.kind == "trained"]
-        self._given = [{name: values[name] for name in names} for values in whole]
-        self.step, self._inner = 0, cast(Inner, None)  # until it begins
-
-    @property
-    def kind(self) -> str:
-        return self._inner.kind
+        given = [{name: values[name] for name in names} for values in whole]
+        self._make = partial(inner_of, job.inner, job.model, *given)
 
     def begin(self) -> None:
-        self._inner, self.step = inner_of(self._job.inner, self._job.model, *self._given), 0
+        """Forget all state; the parameters have their values."""
+        self.inner = self._make()
 
     def go_on(self, step: int, learning_rate: float | None) -> None:
-        with user_code("the schedule", self._job.inner):
-            self._inner.go_on(step, learning_rate)
-        self.step = step
+        """Go on at a step of the job, whose rate a callback may have set."""
+        with user_code("the schedule", self._optimizer):
+            self.inner.go_on(step, learning_rate)
 
-    def apply(self, report: StepReport) -> None:
-        self._clip()
-        with user_code("a step", self._job.inner):
-            self._inner.update(report.absent)
+    def apply(self, absent: Collection[str]) -> None:
+        """Make a step by the gradient, which variables in ``absent`` do not have.
+
+        Raises:
+            ConfigError: the optimizer cannot make this step.
+        """
+        if not self._is_rule:
+            self._clip()
+        with user_code("a step", self._optimizer):
+            self.inner.update(absent)
         np.copyto(self.parameters[self._trained :], self.gradient[self._trained :])
-        self.step += 1
-
-    def state(self) -> State:
-        return self._inner.state()
-
-    def load(self, state: State) -> None:
-        self._inner.load(state)
 
     def _clip(self) -> None:
         job, gradient = self._job, self.gradient[: self._trained]
@@ -146,3 +83,43 @@ class InnerSteps:
             gradient *= np.float32(scale)
         if job.clip_value is not None:
             np.clip(gradient, -job.clip_value, job.clip_value, out=gradient)
+
+
+class RuleInner:
+    """A rule, in a shard of private memory: with the bits of a single process."""
+
+    kind = "rule"
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        shard.initialize(shard.parameters.copy())
+
+    def go_on(self, step: int, learning_rate: float | None) -> None:
+        self._shard.rest(step)
+        self._shard.learning_rate = learning_rate
+
+    def update(self, absent: Collection[str]) -> None:
+        shard = self._shard
+        shard.segment.note_absent(_GRADIENT, shard.layout.numbers_of(absent))
+        shard.stage(_WORKER, _GRADIENT)
+        shard.carry_out(Apply(_WORKER))
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """Return the slots, and by how many steps each variable has missed updates."""
+        missed = self._shard.dense.missed
+        counts = np.array([missed.get(name, 0) for name in self._shard.layout.numbers])
+        return self._shard.slots | {"/missed": counts, "/step": np.array(self._shard.version)}
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        shard = self._shard
+        missed = dict(zip(shard.layout.numbers, state["/missed"].tolist(), strict=True))
+        slots = {name: state[name] for name in shard.slots}
+        shard.initialize(shard.parameters.copy(), slots, int(state["/step"]))
+        shard.dense.initialize(shard.parameters.copy(), slots, missed)
+
+
+def _shard_of(job: Job, layout: ShardLayout, threads: int | None) -> Shard:
+    update = replace(job.update(), outer=Outer())
+    if job.inner is not None:
+        update = replace(update, rule=job.inner, l2=0.0, groups={})
+    return Shard(layout, update, threads=threads)

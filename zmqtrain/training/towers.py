@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -23,22 +23,21 @@ from zmqtrain.compute.nccl import Nccl
 from zmqtrain.compute.threads import Shares, ThreadTeam
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.metrics.sums import added
 from zmqtrain.models.base import Batch
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.models.trees import copied, split
-from zmqtrain.models.weights import weight_of, weighted_mean
+from zmqtrain.models.weights import weight_of
 from zmqtrain.optim import Update
 from zmqtrain.optim.mean import Assign, Mean
 from zmqtrain.optim.merge import Term, merged
 from zmqtrain.store.segment_layout import cut
 from zmqtrain.training.exchange import Membership, StepReport
-from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.training.model_runner import ModelRunner, Runner
 
 Result = TypeVar("Result")
 
 
-class Towers:
+class Towers(Runner):
     """Runs a job's model on all devices of the job, over the memory of one membership."""
 
     def __init__(self, job: Job, team: ThreadTeam) -> None:
@@ -51,7 +50,7 @@ class Towers:
         self._nccl: Nccl | None = None
         self._membership: Membership
         self._runners: list[ModelRunner] = []  # of this membership
-        self._folds: list[_Fold] = []
+        self._folds: list[Callable[[Sequence[float]], None]] = []
         self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
         self._shares = Shares(len(job.devices))
         try:
@@ -72,9 +71,6 @@ class Towers:
     def place(self, batch: Batch) -> Batch:
         return batch  # each tower places its part
 
-    def load_parameters(self) -> None:
-        """Do nothing: each tower loads them in its thread, when it computes."""
-
     def _build(self, membership: Membership) -> None:
         """Build each tower's model over its memory; that of the first is the exchange's."""
         self._folds = []
@@ -93,7 +89,8 @@ class Towers:
         if self._nccl is not None:
             return
         for layout, *flats in zip(membership.layouts, *gradients, strict=True):
-            self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
+            parts = cut(layout.averaged)
+            self._folds += [_fold_of([flat[part] for flat in flats]) for part in parts]
 
     def compute(self, batch: Batch, number: int, examples: int) -> StepReport:
         """Write the mean gradient of all towers; errors name the device."""
@@ -106,26 +103,15 @@ class Towers:
         towers = self._on_all(
             [partial(self._compute, n, part, first + n, counts[n]) for n, part in enumerate(parts)]
         )
-        finite = all(tower.finite for tower in towers)
-        weights = [weight_of(tower) for tower in towers]
-        if finite and self._nccl is not None:
-            self._reduce(self._nccl, weights)
-        elif finite and len(parts) > 1:
-            self._team.run([partial(fold, weights) for fold in self._folds])
-        loss = weighted_mean([tower.loss for tower in towers], weights)
-        sums = reduce(added, [tower.sums for tower in towers])
-        absent = frozenset.intersection(*[tower.absent for tower in towers])
-        rows = _mean_rows([tower.rows for tower in towers], weights) if finite else ()
-        return StepReport(
-            number,
-            examples,
-            loss,
-            finite,
-            sums=sums,
-            absent=absent,
-            weight=sum(weights),
-            rows=rows,
-        )
+        report = replace(StepReport.of(towers), batch=number, batches=1)
+        if report.finite:
+            weights = [weight_of(tower) for tower in towers]
+            if self._nccl is not None:
+                self._reduce(self._nccl, weights)
+            elif len(parts) > 1:
+                self._team.run([partial(fold, weights) for fold in self._folds])
+            report.rows = _mean_rows([tower.rows for tower in towers], weights)
+        return report
 
     def close(self) -> None:
         """End the threads, after their current work."""
@@ -151,7 +137,7 @@ class Towers:
             raise type(error)(f"on device {name}, in batch {batch_number}: {error}") from error
 
     def _reduce(self, nccl: Nccl, given: Sequence[float]) -> None:
-        """Write the mean, as a :class:`_Fold` makes it, from the GPUs into the exchange's memory.
+        """Write the mean, as :func:`_fold_of` makes it, from the GPUs into the exchange's memory.
 
         A GPU that had nothing to compute holds an old gradient, which must not count.
         """
@@ -174,10 +160,7 @@ class Towers:
         self._threads[0].submit(call).result()
 
     def _on_all(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Make each call in the thread of its tower; none is under way when this ends.
-
-        The error of the first device counts.
-        """
+        """Make each call in its tower's thread, to its end; the first device's error counts."""
         futures: list[Future[Result]] = []
         try:
             for thread, call in zip(self._threads, calls, strict=False):
@@ -187,16 +170,10 @@ class Towers:
         return [future.result() for future in futures]
 
 
-class _Fold:
-    """Adds up one part of the gradients, in the memory of the first."""
-
-    def __init__(self, gradients: Sequence[Flat]) -> None:
-        self._gradients = gradients
-        self._update = Update(Assign(), fused=False).bind(gradients[0], {})
-
-    def __call__(self, weights: Sequence[float]) -> None:
-        """Replace the first gradient by the mean of the first ones, with these weights."""
-        self._update.apply(Mean.of(self._gradients[: len(weights)], weights), 0)
+def _fold_of(gradients: Sequence[Flat]) -> Callable[[Sequence[float]], None]:
+    """Return a function that replaces the first by the mean of as many as it gets weights."""
+    update = Update(Assign(), fused=False).bind(gradients[0], {})
+    return lambda weights: update.apply(Mean.of(gradients[: len(weights)], weights), 0)
 
 
 def _mean_rows(towers: Sequence[Sequence[RowsOf]], weights: Sequence[float]) -> tuple[RowsOf, ...]:

@@ -16,8 +16,7 @@ from zmqtrain.models.checks import CheckSchedule, written_in_a_step
 class WriteCheck:
     """Checks that steps leave the parameters as they are, in some of the steps.
 
-    In those steps the model reads a private copy: a write to the memory of another process would
-    kill this one.
+    There the model reads a private copy: a write to another process's memory would kill this one.
     """
 
     def __init__(

@@ -69,8 +69,7 @@ class Authenticator:
     def identify(self, name: bytes, frame: zmq.Frame) -> KnownPeer | None:
         """Return the sender of a frame on the connection ``name``, None if its key is revoked.
 
-        The frame decides, not the name: a peer chooses its name, and could take that of a peer
-        that has just left.
+        The frame decides: a peer chooses its name, and could take that of one that has just left.
         """
         try:
             public: Any = frame.get("User-Id")

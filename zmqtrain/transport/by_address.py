@@ -18,8 +18,7 @@ class TransportByAddress:
     """Makes each endpoint by the transport that its address and the keys call for."""
 
     def __init__(self, security: Security | None = None, linger_s: float = LINGER_S) -> None:
-        """``security`` is for tcp connections; ``linger_s``: most time for unsent messages in
-        ``close``."""
+        """``security``: for tcp connections; ``linger_s``: for unsent messages in ``close``."""
         self._security = security or Security()
         self._linger_s = linger_s
         self._unix = UnixTransport(linger_s)

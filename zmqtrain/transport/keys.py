@@ -230,8 +230,7 @@ def rotation(directory: Path, pairs: Callable[[], Mapping[Owner, Pair]]) -> Iter
     """Replace keys in two phases: the former keys expire in the block, and are revoked after it.
 
     Yields the owners. The block must copy the registry and the secrets to all tasks, which then
-    admit both keys of an owner. ``pairs`` makes the new keys. A rotation after an interrupted one
-    uses the keys of that one.
+    admit both keys of an owner. ``pairs`` makes new keys, unless a rotation was interrupted.
 
     Raises:
         ConfigError: the directory cannot be written.

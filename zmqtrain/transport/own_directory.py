@@ -7,7 +7,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from zmqtrain.errors import ConfigError, ZmqTrainError, no_temporary_directory
+from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.hints import no_temporary_directory
 
 OTHERS_WRITE = 0o022
 OTHERS_READ_OR_WRITE = 0o027  # a group may read, as in the secret volume of a pod

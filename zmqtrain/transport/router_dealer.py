@@ -159,10 +159,7 @@ class ZmqEndpoint:
         return bool(int(self._socket.get(_EVENTS)) & _READABLE)
 
     def _receive(self) -> tuple[RoutingId, list[Buffer]] | None:
-        """Receive one message, copying the header and leaving tensor frames where zmq put them.
-
-        Returns None for a message that is dropped.
-        """
+        """Receive a message, with tensor frames where zmq put them; None: it is dropped."""
         socket = self._socket
         peer = socket.recv(_NOW) if self._listening else b""
         first = frame = socket.recv(_NOW, copy=False)
@@ -241,11 +238,7 @@ class ZmqTransport:
         self._context.term()
 
     def _authenticator(self, socket: zmq.Socket[bytes]) -> Authenticator:
-        """Make a socket admit only holders of allowed keys.
-
-        Raises:
-            ConfigError: the registry or the secret key cannot be read.
-        """
+        """Make a socket admit only holders of allowed keys."""
         registry = Registry(self._security.keys())
         secure_listener(socket, self._security.secret())
         questions = self._context.socket(zmq.ROUTER)

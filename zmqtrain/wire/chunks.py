@@ -2,8 +2,7 @@
 overlap, and no message delays a heartbeat.
 
 A tensor of one chunk is inline: part of its message. A larger one is sent before that message, in
-`Chunk` messages, and the message itself carries nothing. A chunk is sent as its values, or as a
-compression encodes them.
+`Chunk` messages, each as its values or as a compression encodes them.
 """
 
 from __future__ import annotations
@@ -63,17 +62,14 @@ class Parts(Protocol):
     @property
     def ready(self) -> int:
         """The number of parts that may be sent."""
-        ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, place: int) -> Part:
         """Return the part at a place in the sending order, below ``ready``."""
-        ...
 
     def add(self, indices: Iterable[int]) -> None:
         """Add parts to send next; those added before are ignored."""
-        ...
 
 
 class Chunks:
@@ -130,13 +126,15 @@ class ChunkAssembler:
     """
 
     def __init__(self, out: Flat, add: Add | None = None) -> None:
-        """``out``: receives the parameters, float32 of shape (size,). ``add``: adds a difference to
-        them; None: none is expected.
-        """
+        """``out``: receives parameters, float32 of shape (size,). ``add``: adds a difference."""
         self._out, self._add = out, add
         self._form = -1, False  # version of the chunks that came, and whether of a difference
         self._came: dict[int, Sequence[Tensor]] = {}  # without the tensors that are taken in
         self._is_base = True  # ``out`` holds the base of a difference
+
+    @property
+    def has_chunks(self) -> bool:
+        return bool(self._came)
 
     def take(self, chunk: Chunk, tensors: Sequence[Tensor]) -> None:
         """Take in a chunk.

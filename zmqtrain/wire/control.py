@@ -55,8 +55,7 @@ class Evaluate:
 class Evaluated:
     """Worker to the chief, passed on by the leader: the sums over one part's examples.
 
-    ``weight``: of its batches. ``measures``: of the model's measures. The tensors are of the job's
-    metrics (float64).
+    ``weight``: of its batches. ``measures``: of the model. Tensors: of the metrics (float64).
     """
 
     evaluation: str
@@ -117,8 +116,7 @@ class Gather:
     """Worker to workers that host the ps: its newest known group.
 
     ``gives_up``: the worker has given the group up; ``hears``: others that have done so, too.
-    Otherwise it still belongs to it, or knows a later one. ``last``: the last orders that its own
-    ps knows.
+    Otherwise it belongs to it, or knows a later one. ``last``: the last orders of its own ps.
     """
 
     group: int

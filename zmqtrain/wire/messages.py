@@ -16,7 +16,7 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 32
+PROTOCOL_VERSION = 33
 """Rises with every change to these files; peers of another version are refused."""
 
 
@@ -180,7 +180,7 @@ class RowChunk:
     """Some of the rows that push ``sequence`` has a gradient of, sent before it.
 
     ``index``: of this message among these. ``counts``: rows of each of ``tables``, at most
-    :data:`MAX_PARTS`. The tensors: their ids, as wire/rows.py has them, and the gradient, float32.
+    :data:`MAX_PARTS`. The tensors: their ids and the gradient, as wire/rows.py has them.
     """
 
     sequence: int
@@ -247,21 +247,26 @@ class Lookup:
     """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
 
     ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
-    once. ``at``: a version that the shard has kept; 0: the current one. The tensor: their ids, as
-    wire/rows.py has them.
+    once. ``at``: a version that the shard has kept; 0: the current one. ``compressed``: the job's
+    compression may change them. The tensor: their ids, as wire/rows.py has them.
     """
 
     tables: tuple[int, ...]
     counts: tuple[int, ...]
     after: int = 0
     at: int = 0
+    compressed: bool = False
 
 
 @dataclass(slots=True)
 class RowValues:
-    """The requested rows at ``version``, table by table, float32, flat."""
+    """The requested rows at ``version``, as wire/rows.py has them.
+
+    ``compressed``: by the job's compression; False: float32, since the request or a NaN wants that.
+    """
 
     version: int
+    compressed: bool = False
 
 
 @dataclass(slots=True)

@@ -1,25 +1,32 @@
 """Rows of tables on the wire: their ids, and the rows themselves.
 
-A message names tables and how many rows of each it has. Its ids are one tensor of bytes, and its
-rows another one, float32, both table by table. Sorted ids differ little: of each table the first id
-is written in 8 bytes, then how many bytes a difference has, then the differences to the id before.
+A message names tables and how many rows of each it has. Its ids are one tensor of bytes, table by
+table. Sorted ids differ little: of each table the first id is written in 8 bytes, then how many
+bytes a difference has, then the differences to the id before. Behind them are the rows as float32,
+or as the job's compression encodes them: those of all tables with one form of it together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
 from zmqtrain.models.tables import Ids, Rows, RowsOf
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
-from zmqtrain.wire.chunks import Part, Parts
+from zmqtrain.wire.chunks import Part, Parts, take_in
+from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import MAX_PARTS, RowChunk
 
 _HEAD = 9  # bytes: the first id, and the width of a difference
+
+MAX_LENGTHS = 30
+"""Different lengths of rows in a message, at most: each may be another form, of two tensors."""
 
 Run: TypeAlias = tuple[int, slice]
 """The place of a table in a list, and some of its rows."""
@@ -78,21 +85,24 @@ def _ids_of(data: NDArray[np.uint8], count: int, width: int) -> Ids:
 def cut(counts: Sequence[int], row_nbytes: Sequence[int]) -> Iterator[list[Run]]:
     """Yield which rows go into each message, about a frame of them; none is left out."""
     parts: list[Run] = []
-    room = FRAME_NBYTES
+    room, lengths = FRAME_NBYTES, set[int]()
     for place, (count, nbytes) in enumerate(zip(counts, row_nbytes, strict=True)):
         start = 0
         while start < count:
             taken = min(count - start, max(1, room // nbytes))
             parts.append((place, slice(start, start + taken)))
             start, room = start + taken, room - taken * nbytes
-            if room < nbytes or len(parts) == MAX_PARTS:
+            lengths.add(nbytes)
+            if room < nbytes or len(parts) == MAX_PARTS or len(lengths) == MAX_LENGTHS:
                 yield parts
-                parts, room = [], FRAME_NBYTES
+                parts, room, lengths = [], FRAME_NBYTES, set()
     if parts:
         yield parts
 
 
-def chunks_of(given: Sequence[RowsOf], sequence: int) -> list[Part]:
+def chunks_of(
+    given: Sequence[RowsOf], sequence: int, compression: Compression | None = None
+) -> list[Part]:
     """Return the messages with the rows of a push, which are sent before it."""
     counts, row_nbytes = [len(each.ids) for each in given], [nbytes_of(each) for each in given]
     found: list[Part] = []
@@ -100,8 +110,8 @@ def chunks_of(given: Sequence[RowsOf], sequence: int) -> list[Part]:
         tables = tuple(given[place].table for place, _ in parts)
         chunk = RowChunk(sequence, index, tables, tuple(s.stop - s.start for _, s in parts))
         ids = encoded([given[place].ids[some] for place, some in parts])
-        rows = [given[place].rows[some].ravel() for place, some in parts]
-        found.append((chunk, (ids, Tensor.of(np.concatenate(rows)))))
+        rows = encoded_rows([given[place].rows[some] for place, some in parts], compression)
+        found.append((chunk, (ids, *rows)))
     return found
 
 
@@ -132,19 +142,64 @@ def nbytes_of(each: RowsOf) -> int:
     return 4 * int(each.rows.shape[1])
 
 
-def rows_in(tensors: Sequence[Tensor], counts: Sequence[int], dims: Sequence[int]) -> list[Rows]:
+class _Plain:
+    """Rows as they are, in the place of a compression."""
+
+    spec, tensors = "none", 1
+
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        return (Tensor.of(chunk),)
+
+    def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
+        take_in(tensors, out)
+
+
+_PLAIN = _Plain()
+
+
+def _by_form(
+    dims: Sequence[int], compression: Compression | None
+) -> list[tuple[Compression | _Plain, list[int]]]:
+    """Return the forms of several tables' rows, and the places of the tables that have each."""
+    found: dict[str, tuple[Compression | _Plain, list[int]]] = {}
+    for place, dim in enumerate(dims):
+        form = (compression and compression.of_rows(dim)) or _PLAIN
+        found.setdefault(form.spec, (form, []))[1].append(place)
+    return [*found.values()]
+
+
+def encoded_rows(rows: Sequence[Rows], compression: Compression | None) -> tuple[Tensor, ...]:
+    """Return the rows of several tables as they travel; with a ``compression`` all are finite."""
+    return tuple(
+        tensor
+        for form, places in _by_form([each.shape[1] for each in rows], compression)
+        for tensor in form.encode(np.concatenate([rows[place].ravel() for place in places]))
+    )
+
+
+def rows_in(
+    tensors: Sequence[Tensor],
+    counts: Sequence[int],
+    dims: Sequence[int],
+    compression: Compression | None = None,
+) -> list[Rows]:
     """Return the rows of several tables; ``counts``, ``dims``: number and length of its rows.
 
     Raises:
         ProtocolError: the tensors are others.
     """
-    sizes = [count * dim for count, dim in zip(counts, dims, strict=True)]
-    if len(tensors) != 1 or (tensors[0].dtype, tensors[0].shape) != ("<f4", (sum(sizes),)):
-        raise ProtocolError(
-            f"{len(tensors)} tensors with rows; expected one of {sum(sizes)} float32"
-        )
-    flats = np.split(tensors[0].array(), np.cumsum(sizes)[:-1])
-    return [flat.reshape(-1, dim) for flat, dim in zip(flats, dims, strict=True)]
+    found: dict[int, Rows] = {}
+    at = 0
+    for form, places in _by_form(dims, compression):
+        bounds = [0, *accumulate(counts[place] * dims[place] for place in places)]
+        flat = np.empty(bounds[-1], np.float32)
+        form.decode(tensors[at : at + form.tensors], flat)
+        at += form.tensors
+        for place, (start, stop) in zip(places, pairwise(bounds), strict=True):
+            found[place] = flat[start:stop].reshape(-1, dims[place])
+    if at != len(tensors):
+        raise ProtocolError(f"{len(tensors)} tensors with rows; expected {at}")
+    return [found[place] for place in range(len(dims))]
 
 
 def joined(parts: Mapping[int, Sequence[RowsOf]]) -> list[RowsOf]:

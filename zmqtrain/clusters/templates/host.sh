@@ -62,5 +62,5 @@ case "$1" in
   ended) cat "$own/ended.json" 2>/dev/null || true ;;
   meet) runs "$2" || absent; echo met; cat >/dev/null ;;
   log) [ -e "$own/$2.log" ] || absent; exec tail -n +1 ${3:-} "$own/$2.log" ;;
-  end) leave $(tasks); rm -rf "$own" ;;
+  end) leave $(tasks); rm -rf "$own" && { rmdir "${own%/*}" 2>/dev/null || true; } ;;
 esac

@@ -63,10 +63,7 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 
 def process_of(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the Procfile's line that is this process, and its number within it, from 0.
-
-    None if honcho did not start it.
-    """
+    """Return the Procfile's line that is this process, and its number, from 0; or None."""
     name, _, number = environ.get(PROCESS_NAME, "").rpartition(".")
     counted = parse_index(number)
     return (name, counted - 1) if name and counted else None

@@ -22,8 +22,7 @@ class Operands:
     """The arrays that an update changes, and its constant arguments.
 
     ``parameters`` and ``slots``: of shape (n,). ``average`` names the slot of the moving average,
-    ``l2`` is the regularisation; None: without. ``redo``: for the parameters and every slot, if the
-    update must be crash-safe.
+    ``l2`` is the regularisation; None: without. ``redo``: for all of these in a crash-safe update.
     """
 
     rule: Any  # Rule
@@ -95,4 +94,3 @@ class Kernel(Protocol):
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.
         """
-        ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, c_char
+from collections.abc import Callable
+from ctypes import Array, addressof, c_char
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,8 @@ from zmqtrain.optim.kernels.loop import compiled
 from zmqtrain.optim.kernels.trace import trace
 from zmqtrain.optim.redo import KERNEL_BLOCK
 
-_NOTHING = c_char * 0
+_nothing_at: Callable[[Any], Array[c_char]] = (c_char * 0).from_buffer
+"""``Any``: stubs of NumPy before 2.5 do not declare that an array is a buffer."""
 
 
 def bind(operands: Operands) -> CpuKernel | None:
@@ -76,13 +78,7 @@ class CpuKernel:
                 f"a gradient from {start} to {stop}; expected at most {self._size} elements"
             )
         given = _as_compiled(gradient)
-        self.loop(
-            start,
-            stop,
-            address_of(given),
-            *self._addresses,
-            *self._arguments(scalars),
-        )
+        self.loop(start, stop, address_of(given), *self._addresses, *self._arguments(scalars))
 
     def _arguments(self, scalars: Scalars) -> tuple[Any, ...]:
         return *scalars.numbers[: self._numbers], *scalars.others(self._l2)
@@ -117,7 +113,7 @@ def _as_compiled(gradient: Flat) -> Flat:
 def address_of(array: NDArray[Any]) -> int:
     """Return where the elements lie; ``array.ctypes.data`` takes several times as long."""
     try:
-        return addressof(_NOTHING.from_buffer(array))  # type: ignore[arg-type]
+        return addressof(_nothing_at(array))
     except (TypeError, ValueError):  # it is read-only, or empty
         return array.ctypes.data
 

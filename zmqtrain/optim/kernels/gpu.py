@@ -70,12 +70,7 @@ def _run(
     numbers: Sequence[float] | Sequence[np.float32],
     arrays: Sequence[Any],
 ) -> None:
-    """Queue a kernel on the current stream of the device that the arrays lie on.
-
-    Raises:
-        ValueError: arrays differ in size.
-        TypeError: the kernel could not write to them.
-    """
+    """Queue a kernel on the current stream of the device that the arrays lie on."""
     size, device = len(gradients[0]), arrays[0].device
     for array in (*gradients, *arrays):
         if len(array) != size:

@@ -29,8 +29,7 @@ _lock = threading.Lock()  # LLVM's context is global
 def compiled(*functions: ir.Function) -> tuple[Any, ...]:
     """Compile functions of one module, to be called from Python without the GIL.
 
-    Each has the ``address`` of its code, and owns it, and the ``module`` as LLVM optimised it, in
-    its language.
+    Each has the ``address`` of its code, which it owns, and the ``module`` as LLVM optimised it.
     """
     module, engine = engine_of(functions[0].module)
     found = []

@@ -70,10 +70,7 @@ class RuleKernel:
 
 
 def _blocks(operands: Operands, gradient: Flat, start: int) -> Iterator[tuple[slice, Flat]]:
-    """Yield the remaining blocks of a gradient that begins at ``start``.
-
-    An empty gradient is one empty block, since the rule may raise.
-    """
+    """Yield the remaining blocks of a gradient, also an empty one, since the rule may raise."""
     stop = start + len(gradient)
     if not len(gradient):
         yield slice(start, stop), gradient

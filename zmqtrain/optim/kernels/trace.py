@@ -32,8 +32,7 @@ class Trace:
     """An update of one element.
 
     ``arrays``: names of the elements that it reads and writes; ``results``: of their new values;
-    ``numbers``: of the numbers that all elements share; ``gradients``: of the elements that it only
-    reads.
+    ``numbers``: of those that all elements share; ``gradients``: of elements that it only reads.
     """
 
     arrays: tuple[str, ...]

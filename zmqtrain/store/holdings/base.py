@@ -23,23 +23,18 @@ class Holding(Protocol):
         Raises:
             ConfigError: the update rule refuses.
         """
-        ...
 
     def square(self, change: Change) -> int:
         """Return the sum of squares of the change's mean, in units: see optim/norm.py."""
-        ...
 
     def update(self, change: Change) -> None:
         """Apply the mean of the change's gradients, or finish that."""
-        ...
 
     def add(self, change: Change) -> None:
         """Add the change's gradient to the sum of the step, or finish that."""
-        ...
 
     def repair(self, change: Change) -> None:
         """Finish the blocks at which a process was killed; the change itself comes after it."""
-        ...
 
     def read(self, path: Path, manifest: Manifest) -> Callable[[], None]:
         """Read its values from a checkpoint; return a call that takes them over.
@@ -47,8 +42,6 @@ class Holding(Protocol):
         Raises:
             CheckpointError: it has no such variable or slot, or a file is damaged.
         """
-        ...
 
     def load(self) -> None:
         """Take over values that were written into the shard's memory; no change is under way."""
-        ...

@@ -22,11 +22,10 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim import Update
-from zmqtrain.optim.absences import Absences
 from zmqtrain.optim.formula import MatrixRule, Numbers
 from zmqtrain.optim.layers import Squares, factors_of
 from zmqtrain.optim.mean import Mean
-from zmqtrain.optim.runs import Run, Runs
+from zmqtrain.optim.runs import Absences, Run, Runs
 from zmqtrain.optim.whole import WholeVariable
 from zmqtrain.store.changes import ACCUMULATE, SETTLE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import AVERAGE, BoundUpdate, Slot, Update
-from zmqtrain.optim.mean import Assign, Mean
+from zmqtrain.optim.mean import Assign, Mean, add_up
 from zmqtrain.optim.outer import RESIDUAL
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.runs import Run, Runs
-from zmqtrain.optim.sums import add_up
 from zmqtrain.store.changes import Change
 from zmqtrain.store.holdings.device_arrays import DeviceArrays
 from zmqtrain.store.segment_layout import PartLayout
@@ -73,10 +72,7 @@ class Part:
         return self.bound
 
     def own(self, mean: Mean, clip: float = 1.0) -> Mean:
-        """Return what a mean of gradients of the whole block is for this part.
-
-        ``clip``: the factor of a mean of trained variables.
-        """
+        """Return the part of a mean of the whole block; ``clip``: factor of trained variables."""
         if self._how == "first":
             mean = Mean(mean.gradients[:1])
         elif clip != 1:

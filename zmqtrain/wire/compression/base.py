@@ -28,11 +28,18 @@ class Compression(Protocol):
     def feedback(self) -> bool:
         """Whether the loss of encoding must be added to the next gradient."""
 
-    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
-        """Return the encoded ``chunk``, in new memory.
+    @property
+    def tensors(self) -> int:
+        """Number of tensors that ``encode`` returns."""
 
-        ``chunk`` is only read, and must be finite.
+    def of_rows(self, dim: int) -> Compression | None:
+        """Return the compression of rows with ``dim`` elements; None: they are sent as they are.
+
+        Its loss for a row does not depend on other rows, and is not fed back.
         """
+
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        """Return the encoded ``chunk``, in new memory; it is only read, and must be finite."""
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         """Overwrite all of ``out`` with the chunk that ``tensors`` were made from, less the loss.
@@ -41,8 +48,7 @@ class Compression(Protocol):
         gradient is finite is for its receiver to check.
 
         Raises:
-            ProtocolError: ``encode`` makes no such tensors from a chunk of ``out``'s size; ``out``
-                is as it was.
+            ProtocolError: no chunk of ``out``'s size has such tensors; ``out`` is as it was.
         """
 
 

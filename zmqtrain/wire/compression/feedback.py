@@ -26,10 +26,8 @@ class Compressor:
     """
 
     def __init__(self, compression: Compression, size: int, *, keeps: bool = True) -> None:
-        """``size``: trained elements of the shard. ``keeps``: whether it keeps a residual, if the
-        compression needs feedback.
-        """
-        self._compression, self._size = compression, size
+        """``size``: trained elements of the shard. ``keeps``: a residual, if feedback needs one."""
+        self.compression, self._size = compression, size
         keeps = keeps and compression.feedback
         self._residual: Flat | None = np.zeros(size, np.float32) if keeps else None
         self._held: list[tuple[slice, Flat]] = []
@@ -62,7 +60,7 @@ class Compressor:
 
     def _encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
         if self._residual is None:
-            return self._compression.encode(chunk)
+            return self.compression.encode(chunk)
         total = self._residual[start : start + len(chunk)]
         try:
             with np.errstate(over="raise"):
@@ -70,9 +68,9 @@ class Compressor:
         except FloatingPointError:  # the sum is there; an infinity would stay in it forever
             largest = np.finfo(np.float32).max
             np.clip(total, -largest, largest, out=total)
-        tensors = self._compression.encode(total)
+        tensors = self.compression.encode(total)
         arriving = np.empty_like(total)
-        self._compression.decode(tensors, arriving)
+        self.compression.decode(tensors, arriving)
         np.subtract(total, arriving, out=total)
         return tensors
 

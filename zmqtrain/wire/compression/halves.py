@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,13 @@ _SIGN = np.uint32(0x8000)
 class _Half(ABC):
     spec: ClassVar[str]
     feedback = False
+    tensors = 1
     _largest: ClassVar[np.float32]
     _nan: ClassVar[np.uint16]
     _scratch: ClassVar[int]  # float32 buffers that _round needs
+
+    def of_rows(self, dim: int) -> Self:
+        return self
 
     def _encoded(self, chunk: Flat) -> Codes:
         size = len(chunk)

@@ -12,7 +12,8 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.blocks import BLOCK_SIZE, blocks
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import received
+from zmqtrain.wire.compression.base import Compression, received
+from zmqtrain.wire.compression.halves import Bf16
 
 MIN_BLOCK, MAX_BLOCK = 8, 32_768
 """A shorter block's scale would undo the saving; with a longer one too much of a gradient would be
@@ -40,10 +41,15 @@ class Int8:
 
     block: int
     feedback: ClassVar[bool] = True
+    tensors: ClassVar[int] = 2
 
     @property
     def spec(self) -> str:
         return f"int8:block={self.block}"
+
+    def of_rows(self, dim: int) -> Compression:
+        """Have a scale for each row: beside a row that many examples have, others would vanish."""
+        return Int8(dim) if dim >= MIN_BLOCK else Bf16()
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         size = len(chunk)

@@ -33,10 +33,14 @@ class TopKCompression:
 
     ratio: float
     feedback: ClassVar[bool] = True
+    tensors: ClassVar[int] = 2
 
     @property
     def spec(self) -> str:
         return f"topk:ratio={self.ratio!r}"
+
+    def of_rows(self, dim: int) -> None:
+        """Rows are the elements of a table that matter."""
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         indices = _largest(np.abs(chunk), self._kept(len(chunk)))
