@@ -16,7 +16,7 @@ from zmqtrain.units import data_size
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, Push, RowChunk, RowValues
-from zmqtrain.wire.rows import decoded, encoded_rows, joined, rows_in
+from zmqtrain.wire.rows import check_size, decoded, encoded_rows, joined, rows_in
 
 MAX_NBYTES = 1 << 30
 """Rows of one push, at most: until the push has come they are in the memory of the ps."""
@@ -125,6 +125,7 @@ class RowAccess:
             raise ProtocolError(f"rows of table {unknown[0]}, expected 0 to {len(self.tables) - 1}")
         if len(tensors) != 1 or len(message.tables) != len(message.counts):
             raise ProtocolError(f"{len(message.counts)} counts for {len(message.tables)} tables")
+        check_size(message.counts, [self.tables[table].dim for table in message.tables])
         found = decoded(tensors[0], message.counts)
         for table, ids in zip(message.tables, found, strict=True):
             limit = self.tables[table].rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import mul
 from typing import TypeAlias
 
 import numpy as np
@@ -98,6 +99,16 @@ def cut(counts: Sequence[int], row_nbytes: Sequence[int]) -> Iterator[list[Run]]
                 parts, room, lengths = [], FRAME_NBYTES, set()
     if parts:
         yield parts
+
+
+def check_size(counts: Sequence[int], dims: Sequence[int]) -> None:
+    """
+    Raises:
+        ProtocolError: :func:`cut` puts fewer rows of these lengths into a message.
+    """
+    nbytes, most = 4 * sum(map(mul, counts, dims)), FRAME_NBYTES + 4 * max(dims, default=0)
+    if nbytes > most:
+        raise ProtocolError(f"{nbytes} bytes of rows in a message; expected at most {most}")
 
 
 def chunks_of(
