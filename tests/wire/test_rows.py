@@ -19,6 +19,7 @@ from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import MAX_PARTS
 from zmqtrain.wire.rows import (
     WithRows,
+    check_size,
     chunks_of,
     cut,
     decoded,
@@ -84,6 +85,16 @@ def test_messages_have_every_row_once_in_its_order_and_about_a_frame_of_them(
     assert seen == counts
 
 
+SIZES = st.tuples(st.integers(0, 40), st.sampled_from([1, 1_000, 65_537, 1 << 20]))
+
+
+@given(st.lists(SIZES, min_size=1, max_size=5))
+def test_message_is_never_too_large_for_its_receiver(sizes: list[tuple[int, int]]) -> None:
+    counts, dims = zip(*sizes, strict=True)
+    for runs in cut(counts, [4 * dim for dim in dims]):
+        check_size([run.stop - run.start for _, run in runs], [dims[place] for place, _ in runs])
+
+
 def test_message_has_no_more_tables_than_its_header_takes() -> None:
     assert [len(runs) for runs in cut([1] * 2500, [4] * 2500)] == [MAX_PARTS, MAX_PARTS, 500]
 
@@ -126,7 +137,7 @@ LOSS = {"none": 0.0, "topk": 0.0, "bf16": 2**-8, "int8": 1 / 254, "int8:block=10
 @pytest.mark.parametrize("spec", LOSS)
 def test_loss_of_a_row_by_compression_does_not_depend_on_other_rows(spec: str) -> None:
     random, compression = np.random.default_rng(0), make_compression(spec)
-    sizes = [(3, 16), (2, 1), (1, 7), (0, 8), (4, 300), (5, 16), (0, 2)]
+    sizes = [(3, 16), (2, 1), (1, 7), (0, 8), (4, 300), (5, 16), (0, 2), (2, 65_537)]
     rows = [
         (random.standard_normal(size) * 10.0 ** random.uniform(-9, 9, (size[0], 1))).astype("f4")
         for size in sizes

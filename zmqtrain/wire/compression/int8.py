@@ -49,7 +49,7 @@ class Int8:
 
     def of_rows(self, dim: int) -> Compression:
         """Have a scale for each row: beside a row that many examples have, others would vanish."""
-        return Int8(dim) if dim >= MIN_BLOCK else Bf16()
+        return Int8(dim) if MIN_BLOCK <= dim <= MAX_BLOCK else Bf16()
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
         size = len(chunk)
