@@ -212,7 +212,7 @@ async def test_rows_that_travel_are_compressed_both_ways_but_not_for_an_evaluati
         assert isinstance(rows, ShardRows)
 
         async def exact() -> Rows:
-            return (await asyncio.to_thread(rows.exact.read, [(0, ids)]))[0]
+            return (await asyncio.to_thread(rows.exact().read, [(0, ids)]))[0]
 
         def is_coarse(found: Any, given: Any) -> bool:
             error = np.abs(found - given)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from tests.plans import planned
 from tests.recommenders import make_job
+from zmqtrain import Job
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, FencedError, PeerLostError, ZmqTrainError
+from zmqtrain.hosting.actors import actors_of, chief_among, run_all
+from zmqtrain.local.own_loop import Session
 from zmqtrain.models.tables import Ids, Rows
-from zmqtrain.training.own_loop import RowsOfLoop
+from zmqtrain.observe.summary import Summary
+from zmqtrain.training.own_loop import LoopBridge, RowsOfLoop
+from zmqtrain.transport.memory import MemoryTransport
 
 
 class Source:
@@ -44,6 +53,32 @@ def test_loop_of_the_user_meets_no_error_of_a_lost_ps(error: ZmqTrainError | Non
 def test_loop_of_the_user_meets_other_errors() -> None:
     with pytest.raises(ConfigError, match="wrong"):
         RowsOfLoop(Source(ConfigError("wrong")), make_job().table_variables()).read([(0, IDS)])
+
+
+def train_by_messages(job: Job, on_start: object) -> tuple[int, Summary | None]:
+    async def run() -> Summary | None:
+        transport, plan = MemoryTransport(), planned(job, ps=2)
+        config = TaskConfig(role=Role.CHIEF, job="job", ps=plan.ps, lane="tcp", crash_safe=False)
+        actors = []
+        for task in plan.tasks:
+            actors += actors_of(config.of(task), plan, lambda _: transport, lambda status: None)
+        await run_all(actors)
+        transport.close()
+        return chief_among(actors).summary
+
+    return 0, asyncio.run(run())
+
+
+def test_loop_of_the_user_evaluates_rows_without_compression() -> None:
+    job = make_job(evaluate_every=2, compression="bf16")
+    bridge, found = LoopBridge(job.model), []
+    own = job.model_copy(update={"model": bridge})
+    with Session(own, bridge, train_by_messages) as session:
+        for batch in session.batches():
+            found.append({"step": session.global_step} | session.evaluate())
+            session.step(job.model.loss_and_gradients(*batch))
+    assert session.summary is not None
+    assert [*session.summary.evaluations[:-1]] == found[2::2]
 
 
 def test_rows_of_a_loop_end_with_their_source() -> None:

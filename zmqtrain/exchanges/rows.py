@@ -74,9 +74,7 @@ class ShardRows(RowSource):
         """
         self._tables, self._links, self._readers, self._at = tables, links, readers, at
         self._compression = compression
-        self.exact = self  # a source of the same rows as they are, which is closed with this one
-        if compression is not None:
-            self.exact = ShardRows(tables, links, readers, copies, at)
+        self._exact = None if compression is None else ShardRows(tables, links, readers, copies, at)
         self._sources = np.array([self._source(owner, copies) for owner in range(len(readers))])
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._turns = [asyncio.Semaphore(REQUESTS) for _ in links]
@@ -87,6 +85,9 @@ class ShardRows(RowSource):
     @property
     def may_wait(self) -> bool:
         return None in self._readers
+
+    def exact(self) -> ShardRows:
+        return self._exact or self
 
     def read(self, wanted: Sequence[tuple[int, Ids]]) -> list[Rows]:
         if len(self._readers) == 1 and (reader := self._readers[0]) is not None:
@@ -131,8 +132,8 @@ class ShardRows(RowSource):
 
     def close(self) -> None:
         self._is_closed = True
-        if self.exact is not self:
-            self.exact.close()
+        if self._exact is not None:
+            self._exact.close()
         for future in tuple(self._under_way):
             future.cancel()
 

@@ -141,7 +141,7 @@ class Worker(JobActor):
         segments = [lane.reached for lane in exchange.lanes]
         reading = read_variables(self.plan, self.links, segments, average=average)
         values, versions = await reading
-        rows = exchange.rows and exchange.rows.exact
+        rows = exchange.rows and exchange.rows.exact()
         return values | readers_of(self.job.table_variables(), rows), versions
 
     async def _save(self) -> str | None:

@@ -218,6 +218,7 @@ class Session:
     def evaluate(self) -> Measures:
         """Measure the evaluation set with the parameters that this worker has read.
 
+        Rows of tables are the current ones, and not compressed.
         Returns {} after the last step: the summary has those measures.
 
         Raises:
@@ -226,10 +227,11 @@ class Session:
         examples, job, lease = self._place.evaluation, self._job, self._lease
         if examples is None:
             raise ConfigError(f"{job.data!r} has no evaluation set; expected one to measure")
-        rows = rows_of(job.batch_size)
-        return (
-            evaluate(self._bridge, lease.parameters, examples, job.metrics, rows) if lease else {}
-        )
+        if lease is None:
+            return {}
+        arrays, tables = _parted(lease.parameters)
+        exact = {**arrays, **{name: reader.exact() for name, reader in tables.items()}}
+        return evaluate(self._bridge, exact, examples, job.metrics, rows_of(job.batch_size))
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Write values of this worker at :attr:`global_step`, for TensorBoard.

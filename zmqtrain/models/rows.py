@@ -34,6 +34,10 @@ class RowSource(ABC):
             FencedError, PeerLostError: a shard has a new life, or is lost; or the task ends.
         """
 
+    def exact(self) -> RowSource:
+        """Return a source of the same rows without compression, which is closed with this one."""
+        return self
+
     def close(self) -> None:
         """End the reads that are under way, and refuse later ones: the task ends."""
 
@@ -65,6 +69,10 @@ class TableReader:
     @property
     def source(self) -> RowSource:
         return self._source
+
+    def exact(self) -> TableReader:
+        """Return a new reader of the same rows without compression."""
+        return TableReader(self.variable, self._source.exact())
 
     @property
     def known(self) -> RowsOf | None:

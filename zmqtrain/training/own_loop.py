@@ -59,7 +59,7 @@ class RowsOfLoop(RowSource):
     """
 
     def __init__(self, rows: RowSource, tables: Sequence[TableVariable]) -> None:
-        self._rows, self._initial = rows, InitialRows(tables)
+        self._rows, self._tables = rows, tables
 
     @property
     def may_wait(self) -> bool:
@@ -69,7 +69,10 @@ class RowsOfLoop(RowSource):
         try:
             return self._rows.read(wanted)
         except (FencedError, PeerLostError):
-            return self._initial.read(wanted)
+            return InitialRows(self._tables).read(wanted)
+
+    def exact(self) -> RowsOfLoop:
+        return RowsOfLoop(self._rows.exact(), self._tables)
 
     def close(self) -> None:
         self._rows.close()
