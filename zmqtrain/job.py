@@ -177,8 +177,9 @@ class Job(BaseModel):
     )
     compression: checks.CompressionSpec = Field(
         "none",
-        description=f"how gradients, and rows of tables, are sent by tcp: {compression.FORMS}; the "
-        "part of a gradient that int8 and topk leave out is added to the next one, but not of rows",
+        description=f"how gradients, and rows of tables, are sent by tcp: {compression.FORMS}; "
+        "what int8 and topk leave out of a gradient is added to the next one; rows have no such "
+        "memory",
     )
     placement: Literal["round-robin", "greedy", "contiguous"] = Field(
         "greedy",
