@@ -14,7 +14,6 @@ import pytest
 from tests.bad_input.parts import Someone, Table, table
 from tests.constants import Constants
 from tests.recommenders import DIM, USERS, Recommender, make_job
-from zmqtrain.models.tables import Table as TableOf
 from zmqtrain.models.tables import shards_of
 from zmqtrain.optim import SGD
 from zmqtrain.server import rows as rows_of_server
@@ -25,15 +24,12 @@ from zmqtrain.wire.rows import encoded
 
 PUSH = Push(1, 0, 0, 8, 0.5, rows=(2, 0))
 ROWS = np.ones(2 * DIM, np.float32)
-MODEL = Recommender(USERS, None)
 CHUNK = RowChunk(1, 0, (0,), (2,))
 
 
 @asynccontextmanager
-async def training(
-    index: int = 0, model: Recommender = MODEL
-) -> AsyncIterator[tuple[Table, Someone]]:
-    job = make_job(model, optimizer=SGD(1.0))
+async def training(index: int = 0) -> AsyncIterator[tuple[Table, Someone]]:
+    job = make_job(Recommender(USERS, None), optimizer=SGD(1.0))
     async with table(job, index) as t:
         await t.begin()
         yield t, (await t.worker())[0]
@@ -41,6 +37,9 @@ async def training(
 
 def ids(*given: int) -> Tensor:
     return encoded([np.array(given, np.int64)])
+
+
+MANY = ids(*range(90_000))  # of rows of more than a frame
 
 
 @pytest.mark.parametrize(
@@ -57,6 +56,8 @@ def ids(*given: int) -> Tensor:
         (Lookup((0,), (2,)), [ids(9, 3)], "not sorted and unique"),
         (Lookup((0,), (1,)), [ids(USERS)], f"with {USERS} rows"),
         (Lookup((0,), (1,)), [ids(-1)], f"with {USERS} rows"),
+        (Lookup((1,), (90_000,)), [MANY], "1080000 bytes of rows"),
+        (replace(CHUNK, tables=(1,), counts=(90_000,)), [MANY, ROWS], "1080000 bytes of rows"),
         (replace(CHUNK, tables=(5,)), [ids(3, 9), ROWS], "rows of table 5"),
         (CHUNK, [ids(3, USERS), ROWS], f"with {USERS} rows"),
         (CHUNK, [ids(3, 9)], "got 0 tensors, expected one of 6"),
@@ -142,25 +143,6 @@ async def test_rows_of_more_memory_than_a_push_may_have_are_refused(constants: C
         send_rows(worker, replace(CHUNK, sequence=2))
         more = replace(CHUNK, sequence=2, index=1, tables=(1,))
         assert "of rows" in (await worker.refused(more, ids(3, 9), ROWS))[1]
-
-
-class Wide(Recommender):
-    def tables(self, seed: int) -> dict[str, TableOf]:
-        return {"user": TableOf(dim=65_536, rows=None)}
-
-
-@pytest.mark.parametrize(
-    ("message", "more"),
-    [(RowChunk(1, 0, (0,), (500_000,)), [ROWS[:1]]), (Lookup((0,), (500_000,)), [])],
-)
-async def test_small_message_that_stands_for_gigabytes_of_rows_is_refused(
-    message: Message, more: list[Any]
-) -> None:
-    many = np.arange(1_010_000)
-    own = many[shards_of(many, 2) == 0][:500_000]
-    async with training(model=Wide()) as (_, worker):
-        assert "bytes of rows" in (await worker.refused(message, encoded([own]), *more))[1]
-        await worker.ask(Lookup((0,), (1,)), encoded([own[:1]]))
 
 
 async def test_rows_of_another_shard_are_refused() -> None:

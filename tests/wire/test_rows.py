@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zmqtrain.errors import ProtocolError
 from zmqtrain.models.tables import RowsOf
-from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
+from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, as_it_is
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.compression import make_compression
@@ -67,32 +67,21 @@ def test_ids_are_flat_bytes(tensor: Tensor) -> None:
         decoded(tensor, [1])
 
 
-COUNTS = st.lists(st.integers(0, 3 * FRAME_NBYTES // 64), max_size=4)
+SIZES = st.tuples(st.integers(0, 40), st.sampled_from([1, 1_000, 65_537, 1 << 20]))
 
 
-@given(COUNTS, st.integers(1, 2 * FRAME_NBYTES))
-def test_messages_have_every_row_once_in_its_order_and_about_a_frame_of_them(
-    counts: list[int], nbytes: int
+@given(st.lists(SIZES, max_size=5))
+def test_messages_have_every_row_once_in_its_order_and_no_more_than_a_receiver_takes(
+    sizes: list[tuple[int, int]],
 ) -> None:
-    nbytes = max(nbytes, sum(counts) * 64 // 50)  # of few messages
+    counts, dims = [count for count, _ in sizes], [dim for _, dim in sizes]
     seen = [0] * len(counts)
-    for runs in cut(counts, [nbytes] * len(counts)):
-        rows = sum(run.stop - run.start for _, run in runs)
-        assert rows == 1 or rows * nbytes <= FRAME_NBYTES
+    for runs in cut(counts, [4 * dim for dim in dims]):
+        check_size([run.stop - run.start for _, run in runs], [dims[place] for place, _ in runs])
         for place, run in runs:
             assert run.start == seen[place]
             seen[place] = run.stop
     assert seen == counts
-
-
-SIZES = st.tuples(st.integers(0, 40), st.sampled_from([1, 1_000, 65_537, 1 << 20]))
-
-
-@given(st.lists(SIZES, min_size=1, max_size=5))
-def test_message_is_never_too_large_for_its_receiver(sizes: list[tuple[int, int]]) -> None:
-    counts, dims = zip(*sizes, strict=True)
-    for runs in cut(counts, [4 * dim for dim in dims]):
-        check_size([run.stop - run.start for _, run in runs], [dims[place] for place, _ in runs])
 
 
 def test_message_has_no_more_tables_than_its_header_takes() -> None:
