@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
-from zmqtrain.models.rows import read_ahead
+from zmqtrain.models.rows import read_ahead, unique_ids
 from zmqtrain.models.tables import Ids, Initial, Rows, Table
 
 Tree: TypeAlias = Any
@@ -84,7 +84,7 @@ def look_up(tables: Mapping[str, TableOf], parameters: Parameters, batch: Batch)
         leaves, structure = jax.tree.flatten(table.ids(batch))
         arrays = [np.asarray(leaf) for leaf in leaves]
         flat = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0, int)
-        unique, places = parameters[name].unique(flat)
+        unique, places = unique_ids(parameters[name].variable, flat)
         ends = np.cumsum([array.size for array in arrays])[:-1]
         parts = np.split(places.astype(np.int32), ends)
         shaped = [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -15,7 +15,7 @@ from zmqtrain.adapters.jax_tables import padded
 from zmqtrain.adapters.keras_tables import TableLayer, whole_ids
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Parameters
-from zmqtrain.models.rows import read_ahead
+from zmqtrain.models.rows import read_ahead, unique_ids
 from zmqtrain.models.tables import Ids
 
 _IDS = "(ids of {})"  # the name under which a step gets sorted ids
@@ -65,8 +65,8 @@ class JaxTables:
             return LookedUp(values, {})
         unique = {}
         for name, arrays in self._ids(inputs).items():
-            ids = [whole_ids(np.asarray(each).ravel(), name) for each in arrays]
-            unique[name], _ = values[name].unique(np.concatenate(ids))
+            every = [whole_ids(np.asarray(each).ravel(), name) for each in arrays]
+            unique[name], _ = unique_ids(values[name].variable, np.concatenate(every))
         read_ahead([(values[name], ids) for name, ids in unique.items()])
         found = dict(values)
         for name, ids in unique.items():

@@ -93,7 +93,7 @@ class TableReader:
         Raises:
             DataError: an id is no integer, or none of the table's.
         """
-        unique, places = self.unique(ids)
+        unique, places = unique_ids(self.variable, ids)
         return self.rows(unique)[places]
 
     def whole(self) -> Rows:
@@ -120,14 +120,6 @@ class TableReader:
             known, rows = self._known = every[order], np.concatenate([rows, read])[order]
             at = np.searchsorted(known, unique)
         return rows if len(known) == len(unique) else rows[at]
-
-    def unique(self, ids: Any) -> tuple[Ids, NDArray[np.int64]]:
-        """Return the sorted unique ids, and for each id its place among them, in its shape.
-
-        Raises:
-            DataError: an id is no integer, or none of the table's.
-        """
-        return unique_ids(self.variable, ids)
 
 
 class RowGradient:
