@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import zmqtrain  # noqa: E402
@@ -300,13 +301,22 @@ def test_trained_rows_are_read() -> None:
     assert step(BATCH) == plain(BATCH)
 
 
-def test_weight_on_the_meta_device_costs_no_memory() -> None:
+def test_weight_on_the_meta_device_costs_no_memory_and_no_import_of_a_compiler() -> None:
+    class Checked(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), given: Any = None
+        ) -> Any:
+            assert "normal_" not in func.name()  # which imports torch._dynamo
+            return func(*args, **(given or {}))
+
     def build() -> Any:
         net = Net(both, sparse=True)
-        net.user = nn.Embedding(10**9, 4, sparse=True, device="meta", padding_idx=7)
+        with Checked():
+            net.user = nn.Embedding(10**9, 4, sparse=True, device="meta", padding_idx=7)
         return net
 
     TableStep(model())(BATCH)  # the first step compiles
+    TorchModel(build, F.mse_loss).tables(0)  # Checked imports torch._dynamo itself
     tracemalloc.start()
     step = TableStep(TorchModel(build, F.mse_loss))
     step((np.hstack([X[:, :1] + 10**9 - 40, X[:, 1:]]), Y))

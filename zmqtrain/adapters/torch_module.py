@@ -18,7 +18,7 @@ from zmqtrain.adapters.torch_memory import (
     tensor_over,
 )
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart, check_shapes_known
-from zmqtrain.adapters.torch_tables_of import ModuleTables, weights_in, with_tables
+from zmqtrain.adapters.torch_tables_of import ModuleTables, WithoutValues, weights_in, with_tables
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
@@ -67,7 +67,7 @@ class BuiltModule:
             return self._module
         with generators_kept():
             torch.manual_seed(seed)
-            with user_code("build()", self._owner):
+            with user_code("build()", self._owner), WithoutValues():
                 module = self._build()
         if not isinstance(module, torch.nn.Module) or is_of(module, "keras"):
             raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from zmqtrain.adapters.torch_look_ups import Sorted, gathered
 from zmqtrain.adapters.torch_memory import array_of, tensor_over
@@ -211,6 +212,16 @@ def _index_of(
         stop = start + sizes.get(stride, 1)
         index.append((start, stop) if stop <= size else (None, None))
     return tuple(index)
+
+
+class WithoutValues(TorchFunctionMode):  # type: ignore[misc]
+    """A block in which meta tensors get no normal values: torch would import its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is nn.init.normal_ and given["tensor"].is_meta:
+            return given["tensor"]
+        return func(*args, **given)
 
 
 def tables_in(module: Any) -> dict[str, Table]:
