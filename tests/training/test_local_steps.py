@@ -199,10 +199,11 @@ def member(**fields: Any) -> tuple[LocalRounds, Flat, Flat]:
     return LocalRounds(whole, memory, ThreadTeam(1), 1), common, result
 
 
-def made(local: LocalRounds, batch: int = 0) -> StepReport:
-    """Make a step whose gradient is 1 everywhere; return the report of the round."""
+def made(local: LocalRounds, batch: int = 0, gradient: float = 1) -> StepReport:
+    """Make a step with this gradient of each element; return the report of the round."""
     local.load()
-    local.memory.gradients[0][:] = 1
+    for cut in OWN_LAYOUT.slices:
+        cut.run(local.memory.gradients[0])[:] = gradient
     local.apply(StepReport(batch, 4, 0.5, True))
     return local.result()
 
@@ -268,14 +269,16 @@ def test_difference_is_from_where_the_round_began_though_others_go_on() -> None:
     np.testing.assert_allclose(elements(result), -0.5, rtol=1e-5)
 
 
-def test_result_that_is_not_finite_is_reported_and_the_optimizer_begins_anew() -> None:
-    local, common, result = member(optimizer=Momentum(0.5, 0.9))
+@pytest.mark.parametrize("inner_state", ["fresh", "keep"])
+def test_result_that_is_not_finite_is_reported_and_the_optimizer_begins_anew(
+    inner_state: str, tmp_path: Path
+) -> None:
+    fields = {"inner_state": inner_state, "logdir": str(tmp_path)}
+    local, common, result = member(optimizer=Momentum(0.5, 0.9), **fields)
     local.go_on(Round(0, 1))
     assert made(local).finite
-    begin, common[0] = common[0], np.inf
     local.go_on(Round(1, 1))
-    assert not made(local).finite
-    common[0] = begin
+    assert not made(local, gradient=np.inf).finite
     local.go_on(Round(1, 1))
     assert made(local).finite
     np.testing.assert_allclose(elements(common - result), 0.5, rtol=1e-5)

@@ -43,7 +43,8 @@ class LocalRounds:
         (layout,) = place(self._variables, 1, partition_nbytes=0)
         self._of_differences = job.update().outer.of_differences
         steps = self._steps = OwnSteps(job, layout, threads)
-        self._is_new = True
+        self._is_new = True  # the next round begins with a new state of the optimizer
+        self._has_begun = False
         self.memory = Membership([layout], [steps.parameters], [steps.gradient], (), is_own=True)
         variables, layouts = self._variables, membership.layouts
         common = membership.parameters, membership.byte_state
@@ -100,9 +101,9 @@ class LocalRounds:
             self._save(following.step)
         else:
             steps.begin()
-            self._is_new = False
-            if self._states is not None:
+            if self._states is not None and not self._has_begun:  # else it is the one given up
                 self._states.load(following.step, steps.parameters, steps.inner)
+            self._is_new, self._has_begun = False, True
         steps.go_on(following.step, following.learning_rate)
 
     def _save(self, step: int) -> None:
