@@ -254,12 +254,20 @@ async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
     assert (await within(asked)).message.version == {1: 1, 2: 3}[version]
 
 
-async def test_reply_that_stops_a_worker_has_no_parameters(worker: Worker, ps: FakePs) -> None:
-    asked = worker.ask(PUSH, sequence=1, out=nothing(3))
+@pytest.mark.parametrize("earlier", [False, True], ids=["alone", "behind an earlier chunk"])
+@pytest.mark.parametrize("lost", [{0, 1, 2}, {1}, set()], ids=["none", "part", "all"])
+async def test_answer_that_stops_a_worker_may_come_without_its_parameters(
+    worker: Worker, ps: FakePs, lost: set[int], earlier: bool
+) -> None:
+    begun = worker.ps.begin(PUSH, sequence=1, out=nothing(3), reason="it has not answered")
     (push,) = await ps.first(Push)
-    stop = PushReply(1, "applied", 1, stop=True)
-    ps.reply(push, stop)
-    assert (await within(asked)).message == stop
+    if earlier:
+        answer(ps, push, RELEASE, 3, {1, 2})
+    stop = PushReply(1, "applied", 2, stop=True)
+    answer(ps, push, stop, 3, lost)
+    assert (await within(begun.future)).message == stop
+    assert begun.has_parameters == (not lost)
+    worker.ps.end(begun)
 
 
 @pytest.mark.parametrize(("count", "tensors"), [(1, 0), (1, 2), (3, 1)])

@@ -126,18 +126,20 @@ async def test_every_batch_up_to_the_last_step_is_given_once(
         assert batches[:done] == list(range(6))
 
 
+@pytest.mark.parametrize("inner_state", ["fresh", "keep"])
 async def test_last_answer_has_the_parameters_to_which_a_kept_state_belongs(
-    open_exchange: OpenExchange, tmp_path: Path
+    open_exchange: OpenExchange, inner_state: str, tmp_path: Path
 ) -> None:
-    job = make_job(policy="local-steps:4", inner_state="keep", logdir=str(tmp_path))
+    job = make_job(policy="local-steps:4", inner_state=inner_state, logdir=str(tmp_path))
     async with open_exchange(job) as exchange:
         membership = await exchange.join()
         exchange.begin()
         for flat in membership.gradients:
             flat[...] = 7
         result = await exchange.finish(StepReport(0, 12, 0.5, True, batches=4))
-        assert (result.stop, result.step) == (True, 4)
-        assert set(values(membership)) <= {0, 7}
+        have_come = set(values(membership)) <= {0, 7}
+        assert have_come or inner_state == "fresh"
+        assert (result.stop, result.step) == (True, 4 if have_come else None)
 
 
 async def test_rest_of_a_compressed_gradient_is_not_added_to_a_difference(

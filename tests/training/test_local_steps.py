@@ -284,6 +284,15 @@ def test_result_that_is_not_finite_is_reported_and_the_optimizer_begins_anew(
     np.testing.assert_allclose(elements(common - result), 0.5, rtol=1e-5)
 
 
+def test_state_is_not_kept_under_parameters_that_did_not_come(tmp_path: Path) -> None:
+    local, _, _ = member(inner_state="keep", logdir=str(tmp_path))
+    local.go_on(Round(0, 1))
+    made(local)
+    for step, kept in [(None, 0), (1, 1)]:
+        local.end(step)
+        assert len(list(tmp_path.rglob("*.npz"))) == kept
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_job_resumes_with_an_outer_rule_that_it_did_not_have(workers: int, tmp_path: Path) -> None:
     outer = Momentum(0.7, 0.9, nesterov=True)

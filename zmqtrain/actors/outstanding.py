@@ -56,6 +56,7 @@ class Outstanding:
     wait: int  # its entry among the waits
     asked_at: float
     attempt: Attempt
+    has_parameters: bool = True  # False: the reply, which stops a worker, came without them
 
     def envelope(self, message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
         return Envelope(message, self.sender, self.request_id, self.generation, tensors)
@@ -63,7 +64,7 @@ class Outstanding:
     def take_in(self, reply: Envelope) -> int:
         """Take in the parameters of a reply; return the number of their chunks that were lost.
 
-        A reply that stops a worker may have none.
+        A stopped worker needs none: 0 are lost then, and ``has_parameters`` is whether all came.
 
         Raises:
             ProtocolError: its tensors are not those of the parameters.
@@ -71,11 +72,14 @@ class Outstanding:
         message = reply.message
         if self.incoming is None or not isinstance(message, _WITH_PARAMETERS):
             return 0
-        may_have_none = not isinstance(message, Parameters) and message.stop
-        if may_have_none and not (reply.tensors or self.incoming.has_chunks):
+        stops = not isinstance(message, Parameters) and message.stop
+        if stops and not (reply.tensors or self.incoming.has_chunks):
+            self.has_parameters = False
             return 0
         is_difference = isinstance(message, PushReply) and message.is_difference
-        return self.incoming.finish(message.version, reply.tensors, is_difference=is_difference)
+        lost = self.incoming.finish(message.version, reply.tensors, is_difference=is_difference)
+        self.has_parameters = not lost
+        return 0 if stops else lost
 
     def is_overdue(self, now: float) -> bool:
         return self.sequence is None and now - self.attempt.at > self.resend_s

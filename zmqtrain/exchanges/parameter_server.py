@@ -203,7 +203,7 @@ class ParameterServerExchange(Exchange):
             reason=reply.reason,
             held_s=reply.held_s,
             round=self._begin_round(reply),
-            step=reply.version,
+            step=reply.version if all(each.has_parameters for each in requests) else None,
             sequence=reply.sequence,
         )
 

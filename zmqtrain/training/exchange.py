@@ -105,8 +105,8 @@ class StepResult:
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
     ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
-    update of parameters. ``round``: as in :class:`Membership`. ``step``: the global step after it.
-    ``sequence``: of the push; 0: none.
+    update of parameters. ``round``: as in :class:`Membership`. ``step``: the global step after it,
+    None if an answer that stops the worker has no parameters. ``sequence``: of the push; 0: none.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
@@ -116,7 +116,7 @@ class StepResult:
     held_s: float = 0.0
     update_s: float = 0.0
     round: Round | None = None
-    step: int = 0
+    step: int | None = 0
     sequence: int = 0
 
 

@@ -65,13 +65,13 @@ class LocalRounds:
         if not self.reports:
             self._next = following
 
-    def end(self, step: int) -> list[int]:
-        """Go on without rounds after this step of the job.
+    def end(self, step: int | None) -> list[int]:
+        """Go on without rounds after this step of the job, None: its parameters did not come.
 
         Return the batches that are applied, and have not been sent.
         """
         self._batches, reports, self.reports = 0, self.reports, []
-        if not self._is_new:
+        if step is not None and not self._is_new:
             self._take_over()
             self._save(step)
         return [report.batch for report in reports]
