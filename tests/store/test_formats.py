@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import zmqtrain
@@ -52,6 +53,9 @@ def test_job_goes_on_from_an_earlier_format_as_from_the_newest(
     ends = []
     (checkpoint,) = checkpoints(logdir)
     assert read_manifest(checkpoint).format == int(logdir.name[0])
+    weights, newest = zmqtrain.load(logdir), zmqtrain.load(NEWEST)
+    assert list(weights) == list(newest)
+    assert all(np.array_equal(weights[name], newest[name]) for name in newest)
     for each in (logdir, NEWEST):
         copy = tmp_path / each.name
         if not copy.exists():
