@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.source import ROOT, files_of, read
+from zmqtrain.compute.device import Device
+from zmqtrain.training.exchange import Exchange
 
 
 @pytest.mark.parametrize("package", ["zmqtrain", "simulation", "bench"])
@@ -30,3 +33,13 @@ def test_modules_use_nothing_private_of_others(folder: str) -> None:
     assert not {
         name: uses for name, uses in found.items() if uses and not name.startswith(of_frameworks)
     }
+
+
+@pytest.mark.parametrize(
+    ("interface", "methods"), [(Device, "load wait store"), (Exchange, "wait_for_end leave")]
+)
+def test_implementation_without_a_method_is_refused(interface: type[ABC], methods: str) -> None:
+    for method in methods.split():
+        others = dict.fromkeys(interface.__abstractmethods__ - {method})
+        with pytest.raises(TypeError, match=rf"\b{method}\b"):
+            type("Forgetful", (interface,), others)()

@@ -19,21 +19,21 @@ from zmqtrain.models.trees import mapped
 
 
 class Device(ABC):
-    """One processor. Each host array, float32 of shape (n,), has a twin of its shape on it.
-
-    By default the twin is the array itself, and nothing is copied.
-    """
+    """One processor. Each host array, float32 of shape (n,), has a twin of its shape on it."""
 
     @abstractmethod
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         """Return an uninitialised array on this device for each host array."""
 
+    @abstractmethod
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
         """Copy the host's values to the device; they must not change before :meth:`wait`."""
 
+    @abstractmethod
     def wait(self) -> None:
         """Wait until the copies that :meth:`load` began are complete."""
 
+    @abstractmethod
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
         """Copy the device's values to the host; the copies are complete on return."""
 
@@ -43,6 +43,7 @@ class Device(ABC):
         Return a function that waits for the copies; None: they are complete. Until then the twins
         must not change.
         """
+        self.store(twins, flats)
         return None
 
     @abstractmethod
@@ -55,6 +56,15 @@ class Cpu(Device):
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         return list(flats)
+
+    def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
+        """Do nothing: the twins have the host's values."""
+
+    def wait(self) -> None:
+        """Do nothing: no copy is under way."""
+
+    def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
+        """Do nothing: the host has the twins' values."""
 
     def batch(self, arrays: Batch) -> Batch:
         return arrays

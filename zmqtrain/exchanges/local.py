@@ -143,6 +143,12 @@ class LocalExchange(Exchange):
             step=self.shard.version,
         )
 
+    async def wait_for_end(self) -> None:
+        """Return at once: there are no other tasks."""
+
+    def leave(self, reason: str) -> None:
+        """Do nothing: there are no other tasks."""
+
     def close(self, exit_code: int, reason: str, *, at_once: bool = False) -> None:
         """End the job early, after the step that is under way, or ``at_once`` without one."""
         self._handle(Close(at_once, exit_code, reason))

@@ -121,7 +121,7 @@ class StepResult:
 
 
 class Exchange(ABC):
-    """Sends one worker's gradients and receives its parameters; by default it has no others.
+    """Sends one worker's gradients and receives its parameters.
 
     Every method may raise FencedError: the worker is no longer a member and has to join again.
     Every other error ends the training.
@@ -147,8 +147,10 @@ class Exchange(ABC):
         When the result is there, the parameters are those of the next step.
         """
 
+    @abstractmethod
     async def wait_for_end(self) -> None:
         """Wait until the job is over. FencedError: the job needs this worker again."""
 
+    @abstractmethod
     def leave(self, reason: str) -> None:
         """Leave the job; no step is under way. ``reason`` is for people."""
