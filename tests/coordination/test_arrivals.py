@@ -29,6 +29,7 @@ PLAYS: dict[str, tuple[str, dict[str, Any], str]] = {
         .applied          -> 4
         .ledger.uncounted -> 8
     """),
+    # Worker 2 does not compute yet.
     "batches of a worker that dies are leased again": ("local-steps:2,async", {"joined": 3}, """
         pull 0          -> answer 0 with 0 1 alone
         pull 1          -> answer 1 with 2 3 alone

@@ -142,5 +142,8 @@ class JobActor(Actor):
         return self.incarnation > 0
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
-        """Return readiness and state in words; ``everyone``: only in a job that has begun."""
+        """Return (whether the task is ready, its state in words).
+
+        ``everyone``: only a task of a job that has begun is ready.
+        """
         return True, "running"

@@ -272,7 +272,7 @@ class Chief(JobActor):
         await self._evaluations.ask_again()
 
     async def _watch(self) -> Status:
-        """Show progress, call back, evaluate and save when due, until there is a reason to end."""
+        """Show progress, call back, evaluate and save when due. FencedError: a ps was restarted."""
         conductor, seen, begins = self._conductor, 0, True
         while True:
             at_once = begins and not self._evaluations.is_done  # before the first step to evaluate
@@ -300,7 +300,7 @@ class Chief(JobActor):
             miss.cancel()
 
     async def _end(self, status: Status) -> int:
-        """End the job and all tasks, once more if some ps is restarted; return its exit code."""
+        """End the job and all tasks; return its exit code. FencedError: to be done once more."""
         self.summary = await self._conductor.end(
             status,
             patience_s=self.timing.grace_s / 8,

@@ -135,7 +135,7 @@ class Leader:
     ) -> bool:
         """Begin a generation, whose shards are at ``version``, with the current workers.
 
-        ``learning_rate`` None: the optimizer's. Return False if no killed host could continue it.
+        ``learning_rate`` None: the optimizer's. Return False if a killed host could not continue.
         """
         self.generation = generation
         self.delivery.begin(self.policy)

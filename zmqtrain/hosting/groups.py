@@ -305,7 +305,7 @@ def _newest(logdir: str, addresses: Sequence[str]) -> Group:
 
 
 def _check_begun(logdir: str, generation: int, lost: PeerLostError) -> None:
-    """Check that the job has begun, and that a chief here finds this generation's checkpoints."""
+    """Raise PeerLostError if the job has not begun, or its newest checkpoints are not here."""
     known = last_generation(checkpoints_directory(Path(logdir)))
     if not known and not generation:
         raise lost
@@ -340,7 +340,7 @@ async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
 
 
 async def _until_later_group(chief: JobActor) -> None:
-    """End this chief once the logdir names a later group, whose chief waits for its claim."""
+    """Raise GroupOverError once the logdir names a later group, whose chief waits for the claim."""
     logdir = chief.job.logdir or ""
     while True:
         await asyncio.sleep(CLAIM_S)

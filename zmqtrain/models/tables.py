@@ -150,6 +150,9 @@ class Table:
     ``forget_after``: updates after which a row that none of them has trained is forgotten, or up to
     a quarter more; ``max_rows``: trained rows that are kept, those trained last; each ps has its
     share of them, and keeps 15 of 16 when they are more.
+
+    Raises:
+        ConfigError: a number is impossible.
     """
 
     optimizer: Any = None

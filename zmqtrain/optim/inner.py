@@ -34,7 +34,11 @@ class Inner(Protocol):
         """Return copies of the moments and other state, without that of schedules."""
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over the :meth:`state` of an optimizer of this kind."""
+        """Take over the :meth:`state` of an optimizer of this kind.
+
+        Raises:
+            ValueError, LookupError, RuntimeError: it does not fit.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,8 @@ class Adamax(Moments):
 class LAMB(Moments, LayerRule):
     """AdamW whose step is as long as the variable, for large batches (You et al., 2019).
 
-    With m and v the slots of these names, 0 at first, t = step + 1, and || || Euclidean norms:
+    With m and v the slots of these names, 0 at first, t = step + 1, and || || the Euclidean norm
+    over a variable:
 
         m += (1 - beta1) * (g - m)
         v += (1 - beta2) * (g^2 - v)

@@ -3,7 +3,8 @@
 In the docstrings w is a parameter, g its gradient, lr the learning rate at this step; an assignment
 uses the values that the lines before it left. Gradients are only read. Arithmetic is float32, in
 the order of ``formula``. The sources are TensorFlow's ``core/kernels/training_ops.cc`` and
-``python/training``, and the papers from AdamW on. Where Keras differs, the class has its options.
+``python/training``, and the papers from AdamW on. If Keras computes something else, the class says
+how to get that.
 """
 
 from __future__ import annotations

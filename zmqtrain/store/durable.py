@@ -7,12 +7,15 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.files import open_file
+
+_WRITABLE = "a writable directory with free space; earlier checkpoints are untouched"
+_READABLE = "a part of a complete checkpoint; bring it back, or resume from another one"
+_DELETABLE = "to own it; delete it by hand, newer ones are untouched"
 
 
 def new_token() -> str:
@@ -48,8 +51,7 @@ def discard(path: Path) -> None:
 
 
 @contextmanager
-def _explaining(failure: str, expected: str, what: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which works on ``what``, into a CheckpointError."""
+def _explaining(what: Path, failure: str, expected: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -58,15 +60,16 @@ def _explaining(failure: str, expected: str, what: Path) -> Iterator[None]:
         ) from error
 
 
-writing = partial(
-    _explaining,
-    "written",
-    "a writable directory with free space; earlier checkpoints are untouched",
-)
-reading = partial(
-    _explaining,
-    "read",
-    "a part of a complete checkpoint; bring it back, or resume from another one",
-)
-deleting = partial(_explaining, "deleted", "to own it; delete it by hand, newer ones are untouched")
-"""Blocks that write, read or delete a file: see :func:`_explaining`."""
+def writing(what: Path) -> AbstractContextManager[None]:
+    """Turn an OSError into a CheckpointError that names ``what`` was being written."""
+    return _explaining(what, "written", _WRITABLE)
+
+
+def reading(what: Path) -> AbstractContextManager[None]:
+    """Turn an OSError into a CheckpointError that names ``what`` was being read."""
+    return _explaining(what, "read", _READABLE)
+
+
+def deleting(what: Path) -> AbstractContextManager[None]:
+    """Turn an OSError into a CheckpointError that names ``what`` was being deleted."""
+    return _explaining(what, "deleted", _DELETABLE)

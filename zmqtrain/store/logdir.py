@@ -262,7 +262,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock; another process may only check it, as :func:`is_claim_seen` does."""
+    """Take the lock, which :func:`is_claim_seen` may check. BlockingIOError: another has it."""
     for _ in range(CHECKS):
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -93,7 +93,8 @@ class RemoteCheckpoints:
         """Write a checkpoint, and close it; then delete all but the ``keep`` newest ones.
 
         Raises:
-            CheckpointError: it cannot be written. Of older copies, one of the same step is gone.
+            CheckpointError: it cannot be written. Older copies are untouched, but one of the same
+                step is gone.
         """
         directory = posixpath.join(self._root, opened.path.name)
         with closing(opened), self._explaining("cannot be written to"):

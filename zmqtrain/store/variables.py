@@ -52,7 +52,8 @@ class ModelVariables:
         """Return the initial values of the model's state without its ``constants``, or any values.
 
         Raises:
-            ConfigError: they are no finite NumPy arrays of a known dtype, or the model raises.
+            ConfigError: they are not named NumPy arrays of a supported dtype, not finite, or the
+                model raises.
         """
         found = {n: v for n, v in self.arrays("state", empty).items() if n not in constants}
         if not empty:
