@@ -26,7 +26,7 @@ from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import refuse_while_loading
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.errors import ConfigError, ExitCode, FencedError, PeerLostError, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import Stop, run_alone
@@ -219,7 +219,8 @@ class Session:
         """Measure the evaluation set with the parameters that this worker has read.
 
         Rows of tables are the current ones, and not compressed.
-        Returns {} after the last step: the summary has those measures.
+        Returns {} after the last step, for the summary has those measures, and if a ps is lost
+        meanwhile.
 
         Raises:
             ConfigError, DataError: there is no evaluation set, or it or the model is wrong.
@@ -231,7 +232,11 @@ class Session:
             return {}
         arrays, tables = _parted(lease.parameters)
         exact = {**arrays, **{name: reader.exact() for name, reader in tables.items()}}
-        return evaluate(self._bridge, exact, examples, job.metrics, rows_of(job.batch_size))
+        try:
+            return evaluate(self._bridge, exact, examples, job.metrics, rows_of(job.batch_size))
+        except (FencedError, PeerLostError) as error:
+            log.warning("the evaluation was given up: %s", error)
+            return {}
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Write values of this worker at :attr:`global_step`, for TensorBoard.

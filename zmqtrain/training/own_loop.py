@@ -71,8 +71,9 @@ class RowsOfLoop(RowSource):
         except (FencedError, PeerLostError):
             return InitialRows(self._tables).read(wanted)
 
-    def exact(self) -> RowsOfLoop:
-        return RowsOfLoop(self._rows.exact(), self._tables)
+    def exact(self) -> RowSource:
+        """Return the rows for an evaluation, which raises the error of a lost ps."""
+        return self._rows.exact()
 
     def close(self) -> None:
         self._rows.close()
