@@ -66,6 +66,7 @@ class BoundVariables:
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
         self._coarse: list[tuple[Any, Any]] = []  # trained in bfloat16, and their values
+        self._kept: list[tuple[Any, Any]] = []  # those of them that no other task has
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
@@ -89,7 +90,8 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
-        self._parameters, self._tensors, self._marks, self._coarse = [], [], [], []
+        self._parameters, self._tensors, self._marks = [], [], []
+        self._coarse, self._kept = [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
@@ -100,7 +102,8 @@ class BoundVariables:
             self._coarse += [(memory, values)] if parameter.requires_grad else []
         parameter.data = memory
         is_trained = self._out is not None and name in self._out
-        is_own = is_trained and not is_coarse and is_writable(self._values[name])
+        is_own = is_trained and is_writable(self._values[name])
+        self._kept += [(memory, values)] if is_own and is_coarse else []
         self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
         self._tensors.append(parameter)
         if self._out is None or name not in self._out:
@@ -190,6 +193,9 @@ class BoundVariables:
             for one in self._parameters:
                 one.take_in(self._owner)
             self._marks = self._marked()
+        for memory, values in self._kept:  # a write to .data leaves no mark
+            if not torch.equal(memory, before := values.to(memory.dtype)):
+                values.copy_(torch.where(memory == before, values, memory))
         marks = self._gradient_marks()
         none = self._without_gradient(marks)
         if self._trained and len(none) == len(self._trained) and not has_others:
@@ -265,7 +271,7 @@ class _Parameter:
     def __init__(
         self, name: str, parameter: Any, memory: Any, is_own: bool, is_trained: bool
     ) -> None:
-        """``is_own``: no other task has this memory, so writes of a step count."""
+        """``is_own``: no other task has the values, so writes of a step count."""
         self.parameter = parameter
         self._name, self._memory = name, memory
         self._is_own, self._is_trained = is_own, is_trained
