@@ -251,6 +251,20 @@ def test_parameters_in_bfloat16_are_trained_in_float32(form: dict[str, Any]) -> 
     check_same(found, by_torch(lambda: Copying().float()), 1e-3 if form else 1e-6)
 
 
+@pytest.mark.parametrize("values_of", [torch.Tensor.detach, lambda weight: weight.data])
+def test_writes_of_a_step_in_bfloat16_count_and_leave_the_rest_in_float32(values_of: Any) -> None:
+    def erase(net: Any, _: Any) -> None:
+        values_of(net.line.weight)[0] = 0
+
+    def acting(build: Any) -> Any:
+        net = build()
+        net.register_forward_pre_hook(erase)
+        return net
+
+    found = zmqtrain.run(job(partial(acting, Coarse))).parameters
+    check_same(found, by_torch(lambda: acting(lambda: Copying().float())))
+
+
 @pytest.mark.parametrize("build", [Filtering, Coarse])
 def test_weights_of_other_dtypes_come_home_and_begin_another_job(
     build: Any, tmp_path: Path
@@ -260,6 +274,8 @@ def test_weights_of_other_dtypes_come_home_and_begin_another_job(
     load_state_dict(module, tmp_path)
     begun = job(build, initial=module.state_dict()).initial_parameters()
     check_same(trained, begun, 0.01 if build is Coarse else 0)
+    with pytest.raises(ConfigError, match="the weights do not fit the module"):
+        load_state_dict(module, {name: value[..., :1] for name, value in trained.items()})
 
 
 @pytest.mark.parametrize("how", ["flat", "columns"])

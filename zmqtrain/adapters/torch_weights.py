@@ -41,10 +41,10 @@ def load_state_dict(
         shared = first.setdefault(id(parameter), name)  # a checkpoint has tied ones once
         if shared in tensors:
             tensors.setdefault(name, tensors[shared])
-    for name, own in module.state_dict().items():
-        if name in tensors and own.is_complex() and not tensors[name].is_complex():
-            tensors[name] = torch.view_as_complex(tensors[name])
     try:
+        for name, own in module.state_dict().items():
+            if name in tensors and own.is_complex() and not tensors[name].is_complex():
+                tensors[name] = torch.view_as_complex(tensors[name])
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ConfigError(
