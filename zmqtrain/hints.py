@@ -123,8 +123,11 @@ _ALIASES = {
     "eps": "epsilon",
     "betas": "beta1",
     "wd": "weight_decay",
+    "train": "x",
+    "examples": "x",
+    "labels": "y",
 }
-"""Other libraries' names of options."""
+"""Other libraries' names of options, and earlier ones."""
 
 
 def no_option(owner: str, name: str, known: Collection[str]) -> ConfigError:

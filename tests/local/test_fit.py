@@ -425,6 +425,8 @@ def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
         ({"shuffle": False}, ConfigError, r"fit got shuffle \(False\); expected none: each pass"),
         ({"seed": 3}, ConfigError, r"give it to Trainer\(seed="),
         ({"epoch": 3}, ConfigError, "no option 'epoch'.*did you mean epochs"),
+        ({"train": X}, ConfigError, "no option 'train'.*did you mean x"),
+        ({"labels": Y}, ConfigError, "no option 'labels'.*did you mean y"),
         ({"sample_weight": {"a": Y[:17, 0]}}, ConfigError, "expected one, with a weight for each"),
         ({"sample_weight": [Y[:17, 0]] * 2}, ConfigError, "expected one, with a weight for each"),
         ({"sample_weight": np.ma.masked_less(X[:17, 0], 9)}, DataError, "with 17 masked values"),
@@ -448,7 +450,7 @@ def test_mistake_is_told_before_anything_is_trained(
 
 def test_calls_are_written_as_in_keras_and_batches_are_as_large() -> None:
     trainer = Trainer(MODEL, SGD(0.05))
-    usual: dict[str, Any] = {"shuffle": True, "initial_epoch": 0, "validation_freq": 1}
+    usual: dict[str, Any] = {"shuffle": np.True_, "initial_epoch": 0, "validation_freq": 1}
     trainer.fit(x=np.tile(X, (3, 1)), y=np.tile(Y, (3, 1)), verbose=0, **usual)
     assert trainer.summary is not None
     assert trainer.summary.global_step == 3  # 69 examples in batches of 32
@@ -488,7 +490,7 @@ def test_callbacks_are_called_at_evaluations_and_predictions() -> None:
             calls.append("test")
 
         def on_predict_end(self, logs: Any = None) -> None:
-            calls.append(f"predict {logs['outputs'].shape}")
+            calls.append(f"predict {logs.pop('outputs').shape}")
 
     trainer = Trainer(MLP(2, (), 3), SGD(0.1), metrics=[Accuracy(name="share")])
     measures = trainer.evaluate(X, np.arange(23) % 3, callbacks=[Calls()])

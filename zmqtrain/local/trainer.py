@@ -291,8 +291,9 @@ class Trainer:
         _check_call(self.predict, x, unknown, batch_size=batch_size)
         dataset = _examples(self._ordered(x))
         with self._calling(callbacks, "predict") as logs:
-            logs["outputs"] = evaluation.predict(self.model, self.weights, dataset, batch_size)
-        return logs["outputs"]
+            outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
+            logs["outputs"] = outputs
+        return outputs
 
     def _ordered(self, examples: Any) -> Any:
         """Return examples with nested lists of arrays as one tuple; by name, as the model has them.
@@ -337,7 +338,8 @@ def _check_call(
 ) -> None:
     """Refuse a call without examples, with arguments that the method lacks, or wrong sizes."""
     called = method.__name__
-    for name, value in unknown.items():
+    for name, given in unknown.items():
+        value = bool(given) if isinstance(given, np.bool_) else given
         if name in _OF_KERAS:
             meant, done = _OF_KERAS[name]
             if any(type(value) is type(one) and value == one for one in meant):
