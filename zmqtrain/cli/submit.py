@@ -69,12 +69,13 @@ def submit_command(
 ) -> None:
     """Submit JOB to Kubernetes, Slurm, Ray, or hosts by ssh.
 
-    JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
-    working directory of the image, elsewhere at the same path as here. It is loaded here, too, to
-    compute the memory of the ps, unless --ps-memory is given. --logdir is pvc:CLAIM/PATH on
-    Kubernetes, elsewhere a directory that chief and ps share.
+    JOB is file.py, file.py:name or package.module:name, also a script that calls Trainer.fit, as
+    the tasks find it: on Kubernetes in the working directory of the image, elsewhere at the same
+    path as here. It is loaded here, too, to compute the memory of the ps, unless --ps-memory is
+    given. --logdir is pvc:CLAIM/PATH on Kubernetes, elsewhere a directory that chief and ps share.
 
-    Afterwards top, why, logs, scale, stop and other commands take its name.
+    Afterwards top, why, logs, scale, stop and other commands take its name. The manifests and
+    scripts for ssh that --print shows contain secret keys: keep them like a password.
 
     \b
     Examples:
