@@ -244,12 +244,15 @@ def test_scrape_is_expected_of_a_scraper_until_it_comes(server: Server) -> None:
     until(lambda: not server.expects_scrape(since), "the note of the scrape", lambda: "")
 
 
-@pytest.mark.parametrize(("signalled_s", "is_scraped"), [(0.0, False), (25.0, True)])
+@pytest.mark.parametrize(
+    ("before_s", "signalled_s", "is_scraped"),
+    [(0.0, 0.0, False), (0.0, 25.0, True), (20.0, 25.0, True), (26.0, 25.0, False)],
+)
 def test_end_is_scraped_although_an_engine_ends_the_task(
-    server: Server, signalled_s: float, is_scraped: bool
+    server: Server, before_s: float, signalled_s: float, is_scraped: bool
 ) -> None:
-    actor: Any = SimpleNamespace(is_signalled=True)
     ended_at = time.monotonic()
+    actor: Any = SimpleNamespace(signalled_at=ended_at - before_s)
     server.note_scrape(ended_at - 1.0)
 
     async def scraped_soon() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -126,7 +127,7 @@ class Actor(ABC):
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
-        self.is_signalled = False  # it received a signal to end
+        self.signalled_at = math.inf  # monotonic time of the first signal to end
         # Whether unsent messages still go out after a failure; to a lost host that takes seconds.
         self.lingers = True
         self._listeners: list[Endpoint] = []

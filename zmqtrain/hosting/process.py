@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import resource
 import signal
 import socket
@@ -106,13 +105,13 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
 async def be_scraped(server: health.Server, actors: Sequence[JobActor], signalled_s: float) -> None:
     """Let Prometheus see how the job has ended.
 
-    ``signalled_s``: how long a process that a signal asks to end may still wait for that. Engines
+    ``signalled_s``: how long after the first signal to end a process may wait for that. Engines
     send one as soon as a job ends, and the alert on lost jobs would page.
     """
-    ended_at, until = time.monotonic(), math.inf
-    while server.expects_scrape(ended_at) and time.monotonic() < until:
-        if any(actor.is_signalled for actor in actors):
-            until = min(until, time.monotonic() + signalled_s)
+    ended_at = time.monotonic()
+    while server.expects_scrape(ended_at):
+        if time.monotonic() >= signalled_s + min(actor.signalled_at for actor in actors):
+            break
         await asyncio.sleep(health.SHUTDOWN_POLL_S)
 
 
@@ -133,7 +132,7 @@ def stop_on_signals(actor: JobActor, at_second: Callable[[], object] | None = No
     """
 
     def take(code: ExitCode) -> None:
-        actor.is_signalled = True
+        actor.signalled_at = min(actor.signalled_at, time.monotonic())
         if actor.stopping.is_set() and at_second is not None:
             at_second()
         actor.stop(int(code))
