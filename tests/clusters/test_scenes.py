@@ -18,8 +18,9 @@ from tests.clusters.examples import JOB, ROOT
 from tests.constants import Constants
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import kubectl
-from zmqtrain.clusters.sbatch import LOST
+from zmqtrain.clusters.sbatch import FIRST, LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
+from zmqtrain.observe.outcome import Outcome
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.wire.messages import PROTOCOL_VERSION
 
@@ -618,13 +619,21 @@ CASES: dict[str, tuple[Step, ...]] = {
         *("jobs", "scale digits --workers 2", "status digits", "stop digits", "why digits"),
         *("logs digits", "logs digits chief=0"),
     ),
-    "slurm: ps and chief that are cancelled": (
-        saved("slurm"),
-        (said("", f"--states={LOST}"), said("8|0|digits-worker|RUNNING|None|n1\n", "-r")),
+    "slurm: ps and chief that are cancelled, or have ended, and an empty note": (
+        saved("slurm", context="."),
+        (said("", f"--states={LOST}"), said("8|0|digits-worker|COMPLETING|None|n1\n", "-r")),
+        "why digits",
+        lambda: (submitted_jobs()[0].directory / FIRST).touch(),
+        lambda: Path("digits-ended.json").write_text(Outcome("digits", "", 0, 1e6).text()),
         "why digits",
     ),
-    "slurm: a former job of the name has failed": (
-        (said("", "-r"), said("9", "--parsable")),
+    "slurm: a former job of the name has failed, and the workers of this one are refused": (
+        (
+            (*said("", "-r")[:4], True),
+            (*said("9", "--parsable")[:4], True),
+            refused("sbatch: error: Invalid partition", "--parsable"),
+            refused(NO_SLURM, "-r"),
+        ),
         f"{ELSEWHERE} slurm",
         (
             said("7|N/A|digits-ps|FAILED|NonZeroExitCode|n1\n", f"--states={LOST}"),

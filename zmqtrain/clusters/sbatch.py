@@ -68,7 +68,6 @@ REMEDIES: Remedies = {
 LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
 """States of jobs that Slurm does not run again, and forgets after some minutes."""
 
-
 FIRST = "first_batch_job"
 """The file, beside the record of a job, with the number of its first batch job."""
 
@@ -117,7 +116,7 @@ class Slurm(Engine):
         for name in scripts:
             after = [f"--dependency=after:{numbers[0]}"] if numbers else []
             numbers.append(_submitted(directory / name, *after))
-        write(directory, {FIRST: numbers[0]})
+            write(directory, {FIRST: numbers[0]})  # at once: the next one may be refused
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:
@@ -139,7 +138,8 @@ class Slurm(Engine):
             for part in parts
             if part.state != "RUNNING"
         ]
-        if listed and job.leader not in (part.task for part in parts):
+        is_gone = listed and job.leader not in (part.task for part in parts)
+        if is_gone and not self.outcome(job):  # a job that has ended is listed while it completes
             found.append(Reason(str(job.leader), UNLISTED.format(job.name)))
         return found
 
@@ -201,7 +201,7 @@ def _parts(name: str, *options: str) -> list[BatchJob]:
 def _lost(job: Submitted) -> list[BatchJob]:
     """Return the parts that Slurm does not run again, but not those of a former job of the name."""
     first = 0
-    with contextlib.suppress(OSError):  # an older version has not noted it
+    with contextlib.suppress(OSError, ValueError):  # no note, or a damaged one
         first = int((job.directory / FIRST).read_text())
     parts = _parts(job.name, f"--states={LOST}")
     return [part for part in parts if int(part.number.partition("_")[0]) >= first]
