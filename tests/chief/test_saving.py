@@ -104,9 +104,10 @@ async def test_checkpoint_is_due_where_a_multiple_of_the_steps_was_passed(tmp_pa
     assert not saver_of(job.model_copy(update={"logdir": None})).is_due(10)
 
 
+@pytest.mark.parametrize("given", ["hogwild", "local-steps:2"])
 @pytest.mark.parametrize("then", ["hogwild", "bounded-staleness:4"])
 async def test_policy_that_was_changed_before_the_checkpoint_is_named(
-    then: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    then: str, given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = make_job(logdir=str(tmp_path), policy="hogwild")
 
@@ -114,7 +115,7 @@ async def test_policy_that_was_changed_before_the_checkpoint_is_named(
         return replace(await write_shard(job, directory), policy=then)
 
     await saver_of(job, write).save(10, generation=1)
-    await saver_of(job).newest()
+    await saver_of(job.with_overrides(policy=given)).newest()
     is_named = f"when the checkpoint was saved it was {then}" in caplog.text
     assert is_named == (then != "hogwild")
 

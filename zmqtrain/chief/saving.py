@@ -321,14 +321,15 @@ class Saver:
                 self._job.steps,
             )
         changes = changes_since(manifest.fingerprint, self._fingerprint)
+        policy = make_policy(self._job.policy).spec
+        if manifest.policy not in (policy, manifest.fingerprint.get("policy")):
+            log.warning(
+                "the policy is %s, with which the job was started; when the checkpoint was saved "
+                "it was %s; zmqtrain policy changes it again",
+                policy,
+                manifest.policy,
+            )
         if not changes:
-            if manifest.policy != make_policy(self._job.policy).spec:
-                log.warning(
-                    "the policy is %s, with which the job was started; when the checkpoint was "
-                    "saved it was %s; zmqtrain policy changes it again",
-                    self._job.policy,
-                    manifest.policy,
-                )
             return
         slots = {PARAMETERS, *(slot.name for slot in self._job.update().slots)}
         lost = ", ".join(sorted(manifest.tensors.keys() - slots))
