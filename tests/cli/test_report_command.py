@@ -132,10 +132,12 @@ def test_run_leaves_a_record_in_its_logdir_and_report_makes_a_page(
     assert found is not None
     assert found["samples"][-1][1] == 40
     assert found["evaluations"][-1]["step"] == 40
+    assert "a checkpoint of step 40 was saved" in [text for _, text in found["events"]]
     zmqtrain.run(job.with_overrides(steps=60))  # alone
     again = read_record(logdir)
     assert again is not None
     assert [sample[1] for sample in again["samples"]][-1] == 60
+    assert "a checkpoint of step 60 was saved" in [text for _, text in again["events"]]
 
 
 def test_page_of_a_run_whose_ps_failed_tells_how_it_ended(

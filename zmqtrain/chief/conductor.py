@@ -64,7 +64,7 @@ class Conductor:
 
     async def show(self, status: Status) -> None:
         """Show the status to people, and record it."""
-        self.record.take(status)
+        self.record.take(status, saved=self._saver.last_step)
         self._on_progress(status)
         await self.record.save_if_due(self._job.logdir)
 
@@ -151,6 +151,7 @@ class Conductor:
 
         ``patience_s``: how long saving is tried. ``fields``: of the summary, job, ps and workers.
         """
+        self.record.take(status)  # maybe the first; news are what has changed since
         await self._end_steps(status)
         chosen = await self._end_epochs()
         is_over = self._epochs is not None and self._epochs.ended != ""
@@ -170,7 +171,7 @@ class Conductor:
             code, ended = failure.exit_code, f"{ended}, but {failure}"
         final = await self._conducted.status()
         self._on_progress(final)
-        self.record.take(final, ended=ended)
+        self.record.take(final, saved=self._saver.last_step, ended=ended)
         await self.record.save(self._job.logdir)
         fields |= {"exit_code": code, "ended": ended, "measures": measures}
         return await self._summary(final, chosen, fields)

@@ -73,13 +73,14 @@ class RunRecord:
         self._earlier: asyncio.Future[dict[str, Any] | None] | None = None  # of an earlier life
         self._is_resumed = False
 
-    def take(self, status: Status, *, ended: str = "") -> None:
+    def take(self, status: Status, *, saved: int = 0, ended: str = "") -> None:
         """Record the news since the last status, and its figures if the last ones are old.
 
+        ``saved``: the step of the chief's last checkpoint, which it may not have reported yet.
         ``ended``: why the job has ended, if this is its last status.
         """
         now = self._clock()
-        self._note(self._watched.take(status, now))
+        self._note(self._watched.take(status, now, saved))
         if ended:
             self._note([f"the job has ended: {ended}"])
         evaluations = self._evaluations()

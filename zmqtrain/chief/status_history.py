@@ -34,18 +34,22 @@ class StatusHistory:
             self.restarts[name] = max(count, self.restarts.get(name, 0))
         self.saved = max(saved, self.saved)
 
-    def take(self, status: Status | None, at: float) -> list[str]:
-        """Add a status, None if ps 0 did not answer; return the news since the last one."""
+    def take(self, status: Status | None, at: float, saved: int = 0) -> list[str]:
+        """Add a status, None if ps 0 did not answer; return the news since the last one.
+
+        ``saved``: the step of a checkpoint that the status may lack.
+        """
         if status is None:
             if not self._seen:
                 return []
             was_away, self.away_s = self.away_s > 0, at - self._seen[-1][0]
             return [] if was_away else [f"{LEADER} does not answer"]
-        news = self._news(status) if self._seen else []
+        saved = max(saved, _saved(status))
+        news = self._news(status, saved) if self._seen else []
         if not self._seen:
-            self.resume({task.task: task.restarts for task in status.tasks}, _saved(status))
+            self.resume({task.task: task.restarts for task in status.tasks}, saved)
         self._known |= {task.task: task for task in status.tasks}
-        self.saved = max(self.saved, _saved(status))
+        self.saved = max(self.saved, saved)
         self.away_s = 0.0
         counted = [replace(t, restarts=self.restarts.get(t.task, 0)) for t in status.tasks]
         self._seen.append((at, replace(status, tasks=tuple(counted))))
@@ -63,7 +67,7 @@ class StatusHistory:
         is_known = self.view.status.stop or self.view.status.failure
         return self.view.state if is_known else "the job has ended"
 
-    def _news(self, status: Status) -> list[str]:
+    def _news(self, status: Status, saved: int) -> list[str]:
         """Return a sentence for each thing that happened since the last status."""
         before = self._seen[-1][1]
         is_new = status.group == before.group and self._is_new_leader(status)
@@ -77,8 +81,8 @@ class StatusHistory:
         if status.step < before.step:
             found.append(f"the job went back from step {before.step} to {status.step}")
             self.saved = min(self.saved, status.step)
-        if (step := _saved(status)) > self.saved:
-            found.append(f"a checkpoint of step {step} was saved")
+        if saved > self.saved:
+            found.append(f"a checkpoint of step {saved} was saved")
         if status.group > before.group:
             found.append(f"group {JobView.of(status).group} goes on")
         if status.policy != before.policy:
