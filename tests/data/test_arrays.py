@@ -49,6 +49,9 @@ def test_arrays_by_name_are_batches_by_name() -> None:
     assert data.load(None)[1].take(np.array([3])) == {"x": [3], "y": [3.0]}
     dataset = "Named(('x', 'y'), ArrayDataset(int64 (4,), float64 (4,)))"
     assert repr(data) == f"Arrays(train={dataset}, evaluation={dataset})"
+    assert repr(Arrays({"x": [1, 2]})) == (
+        "Arrays(train=Named(('x',), ArrayDataset(list)), evaluation=None)"
+    )
     assert len(Holdout(named, 0.25).load(None)[1]) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,13 @@ def check_seed(seed: int) -> None:
         )
 
 
-def described(arrays: tuple[Any, ...]) -> str:
+def described(arrays: Iterable[Any]) -> str:
     """Return types and shapes, which are equal on every task that made the same arrays."""
-    return ", ".join(
-        str(array) if isinstance(array, str | Path) else f"{array.dtype} {array.shape}"
-        for array in (np.asarray(part) if is_of_frame(part) else part for part in arrays)
-    )
+    return ", ".join(map(_described, arrays))
+
+
+def _described(part: Any) -> str:
+    array = np.asarray(part) if is_of_frame(part) else part
+    if hasattr(array, "shape"):
+        return f"{array.dtype} {array.shape}"
+    return str(array) if isinstance(array, str | Path) else type(array).__name__

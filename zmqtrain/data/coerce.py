@@ -34,9 +34,8 @@ READERS = {
 class Arrays:
     """Data of a job: ``train`` and ``evaluation`` examples; None: nothing is evaluated.
 
-    Each is a tuple of arrays that share their first axis, usually (features, labels), or a dict of
-    such, or a Dataset.
-    Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
+    Each is a Dataset, or a tuple or dict of arrays that share their first axis, usually (features,
+    labels). Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
     """
 
     train: Any
@@ -118,8 +117,9 @@ def as_dataset(examples: Any) -> Dataset:
 
 
 def _shown(part: Any) -> str:
-    found = as_dataset(part) if isinstance(part, Mapping) else part
-    return f"({described(found)})" if isinstance(found, tuple) else repr(found)
+    if isinstance(part, Mapping):
+        return f"Named({tuple(part)}, ArrayDataset({described(part.values())}))"
+    return f"({described(part)})" if isinstance(part, tuple) else repr(part)
 
 
 def _of_torch(examples: Any) -> Dataset:
