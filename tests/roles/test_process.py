@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
@@ -20,7 +21,18 @@ from zmqtrain.roles import process, script
 
 JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.01), steps=3)
 TWO = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
-OF_PS = {"TF_CONFIG": json.dumps({"cluster": TWO, "task": {"type": "ps", "index": 0}})}
+PS = {"type": "ps", "index": 0}
+OF_PS = {"TF_CONFIG": json.dumps({"cluster": TWO, "task": PS})}
+
+
+def of_ps_alone() -> dict[str, str]:
+    """Return the variables of a ps that listens, and that nobody joins."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        cluster = TWO | {"ps": [f"127.0.0.1:{free.getsockname()[1]}"]}
+    text = json.dumps({"cluster": cluster, "task": PS})
+    return {
+        "TF_CONFIG": text, "ZMQTRAIN_JOIN_TIMEOUT_S": "0.1", "ZMQTRAIN_METRICS_PORT": "0"
+    }  # fmt: skip
 
 
 def fit(**options: Any) -> object:
@@ -121,7 +133,7 @@ def test_process_of_a_pool_raises_what_ends_a_script(
     with pytest.raises(RunFailedError, match="the debugger was left") as left:
         zmqtrain.run(DEBUGGED)
     assert left.value.exit_code == ExitCode.INTERRUPTED
-    set_variables(OF_PS | {"ZMQTRAIN_JOIN_TIMEOUT_S": "0.1", "ZMQTRAIN_METRICS_PORT": "0"})
+    set_variables(of_ps_alone())
     with pytest.raises(RunFailedError, match="ps 0 has ended with exit code 138"):
         zmqtrain.run(JOB)
     set_variables({"TF_CONFIG": "{"})
@@ -196,7 +208,7 @@ def test_script_of_a_worker_has_to_attach(entry: Callable[[], object]) -> None:
 def test_task_of_another_thread_than_the_main_one_begins_and_takes_no_signals(
     set_variables: Callable[[dict[str, str]], None],
 ) -> None:
-    set_variables(OF_PS | {"ZMQTRAIN_JOIN_TIMEOUT_S": "0.1", "ZMQTRAIN_METRICS_PORT": "0"})
+    set_variables(of_ps_alone())
     codes = []
 
     def be_a_ps() -> None:
