@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from zmqtrain.actors.task import JobActor
@@ -20,8 +20,9 @@ from zmqtrain.hosting import notes
 from zmqtrain.hosting.actors import OnProgress, actors_of, run_all
 from zmqtrain.hosting.groups import Gatherer, claim, may_regroup, serve_groups
 from zmqtrain.hosting.process import be_scraped, ignore_signals, serve_health, stop_on_signals
-from zmqtrain.observe.outcome import recorded
+from zmqtrain.observe.outcome import forget, recorded
 from zmqtrain.planning.plan import Plan
+from zmqtrain.protocol.status import Status
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import forget_groups
 from zmqtrain.transport.by_address import TransportByAddress
@@ -100,7 +101,13 @@ async def serve_in_group(
     since: float | None,
 ) -> int:
     """Run the actors of the task, and show the summary if one is the chief."""
-    actors += actors_of(config, plan, TransportByAddress, on_progress)
+    begin = cache(partial(forget, plan.job.logdir, config.ended_file))
+
+    def show(status: Status) -> None:
+        begin()  # an outcome stays while a chief that has come back waits for others
+        on_progress(status)
+
+    actors += actors_of(config, plan, TransportByAddress, show)
     actors[-1].add_background_task(partial(notes.leave_with_the_job, actors, config, plan, since))
     with contextlib.ExitStack() as stack:
         servers = []

@@ -28,7 +28,7 @@ from zmqtrain.errors import ConfigError, DebuggerLeftError, ExitCode
 from zmqtrain.hosting.actors import OnProgress, actors_of, chief_among, run_all
 from zmqtrain.hosting.process import stop_on_signals
 from zmqtrain.job import Job
-from zmqtrain.observe.outcome import recorded
+from zmqtrain.observe.outcome import forget, recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster
@@ -189,6 +189,7 @@ async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
     run = LocalRun(plan_alone(job), await asyncio.to_thread(job.load_data), on_progress)
     stop.reach(run.stop)
     with claimed(job.logdir), recorded(job.name, job.logdir, None, lambda: run.summary):
+        forget(job.logdir)
         return await run.train()
 
 

@@ -34,7 +34,7 @@ from zmqtrain.local.children import Child, OnOutput
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import ps_address, remove_dead_runs, run_directory
 from zmqtrain.local.supervisor import keep_running
-from zmqtrain.observe.outcome import recorded
+from zmqtrain.observe.outcome import forget, recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import Plan, plan_for
 from zmqtrain.planning.strategy import local_cluster
@@ -140,6 +140,7 @@ async def run_processes(
         stack.enter_context(
             recorded(reference, job.logdir, None, lambda: chief.summary, may_go_on=False)
         )
+        forget(job.logdir)
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)

@@ -92,22 +92,18 @@ def recorded(
     if there is none. ``may_go_on=False``: nothing restarts the chief.
     """
     own = Path(logdir, FILE) if logdir else None
-    for known in (own, file):  # of the run before
-        if known is not None:
-            with contextlib.suppress(OSError):
-                os.truncate(known, 0)
-    outcome = None
+    outcome: Outcome | None = None
     try:
         yield
     except Exception as error:
         mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
         if mistake is None:
             kind = "" if isinstance(error, OSError) else "a bug: "
-            text, code = f"{kind}{type(error).__name__}: {error}", ExitCode.CRASH
+            text, code = f"{kind}{type(error).__name__}: {error}", int(ExitCode.CRASH)
         else:
-            text, code = str(mistake), mistake.exit_code
+            text, code = str(mistake), int(mistake.exit_code)
         if code < RETRYABLE or not may_go_on:
-            outcome = Outcome(job, text, int(code), time.time())
+            outcome = Outcome(job, text, code, time.time())
         raise
     finally:
         if (found := summary()) is not None:
@@ -120,6 +116,14 @@ def recorded(
                         write(Path(path), content)
                 except OSError as error:
                     log.warning("zmqtrain status cannot show how the job ended: %s", error)
+
+
+def forget(logdir: str | None, file: str | None = None) -> None:
+    """Remove how the run before has ended, as another one begins."""
+    for known in (logdir and Path(logdir, FILE), file):
+        if known:
+            with contextlib.suppress(OSError):
+                os.truncate(known, 0)
 
 
 def _write_own(path: Path, content: bytes) -> None:
