@@ -142,10 +142,9 @@ class Session:
         if boards:  # one for this thread
             self._board = TensorBoard(boards[0].logdir)
             self._stack.callback(self._board.on_train_end)
-        if self._train is not None and threading.current_thread() is threading.main_thread():
-            for number in signals.that_end():
-                before = signal.signal(number, self._on_signal)
-                self._stack.callback(signal.signal, number, before)
+        if self._train is not None:
+            for number in self._stack.enter_context(signals.restored()):
+                signal.signal(number, self._on_signal)
         self._thread.start()
         return self
 
