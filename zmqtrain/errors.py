@@ -33,7 +33,7 @@ class ExitCode(IntEnum):
 class ZmqTrainError(Exception):
     """Base of all errors that zmqtrain raises on purpose."""
 
-    exit_code = ExitCode.CRASH
+    exit_code: int = ExitCode.CRASH
 
 
 class ConfigError(ZmqTrainError):
@@ -117,11 +117,11 @@ class OrphanedError(ZmqTrainError):
 
 
 class RunFailedError(ZmqTrainError):
-    """A training failed; ``exit_code``: of its kind; ``summary``: of a run here, else None."""
+    """A training or its script failed; ``summary``: of a run here, else None."""
 
     def __init__(self, text: str, exit_code: int = ExitCode.CRASH, summary: Any = None) -> None:
         super().__init__(text)
-        self.exit_code, self.summary = ExitCode(exit_code), summary
+        self.exit_code, self.summary = exit_code, summary
 
 
 def interrupted(text: str, summary: Any) -> KeyboardInterrupt:

@@ -115,14 +115,18 @@ def without_own_frames(error: ZmqTrainError) -> ZmqTrainError:
 
     Its cause is kept from the user's first line on, and left out if it has none: the text names it.
     """
-    cause, frames = error.__cause__, None
-    if cause is not None:
-        frames = cause.__traceback__
-        while frames is not None and is_installed(frames.tb_frame.f_code.co_filename):
-            frames = frames.tb_next
-        cause.with_traceback(frames)
-    error.__cause__ = cause if frames is not None else None  # once set, no context is shown either
+    cause = error.__cause__
+    has_own = cause is not None and from_own_code(cause).__traceback__ is not None
+    error.__cause__ = cause if has_own else None  # once set, no context is shown either
     return error.with_traceback(None)
+
+
+def from_own_code(error: BaseException) -> BaseException:
+    """Return an error with its traceback from the first line of the user's code on, if any."""
+    frames = error.__traceback__
+    while frames is not None and is_installed(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return error.with_traceback(frames)
 
 
 def mistakes_in_short(function: Callable[P, R]) -> Callable[P, R]:

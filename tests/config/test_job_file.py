@@ -9,7 +9,7 @@ import pickle
 import re
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 import zmqtrain
 from tests.modules import Modules
-from zmqtrain.config.job_file import is_fit_script, load_job, run_fit_script
+from zmqtrain.config.job_file import ScriptEnd, is_fit_script, load_job, run_fit_script
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.job import Job
@@ -246,7 +246,7 @@ def test_job_that_does_not_import_is_a_config_error_that_names_the_line(
         ("nobody:job", "'nobody' is neither"),
         ("configs/job", "'configs/job' is neither"),
         ("invalid.py", "line 7: the job is not valid: steps is 0"),
-        ("none.py", "no Job; expected one called job; name one with none.py:NAME"),
+        ("none.py", "none.py has no Job; expected one called job"),
         ("several.py", "the Jobs a, b; expected one called job"),
         ("several.py:c", "no Job called 'c'; it has the Jobs a, b"),
         ("none.py:job", "it has no Job"),
@@ -325,7 +325,18 @@ def test_file_that_may_have_a_job_is_no_such_script(home: Path, text: str) -> No
     ("text", "told"),
     [
         ("zmqtrain.Trainer(LinearRegression(), SGD(0.1))", "neither called Trainer.fit nor a Job"),
+        ("zmqtrain.Trainer(LinearRegression())\nraise SystemExit(0)", "neither called Trainer.fit"),
         (f"raise OSError('no disk')\n{FIT}", "script.py, line 5: OSError: no disk"),
+        (f"raise SystemExit(2)\n{FIT}", "SystemExit: 2; a script that zmqtrain starts gets no arg"),
+        (
+            FIT.replace("NoisyLine()", "NoisyLine(), fast_dev_run=True"),
+            "loaded, which every task does; leave that out",
+        ),
+        (
+            f"name = job = 'first'\nif __name__ == '__main__':\n    {FIT}",
+            "the name job is in line 5",
+        ),
+        (f"name = job = 'first'\n{FIT}", "the name job is in line 5"),
         (
             FIT.replace(").fit", ", ps=2).fit"),
             "Trainer got workers=None and ps=2, but zmqtrain has",
@@ -336,6 +347,41 @@ def test_script_that_makes_no_job_is_refused(home: Path, text: str, told: str) -
     (home / "script.py").write_text(f"{SCRIPT}{text}")
     with pytest.raises(ConfigError, match=re.escape(told)):
         load_job("script.py")
+
+
+def test_module_with_fit_is_to_be_given_as_a_file(home: Path) -> None:
+    (home / "fits.py").write_text(f"{SCRIPT}if __name__ == '__main__':\n    {FIT}")
+    with pytest.raises(ConfigError, match=r"give a script with Trainer.fit as a file: .*fits\.py"):
+        load_job("fits")
+
+
+@pytest.mark.parametrize("error", [ConfigError, ScriptEnd])
+def test_no_fit_trains_after_one_that_fails(
+    home: Path, error: Callable[..., BaseException]
+) -> None:
+    again = "".join(
+        f"    {line}\n" for line in ("try:", f"    {FIT.strip()}", "except BaseException:")
+    )
+    (home / "script.py").write_text(
+        f"{SCRIPT}for _ in range(3):\n{again}        pass\nraise OSError"
+    )
+    calls = []
+
+    def train(job: Job) -> Summary:
+        calls.append(job)
+        raise error(3)
+
+    # What the script raises after the end of a task is a consequence of that.
+    with pytest.raises(OSError if error is ConfigError else ScriptEnd):
+        run_fit_script("script.py", train)
+    assert len(calls) == 1
+
+
+def test_quick_fit_in_a_script_trains_alone(home: Path) -> None:
+    (home / "script.py").write_text(
+        SCRIPT + FIT.replace("NoisyLine()", "NoisyLine(), fast_dev_run=True")
+    )
+    run_fit_script("script.py", lambda job: pytest.fail("no cluster trains"))
 
 
 def test_script_fits_once_and_goes_on(home: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGTERM
 
 import click
 import psutil
@@ -129,6 +130,45 @@ def test_mistake_in_the_job_file_is_recorded_as_the_end_of_the_job(
     if outcome is not None:
         assert "line 1: KeyError: 'DATA_DIR'" in outcome.ended
         assert outcome.exit_code == ExitCode.USAGE
+
+
+TRAINER = """import zmqtrain as z
+model = z.models.LinearRegression()
+parts = {"model": model, "data": z.data.NoisyLine(), "optimizer": z.optim.SGD()}
+"""
+ENDS = {
+    "polcy": (f"{TRAINER}z.Trainer(model, polcy=1).fit(0)", 2, "no option 'polcy'"),
+    "own loop": (f"{TRAINER}job = z.Job(**parts, own_loop=True)", 2, "not call zmqtrain.attach"),
+    "raises": (f"{TRAINER}1 / 0\nz.Trainer(model)", 1, "job.py, line 4: ZeroDivisionError"),
+    "exits": (f"{TRAINER}exit(3)\nz.Trainer(model)", 3, "job.py ended by sys.exit(3)"),
+}
+
+
+@pytest.mark.parametrize(("text", "code", "told"), ENDS.values(), ids=ENDS)
+def test_failure_of_a_script_is_recorded_as_the_end_of_the_job(
+    text: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ended = tmp_path / "job.py", tmp_path / "ended.json"
+    path.write_text(text)
+    monkeypatch.setenv("ZMQTRAIN_ROLE", "worker")  # as engines do
+    arguments = ["--job", str(path), "--ended-file", str(ended), "--ps", "0", "--workers", "1"]
+    assert launch.launch(Role.WORKER, arguments) == code
+    outcome = outcome_in(ended.read_text())
+    assert outcome is not None and outcome.exit_code == code
+    assert told in outcome.ended
+
+
+def test_outcome_stays_while_a_chief_that_has_come_back_waits(stage: Stage) -> None:
+    ended = stage.directory / "ended.json"
+    ended.write_text("as before")
+    cluster = ["--ps", f"127.0.0.1:{stage.free_ports(1)[0]}", "--workers", "1"]
+    job = str(Path("examples/digits.py").resolve())
+    given = ["--job", job, "--ended-file", str(ended), *cluster]
+    chief = stage.role("chief", *given, "--metrics-port", "0")
+    chief.until_line("waiting for 1 ps")
+    chief.signal(SIGTERM)
+    assert chief.exit_code() == ExitCode.TERMINATED
+    assert ended.read_text() == "as before"
 
 
 def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(

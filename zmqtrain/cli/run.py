@@ -22,7 +22,7 @@ from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.help import command
-from zmqtrain.config.job_file import is_fit_script, load_job, run_fit_script
+from zmqtrain.config.job_file import is_fit_script, load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
 from zmqtrain.errors import ZmqTrainError
@@ -35,6 +35,7 @@ from zmqtrain.observe.logs import line_as_json, line_as_text, setup_logging
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
+from zmqtrain.roles import script
 from zmqtrain.roles.process import refuse_task
 
 REFRESH_S = 0.5
@@ -57,10 +58,10 @@ log = logging.getLogger(__name__)
 def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Train JOB with a local cluster of processes.
 
-    JOB is file.py, file.py:name or package.module:name; or a script with Trainer.fit, which goes on
-    in this process when all workers have trained. Ctrl-C ends the run: a job with a logdir
-    saves a checkpoint, and the same command resumes from it. Output and warnings of a worker or ps
-    appear on stderr as "worker 0 | ...".
+    JOB is file.py, file.py:name or package.module:name; or a script that calls Trainer.fit; it
+    continues in this process after training. Ctrl-C ends the run: a job with a logdir saves a
+    checkpoint, and the same command resumes from it. Output and warnings of a worker or ps appear
+    on stderr as "worker 0 | ...".
 
     \b
     Examples:
@@ -109,18 +110,20 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
             if as_json:
                 show_json({"ended": str(error), "exit_code": int(error.exit_code)})
             raise
+        finally:
+            sys.breakpointhook = sys.__breakpointhook__
         as_lines = not as_json and log_format == "text"
         click.echo("\n".join(summary.lines()) if as_lines else summary.json())
         return summary
 
     with forked(0 if is_debugged else cluster.ps + cluster.workers) as processes:
         if is_fit_script(job_reference):
-            run_fit_script(job_reference, lambda job: train(job.with_overrides(**overrides)))
-            return
-        with interrupts_kept():
-            job = load_job(job_reference, **overrides)
-        summary = train(job)
-    sys.exit(summary.exit_code)
+            code = script.run_fit(train, job_reference, overrides)
+        else:
+            with interrupts_kept():
+                job = load_job(job_reference, **overrides)
+            code = train(job).exit_code
+    sys.exit(code)
 
 
 def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> LocalCluster:

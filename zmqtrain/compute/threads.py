@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 from threadpoolctl import threadpool_limits
 
@@ -49,6 +50,18 @@ def limit_threads(threads: int) -> None:
     global _limit
     _limit = threads
     threadpool_limits(threads)
+
+
+@contextmanager
+def limit_restored() -> Iterator[None]:
+    """Restore the limit of the process after the block."""
+    global _limit
+    before, limits = _limit, threadpool_limits()
+    try:
+        yield
+    finally:
+        _limit = before
+        limits.restore_original_limits()
 
 
 def thread_limit() -> int | None:

@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any
 
 from zmqtrain.config import job_modules
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.fingerprint import digest_of
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
 from zmqtrain.user_code import described, is_installed, place_of
 
-_LOADING: ContextVar[str] = ContextVar("loading", default="")
+_LOADING: ContextVar[tuple[str, Path | None]] = ContextVar("loading", default=("", None))
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the directories on Python's path that hold installed packages."""
@@ -33,7 +33,8 @@ EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 
 TrainFit = Callable[[Job], Summary]  # trains the job of a Trainer.fit
 
-_fit: TrainFit | None = None  # in the script that zmqtrain runs
+JOBS = ("Job", "job")  # a file with one of these names is a job file, and no script
+NO_ARGUMENTS = "; a script that zmqtrain starts gets no arguments: give its own ones defaults"
 
 
 def load_job(reference: str, **overrides: Any) -> Job:
@@ -73,13 +74,17 @@ def load_job(reference: str, **overrides: Any) -> Job:
 
 
 def run_as_script(reference: str) -> None:
-    """Run the file that :func:`load_job` has loaded as Python's main module, without arguments."""
+    """Run a file as Python's main module, without arguments; a SystemExit with code 0 returns."""
     sys.argv[1:] = []
     source = reference if reference.endswith(".py") else reference.partition(":")[0]
-    if source.endswith(".py"):
-        runpy.run_path(source, run_name="__main__")
-    else:
-        runpy.run_module(source, run_name="__main__", alter_sys=True)
+    try:
+        if source.endswith(".py"):
+            runpy.run_path(source, run_name="__main__")
+        else:
+            runpy.run_module(source, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
 
 
 def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
@@ -90,15 +95,48 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
     if "job" in jobs:
         return jobs["job"]
     if len(jobs) != 1:
-        raise ConfigError(
-            f"{source} has {_names(jobs)}; expected one called job; name one with {source}:NAME"
-        )
+        remedy = f"; name one with {source}:NAME" if jobs else _why_no_script(source)
+        raise ConfigError(f"{source} has {_names(jobs)}; expected one called job{remedy}")
     return next(iter(jobs.values()))
 
 
-def fit_in_script() -> TrainFit | None:
-    """Return what trains the job of ``Trainer.fit`` in the script that zmqtrain runs, if any."""
-    return _fit
+class ScriptEnd(BaseException):
+    """Ends a script at its fit; no error, which the script may catch. ``code``: its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class FitScript:
+    """The script that zmqtrain runs as Python's main module, with one fit on a cluster."""
+
+    def __init__(self, reference: str, train: TrainFit) -> None:
+        self.has_fit = False  # Trainer.fit was called
+        self.end: ScriptEnd | None = None  # of a task that does not go on after fit
+        self._reference, self._train = reference, train
+
+    def fit(self, job: Job) -> Summary:
+        """Train the job of the script's ``Trainer.fit``."""
+        global _script
+        train, self._train, self.has_fit = self._train, _refuse_second, True
+        _script = None  # what a callback of this job fits is trained there
+        try:
+            namespace = vars(sys.modules["__main__"])
+            return train(job.loaded_from(_digest_of_source(job, self._reference, namespace)))
+        except ScriptEnd as end:
+            self.end = end
+            raise
+        finally:
+            _script = self
+
+
+_script: FitScript | None = None
+
+
+def fit_in_script() -> FitScript | None:
+    """Return the script that zmqtrain runs, None outside of one and while its fit trains."""
+    return _script
 
 
 def run_fit_script(reference: str, train: TrainFit) -> None:
@@ -106,25 +144,20 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
 
     Raises:
         ConfigError: it calls fit twice, or not at all.
+        ScriptEnd: ``train`` has raised it, whether the script has caught it or not.
+        SystemExit: the script ends with an exit code other than 0.
     """
-    global _fit
-
-    def train_first(job: Job) -> Summary:
-        global _fit
-        _fit = None  # what a callback of this job fits is trained there
-        namespace = vars(sys.modules["__main__"])
-        summary = train(job.loaded_from(_digest_of_source(job, reference, namespace)))
-        _fit = _refuse_second
-        return summary
-
+    global _script
     _import_beside(Path(reference))
-    _fit = train_first
+    script = _script = FitScript(reference, train)
     try:
         run_as_script(reference)
-        if _fit is train_first:
-            raise ConfigError(f"{reference} has neither called Trainer.fit nor a Job; expected one")
     finally:
-        _fit = None
+        _script = None
+        if script.end is not None:
+            raise script.end
+    if not script.has_fit:
+        raise ConfigError(f"{reference} has neither called Trainer.fit nor a Job; expected one")
 
 
 def _refuse_second(job: Job) -> Summary:
@@ -134,20 +167,16 @@ def _refuse_second(job: Job) -> Summary:
     )
 
 
-class _FitReachedError(BaseException):
-    """Ends a script at its fit; no error, which the script may catch."""
-
-
 def _job_of_fit(reference: str) -> Job:
     """Return the job of a script's fit; what follows it is not run."""
     found: list[tuple[Job, ModuleType]] = []
 
     def take(job: Job) -> Summary:
         found.append((job, sys.modules["__main__"]))
-        raise _FitReachedError
+        raise ScriptEnd(0)
 
     what, prints = f"script {reference}", redirect_stdout(sys.stderr)  # stdout is the command's
-    with _importing(what, Path(reference)), prints, suppress(_FitReachedError):
+    with _importing(what, Path(reference)), prints, suppress(ScriptEnd):
         run_fit_script(reference, take)
     job, sys.modules["__main__"] = found[0]  # where pickle finds its classes
     return job
@@ -155,9 +184,25 @@ def _job_of_fit(reference: str) -> Job:
 
 def is_fit_script(reference: str) -> bool:
     """Return whether a file makes no job, but calls Trainer; it is not loaded."""
+    return _calls(reference, "Trainer") and not _names_of_jobs(reference)
+
+
+def _names_of_jobs(file: str) -> list[tuple[int, str]]:
+    """Return the lines in which a source file has the name Job or job, each with the name."""
     kinds = ("id", "attr", "name", "asname")
-    names = {getattr(node, kind, None) for node in _nodes_of(reference) for kind in kinds}
-    return _calls(reference, "Trainer") and names.isdisjoint({"Job", "job"})
+    named = [(node, getattr(node, kind, None)) for node in _nodes_of(file) for kind in kinds]
+    return sorted((getattr(node, "lineno", 0), name) for node, name in named if name in JOBS)
+
+
+def _why_no_script(source: str) -> str:
+    """Return why a source without a Job is not run as a script with fit; "" if it calls none."""
+    file = source if source.endswith(".py") else sys.modules[source].__file__ or ""
+    if not _calls(file, "Trainer"):
+        return ""
+    if names := _names_of_jobs(file):
+        where = "the name {1} is in line {0}".format(*names[0])
+        return f"; it is not run as a script with Trainer.fit, because {where}: rename that"
+    return f"; give a script with Trainer.fit as a file: {file}"
 
 
 def _calls(file: str, function: str) -> bool:
@@ -295,7 +340,7 @@ def _import_from(directory: Path) -> None:
 @contextmanager
 def _importing(what: str, path: Path | None = None) -> Iterator[None]:
     """Turn an error of a job file into a ConfigError that names the line."""
-    token = _LOADING.set(what)
+    token = _LOADING.set((what, path))
     try:
         yield
     except ConfigError as error:
@@ -312,6 +357,8 @@ def _remedy(error: BaseException, path: Path | None) -> str:
     """Return what to do about an error of an import; "" if that is not known."""
     if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
         return _as_module(path)
+    if isinstance(error, SystemExit) and error.code == ExitCode.USAGE:
+        return NO_ARGUMENTS
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing == "tensorflow" and any(name.startswith("keras.") for name in sys.modules):
         return "; Keras runs on torch or jax here: set KERAS_BACKEND to one before it is imported"
@@ -336,12 +383,14 @@ def refuse_while_loading(entry: str) -> None:
     Raises:
         ConfigError: a job file is being loaded.
     """
-    what = _LOADING.get()
-    if what and not (entry == "Trainer.fit" and _fit is not None):
-        raise ConfigError(
-            f"{what} calls {entry} while it is loaded, which every task does; put the call below "
-            'if __name__ == "__main__":'
-        )
+    what, path = _LOADING.get()
+    if what and not (entry == "Trainer.fit" and _script is not None):
+        remedy = "leave that out, or start the script with zmqtrain run"
+        if _script is None:
+            why = "" if path is None else _why_no_script(str(path))
+            remedy = f'put the call below if __name__ == "__main__":{why}'
+        text = f"{what} calls {entry} while it is loaded, which every task does; {remedy}"
+        raise ConfigError(text)
 
 
 def _names(jobs: dict[str, Job]) -> str:

@@ -160,7 +160,7 @@ class Trainer:
             RunFailedError: the training failed; it has the ``exit_code`` and the reason.
             ZmqTrainError: it could not begin.
         """
-        refuse_while_loading("Trainer.fit")
+        refuse_while_loading("Trainer.fit(fast_dev_run=True)" if fast_dev_run else "Trainer.fit")
         _check_call(self.fit, x, unknown, epochs=epochs)
         directory = self._options.get("data_dir")
         train = x if y is None else (x, y)
@@ -213,13 +213,16 @@ class Trainer:
 
     def _train(self, job: Job, *, alone: bool) -> Summary:
         workers, ps = self._workers, self._ps
-        if (train := fit_in_script()) is not None and not alone:
+        script = fit_in_script()
+        if script is not None and alone:
+            script.has_fit = True
+        elif script is not None:
             if (workers, ps) != (None, None):
                 raise ConfigError(
                     f"Trainer got workers={workers} and ps={ps}, but zmqtrain has started this "
                     "script as a cluster; leave them out"
                 )
-            return train(job)
+            return script.fit(job)
         task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
         if task is None:  # callbacks show the progress
             return train_here(job, workers=workers, ps=ps, on_progress=lambda status: None)

@@ -24,12 +24,11 @@ from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
-from zmqtrain.config.job_file import is_fit_script, load_job
+from zmqtrain.config.job_file import ScriptEnd, is_fit_script, load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.hints import host_error
-from zmqtrain.hosting import signals
 from zmqtrain.hosting.actors import OnProgress
 from zmqtrain.hosting.process import allow_descriptors, check_own_address, stop_on_signals
 from zmqtrain.hosting.task import OnStart, serve
@@ -124,27 +123,27 @@ def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
         task_under(overrides["strategy"], config.task, config.cluster)
     with _mistakes_recorded(config):
         if is_fit_script(config.job):
-            return script.run_fit(partial(_fit, config, overrides), config.job)
+            return script.run_fit(partial(_fit, config), config.job, overrides)
         job = load_job(config.job, **overrides)
-    own, plan = planned(config, job)
-    if own.role is Role.WORKER and job.own_loop:
-        task = script.ScriptTask(str(own.task), job, overrides, partial(train, config))
-        return script.run(task, config.job)
+        own, plan = planned(config, job)
+        if own.role is Role.WORKER and job.own_loop:
+            task = script.ScriptTask(str(own.task), job, overrides, partial(train, config))
+            return script.run(task, config.job)
     return _run(own, plan)
 
 
 def _mistakes_recorded(config: TaskConfig) -> AbstractContextManager[None]:
-    """Record for the engine, within the block, a mistake that ends the job before it begins."""
+    """Record for the engine a mistake in the block that ends the job, or its script."""
     concludes = config.task == Task(Role.CHIEF if config.ps else Role.WORKER, 0)
     file = config.ended_file if concludes else None
     return recorded(config.job, None, file, lambda: None)
 
 
-def _fit(config: TaskConfig, overrides: Mapping[str, Any], job: Job) -> Summary:
+def _fit(config: TaskConfig, job: Job) -> Summary:
     """Run the task of a script's fit; only where the chief is does the script go on."""
-    code, summary = train(config, job.with_overrides(**overrides))
+    code, summary = train(config, job)
     if code or summary is None or not summary.has_parameters:
-        raise SystemExit(code)
+        raise ScriptEnd(code)
     return summary
 
 
@@ -168,18 +167,20 @@ def planned(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return own, plan
 
 
+@script.process_restored()
 def train(
     config: TaskConfig,
     job: Job,
     on_start: OnStart = stop_on_signals,
     on_progress: OnProgress | None = None,
 ) -> tuple[int, Summary | None]:
-    """Run the task of a script to its end, and log errors; return the exit code and the job's
-    summary, if known."""
+    """Run the task of a script, which may be one with fit, to its end, and log errors.
+
+    Return the exit code, and the job's summary if the task learns it.
+    """
     actors: list[JobActor] = []
     more: dict[str, Any] = {"actors": actors, "on_progress": on_progress}
-    with signals.restored():  # the script goes on
-        code = exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
+    code = exit_code_of(lambda: _run(*planned(config, job), on_start, **more))
     return code, _summary_among(actors)
 
 

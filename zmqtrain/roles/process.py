@@ -16,6 +16,7 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
+from zmqtrain.config.job_file import fit_in_script
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.task import ENVIRON, OF_A_CLUSTER, TaskConfig, load_task, role_of_script
@@ -59,7 +60,8 @@ def mistakes_end_a_task() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if IN_A_TASK.get() or script.current_task() is not None or not _is_task():
+        is_script = script.current_task() is not None or fit_in_script() is not None
+        if IN_A_TASK.get() or is_script or not _is_task():
             raise
         log.error("%s", error)
         raise end_of_process(str(error), error.exit_code) from error

@@ -1,20 +1,30 @@
-"""A worker whose loop is the user's: it runs the job's file as a script, which attaches."""
+"""Tasks that run a script of the user's: one that attaches with its own loop, or calls fit."""
 
 from __future__ import annotations
 
+import gc
 import logging
 from bdb import BdbQuit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from zmqtrain.config.job_file import TrainFit, run_as_script, run_fit_script
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.compute.threads import limit_restored
+from zmqtrain.config.job_file import (
+    NO_ARGUMENTS,
+    ScriptEnd,
+    TrainFit,
+    run_as_script,
+    run_fit_script,
+)
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError, ZmqTrainError
+from zmqtrain.hosting import signals
 from zmqtrain.hosting.task import OnStart
 from zmqtrain.job import Job
+from zmqtrain.observe.outcome import recorded
 from zmqtrain.observe.summary import Summary
-from zmqtrain.user_code import described
+from zmqtrain.user_code import described, from_own_code
 
 log = logging.getLogger(__name__)
 
@@ -75,38 +85,79 @@ def run(task: ScriptTask, reference: str) -> int:
 
     Raises:
         ConfigError: the script does not attach.
+        RunFailedError: it raised an exception, which the log shows.
     """
     global _task
     _task = task
     try:
-        code = _exit_code_of(partial(run_as_script, reference), reference)
+        with _failures_shown(reference):
+            run_as_script(reference)
     finally:
         _task = None
-    if not code and not task.is_attached:
+    if not task.is_attached:
         raise ConfigError(
             f"{reference} has a job with own_loop, but did not call zmqtrain.attach(job) when it "
             'was run as a script; expected the call below if __name__ == "__main__":'
         )
-    return code
+    return ExitCode.OK
 
 
-def run_fit(train: TrainFit, reference: str) -> int:
+def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> int:
     """Run a script whose ``Trainer.fit`` calls ``train``; return the exit code.
+
+    ``overrides``: options of its job, whose logdir records a failure after fit, too.
 
     Raises:
         ConfigError: see :func:`run_fit_script`.
+        RunFailedError: it raised an exception, which the log shows, or left with an exit code.
     """
-    return _exit_code_of(partial(run_fit_script, reference, train), reference)
+    with ExitStack() as stack:
+        stack.enter_context(signals.interrupts_kept())
+
+        def fit(job: Job) -> Summary:
+            stack.close()
+            job = job.with_overrides(**overrides)
+            with process_restored():
+                summary = train(job)
+            if summary.exit_code == ExitCode.OK:
+                stack.enter_context(recorded(reference, job.logdir, None, lambda: None))
+            return summary
+
+        try:
+            with _failures_shown(reference):
+                run_fit_script(reference, fit)
+        except ScriptEnd as end:
+            return end.code
+        except SystemExit as end:
+            remedy = NO_ARGUMENTS if end.code == ExitCode.USAGE else ""
+            text = f"the script {reference} ended by sys.exit({end.code!r}){remedy}"
+            code = end.code if isinstance(end.code, int) else ExitCode.CRASH
+            raise RunFailedError(text, code) from None
+    return ExitCode.OK
 
 
-def _exit_code_of(run: Callable[[], None], reference: str) -> int:
+@contextmanager
+def _failures_shown(reference: str) -> Iterator[None]:
+    """Turn an exception of the script into an error, and log it with the script's own frames."""
     try:
-        run()
+        yield
     except ZmqTrainError:
         raise
     except BdbQuit as error:
         raise ConfigError(described(error)) from error
-    except Exception:
-        log.exception("the script %s failed", reference)
-        return ExitCode.CRASH
-    return ExitCode.OK
+    except Exception as error:
+        text = f"the script {reference} failed: {described(error)}"
+        log.error("the script %s failed", reference, exc_info=from_own_code(error))
+        raise RunFailedError(text) from error
+
+
+@contextmanager
+def process_restored() -> Iterator[None]:
+    """Restore after the block what a task changes of the process in which its script goes on."""
+    threshold = gc.get_threshold()
+    with signals.restored(), limit_restored():
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*threshold)
