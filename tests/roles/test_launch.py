@@ -1,8 +1,9 @@
-"""Start of a role's process, before its task begins."""
+"""Start of a role's process, and scripts that go on after their task."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import shutil
 import subprocess
@@ -13,13 +14,16 @@ from signal import SIGTERM
 import click
 import psutil
 import pytest
+from threadpoolctl import threadpool_info
 
+import zmqtrain
 from tests.harness import Stage
+from zmqtrain.compute.threads import limit_threads, thread_limit
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ExitCode
-from zmqtrain.observe.outcome import outcome_in
+from zmqtrain.errors import ExitCode, RunFailedError
+from zmqtrain.observe.outcome import FILE, outcome_in
 from zmqtrain.planning.plan import Plan
 from zmqtrain.roles import launch
 
@@ -117,45 +121,35 @@ def test_cluster_that_contradicts_the_strategy_is_reported_before_the_job(
     assert "TF_CONFIG gives 3; expected 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("role", "is_told"), [(Role.CHIEF, True), (Role.PS, False)])
-def test_mistake_in_the_job_file_is_recorded_as_the_end_of_the_job(
-    role: Role, is_told: bool, tmp_path: Path
-) -> None:
-    path, ended = tmp_path / "job.py", tmp_path / "ended.json"
-    path.write_text("raise KeyError('DATA_DIR')")
-    arguments = ["--job", str(path), "--ended-file", str(ended)]
-    assert launch.launch(role, arguments) == ExitCode.USAGE
-    outcome = outcome_in(ended.read_text()) if ended.exists() else None
-    assert (outcome is not None) == is_told
-    if outcome is not None:
-        assert "line 1: KeyError: 'DATA_DIR'" in outcome.ended
-        assert outcome.exit_code == ExitCode.USAGE
-
-
 TRAINER = """import zmqtrain as z
 model = z.models.LinearRegression()
 parts = {"model": model, "data": z.data.NoisyLine(), "optimizer": z.optim.SGD()}
 """
+JOB = "raise KeyError('DATA_DIR')"
 ENDS = {
-    "polcy": (f"{TRAINER}z.Trainer(model, polcy=1).fit(0)", 2, "no option 'polcy'"),
-    "own loop": (f"{TRAINER}job = z.Job(**parts, own_loop=True)", 2, "not call zmqtrain.attach"),
-    "raises": (f"{TRAINER}1 / 0\nz.Trainer(model)", 1, "job.py, line 4: ZeroDivisionError"),
-    "exits": (f"{TRAINER}exit(3)\nz.Trainer(model)", 3, "job.py ended by sys.exit(3)"),
+    "job": (JOB, Role.CHIEF, 2, "line 1: KeyError: 'DATA_DIR'"),
+    "job in a ps": (JOB, Role.PS, 2, ""),
+    "own loop": (f"{TRAINER}job = z.Job(**parts, own_loop=True)", Role.WORKER, 2, "did not call"),
+    "polcy": (f"{TRAINER}z.Trainer(model, polcy=1).fit(0)", Role.WORKER, 2, "no option 'polcy'"),
+    "raises": (f"{TRAINER}1 / 0\nz.Trainer(model)", Role.CHIEF, 1, "line 4: ZeroDivisionError"),
+    "exits": (f"{TRAINER}exit(3)\nz.Trainer(model)", Role.CHIEF, 3, "ended by sys.exit(3)"),
 }
 
 
-@pytest.mark.parametrize(("text", "code", "told"), ENDS.values(), ids=ENDS)
-def test_failure_of_a_script_is_recorded_as_the_end_of_the_job(
-    text: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("text", "role", "code", "told"), ENDS.values(), ids=ENDS)
+def test_mistake_in_the_file_is_recorded_as_the_end_of_the_job(
+    text: str, role: Role, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, ended = tmp_path / "job.py", tmp_path / "ended.json"
     path.write_text(text)
-    monkeypatch.setenv("ZMQTRAIN_ROLE", "worker")  # as engines do
-    arguments = ["--job", str(path), "--ended-file", str(ended), "--ps", "0", "--workers", "1"]
-    assert launch.launch(Role.WORKER, arguments) == code
-    outcome = outcome_in(ended.read_text())
-    assert outcome is not None and outcome.exit_code == code
-    assert told in outcome.ended
+    monkeypatch.setenv("ZMQTRAIN_ROLE", role)  # as engines do
+    arguments = ["--job", str(path), "--ended-file", str(ended)]
+    if role is Role.WORKER:
+        arguments += ["--ps", "0", "--workers", "1"]
+    assert launch.launch(role, arguments) == code
+    outcome = outcome_in(ended.read_text()) if ended.exists() else None
+    assert (outcome is not None) == bool(told)
+    assert outcome is None or (told in outcome.ended and outcome.exit_code == code)
 
 
 def test_outcome_stays_while_a_chief_that_has_come_back_waits(stage: Stage) -> None:
@@ -189,3 +183,29 @@ def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
     monkeypatch.setattr(launch.script, "run", lambda task, path: ran.append(path) or 0)
     assert launch.launch(Role.CHIEF, ["--job", str(path)]) == ExitCode.OK
     assert ran == [str(path)]
+
+
+@pytest.mark.parametrize(("behind", "code"), [("1 / 0", 1), ("exit(3)", 3), ("exit('no')", 1)])
+def test_script_that_fails_after_fit_is_recorded_in_the_logdir(
+    behind: str, code: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "fit.py"
+    path.write_text(f"{TRAINER}z.Trainer(model, z.optim.SGD()).fit(z.data.NoisyLine())\n{behind}")
+    with pytest.raises(RunFailedError) as raised:
+        launch.script.run_fit(zmqtrain.run, str(path), {"logdir": str(tmp_path)})
+    outcome = outcome_in((tmp_path / FILE).read_text())
+    assert outcome is not None
+    assert (outcome.exit_code, raised.value.exit_code) == (code, code)
+    assert ("line 5, in <module>" in caplog.text) == (behind == "1 / 0")
+    assert "runpy" not in caplog.text  # nor another frame before that of the script
+
+
+def test_process_is_as_before_after_a_task() -> None:
+    before = gc.get_threshold(), thread_limit(), [one["num_threads"] for one in threadpool_info()]
+    with launch.script.process_restored():
+        limit_threads(1)
+        gc.freeze()
+        gc.set_threshold(20_000)
+    threads = [one["num_threads"] for one in threadpool_info()]
+    assert (gc.get_threshold(), thread_limit(), threads) == before
+    assert gc.get_freeze_count() == 0
