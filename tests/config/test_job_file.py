@@ -291,6 +291,7 @@ def test_flags_leave_a_job_its_source(home: Path) -> None:
 SCRIPT = "".join(text for text in HEADER.splitlines(True) if text.startswith("from"))
 SCRIPT = SCRIPT.replace("from zmqtrain.job import Job", "import zmqtrain")
 FIT = "zmqtrain.Trainer(LinearRegression(), SGD(0.1)).fit(NoisyLine())\n"
+QUICK = FIT.replace("NoisyLine()", "NoisyLine(), fast_dev_run=True")
 MADE = {"made": f"job = line(2)\n{FIT}", "imported": f"from only import anything as job\n{FIT}"}
 
 
@@ -327,16 +328,10 @@ def test_file_that_may_have_a_job_is_no_such_script(home: Path, text: str) -> No
         ("zmqtrain.Trainer(LinearRegression(), SGD(0.1))", "neither called Trainer.fit nor a Job"),
         ("zmqtrain.Trainer(LinearRegression())\nraise SystemExit(0)", "neither called Trainer.fit"),
         (f"raise OSError('no disk')\n{FIT}", "script.py, line 5: OSError: no disk"),
-        (f"raise SystemExit(2)\n{FIT}", "SystemExit: 2; a script that zmqtrain starts gets no arg"),
-        (
-            FIT.replace("NoisyLine()", "NoisyLine(), fast_dev_run=True"),
-            "loaded, which every task does; leave that out",
-        ),
-        (
-            f"name = job = 'first'\nif __name__ == '__main__':\n    {FIT}",
-            "the name job is in line 5",
-        ),
-        (f"name = job = 'first'\n{FIT}", "the name job is in line 5"),
+        (f"raise SystemExit(2)\n{FIT}", "ended by sys.exit(2); zmqtrain gives it no arguments"),
+        (QUICK, "loaded, which every task does; leave that out"),
+        (f"job = 'first'\nif __name__ == '__main__':\n    {FIT}", "the name job is in line 5"),
+        (f"job = 'first'\n{FIT}", "the name job is in line 5"),
         (
             FIT.replace(").fit", ", ps=2).fit"),
             "Trainer got workers=None and ps=2, but zmqtrain has",
@@ -359,12 +354,8 @@ def test_module_with_fit_is_to_be_given_as_a_file(home: Path) -> None:
 def test_no_fit_trains_after_one_that_fails(
     home: Path, error: Callable[..., BaseException]
 ) -> None:
-    again = "".join(
-        f"    {line}\n" for line in ("try:", f"    {FIT.strip()}", "except BaseException:")
-    )
-    (home / "script.py").write_text(
-        f"{SCRIPT}for _ in range(3):\n{again}        pass\nraise OSError"
-    )
+    tries = f"try:\n    {FIT}except BaseException:\n    pass\n" * 3
+    (home / "script.py").write_text(f"{SCRIPT}{tries}raise OSError")
     calls = []
 
     def train(job: Job) -> Summary:
@@ -378,9 +369,7 @@ def test_no_fit_trains_after_one_that_fails(
 
 
 def test_quick_fit_in_a_script_trains_alone(home: Path) -> None:
-    (home / "script.py").write_text(
-        SCRIPT + FIT.replace("NoisyLine()", "NoisyLine(), fast_dev_run=True")
-    )
+    (home / "script.py").write_text(f"{SCRIPT}{QUICK}")
     run_fit_script("script.py", lambda job: pytest.fail("no cluster trains"))
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from zmqtrain.config import job_modules
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.fingerprint import digest_of
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
@@ -34,7 +34,6 @@ EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 TrainFit = Callable[[Job], Summary]  # trains the job of a Trainer.fit
 
 JOBS = ("Job", "job")  # a file with one of these names is a job file, and no script
-NO_ARGUMENTS = "; a script that zmqtrain starts gets no arguments: give its own ones defaults"
 
 
 def load_job(reference: str, **overrides: Any) -> Job:
@@ -145,13 +144,19 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
     Raises:
         ConfigError: it calls fit twice, or not at all.
         ScriptEnd: ``train`` has raised it, whether the script has caught it or not.
-        SystemExit: the script ends with an exit code other than 0.
+        RunFailedError: the script ends with an exit code other than 0, which it has.
     """
     global _script
     _import_beside(Path(reference))
     script = _script = FitScript(reference, train)
     try:
         run_as_script(reference)
+    except SystemExit as end:
+        text = f"the script {reference} ended by sys.exit({end.code!r})"
+        if end.code == ExitCode.USAGE:
+            text += "; zmqtrain gives it no arguments: make those that it needs optional"
+        code = end.code if isinstance(end.code, int) else ExitCode.CRASH
+        raise RunFailedError(text, code) from None
     finally:
         _script = None
         if script.end is not None:
@@ -343,7 +348,7 @@ def _importing(what: str, path: Path | None = None) -> Iterator[None]:
     token = _LOADING.set((what, path))
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, RunFailedError) as error:
         place = place_of(error)
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except (Exception, SystemExit) as error:
@@ -357,8 +362,6 @@ def _remedy(error: BaseException, path: Path | None) -> str:
     """Return what to do about an error of an import; "" if that is not known."""
     if path is not None and isinstance(error, ImportError) and "relative import" in str(error):
         return _as_module(path)
-    if isinstance(error, SystemExit) and error.code == ExitCode.USAGE:
-        return NO_ARGUMENTS
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing == "tensorflow" and any(name.startswith("keras.") for name in sys.modules):
         return "; Keras runs on torch or jax here: set KERAS_BACKEND to one before it is imported"

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqtrain.compute.threads import limit_restored
-from zmqtrain.config.job_file import (
-    NO_ARGUMENTS,
-    ScriptEnd,
-    TrainFit,
-    run_as_script,
-    run_fit_script,
-)
+from zmqtrain.config.job_file import ScriptEnd, TrainFit, run_as_script, run_fit_script
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.hosting.task import OnStart
@@ -109,7 +103,7 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
 
     Raises:
         ConfigError: see :func:`run_fit_script`.
-        RunFailedError: it raised an exception, which the log shows, or left with an exit code.
+        RunFailedError: it raised an exception, which the log shows, or ended with an exit code.
     """
     with ExitStack() as stack:
         stack.enter_context(signals.interrupts_kept())
@@ -128,11 +122,6 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
                 run_fit_script(reference, fit)
         except ScriptEnd as end:
             return end.code
-        except SystemExit as end:
-            remedy = NO_ARGUMENTS if end.code == ExitCode.USAGE else ""
-            text = f"the script {reference} ended by sys.exit({end.code!r}){remedy}"
-            code = end.code if isinstance(end.code, int) else ExitCode.CRASH
-            raise RunFailedError(text, code) from None
     return ExitCode.OK
 
 
