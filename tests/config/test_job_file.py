@@ -354,7 +354,7 @@ def test_module_with_fit_is_to_be_given_as_a_file(home: Path) -> None:
 def test_no_fit_trains_after_one_that_fails(
     home: Path, error: Callable[..., BaseException]
 ) -> None:
-    tries = f"try:\n    {FIT}except BaseException:\n    pass\n" * 3
+    tries = f"try:\n    {FIT}except BaseException:\n    pass\nelse:\n    exit(9)\n" * 3
     (home / "script.py").write_text(f"{SCRIPT}{tries}raise OSError")
     calls = []
 
