@@ -10,6 +10,7 @@ import pytest
 
 import zmqtrain
 from zmqtrain import Job
+from zmqtrain.callbacks import LambdaCallback
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, PeerLostError
 from zmqtrain.models import LinearRegression
@@ -33,6 +34,26 @@ def test_run_leaves_its_outcome_in_the_logdir(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.step, outcome.ended) == (0, 5, "step 5 of 5 is done")
     assert outcome.checkpoint == summary.checkpoint
     assert outcome.measures["loss"] == pytest.approx(summary.loss)
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])
+def test_outcome_of_the_run_before_is_forgotten_when_a_run_begins(
+    options: dict[str, int], tmp_path: Path
+) -> None:
+    (tmp_path / FILE).write_text("of the run before")
+    seen = []
+    job = Job(
+        model=LinearRegression(),
+        data=NoisyLine(slope=2.0, noise=0.1),
+        optimizer=SGD(0.1),
+        epochs=1,
+        logdir=str(tmp_path),
+        callbacks=[
+            LambdaCallback(on_epoch_end=lambda *_: seen.append((tmp_path / FILE).read_text()))
+        ],
+    )
+    zmqtrain.run(job, **options)
+    assert seen == [""]
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ async def _run_cluster(
     stop.reach(chief.stop)
     try:
         with claimed(job.logdir), recorded(job.name, job.logdir, None, lambda: chief.summary):
+            forget(job.logdir)
             await run_all(actors)
     finally:
         transport.close()
