@@ -325,13 +325,16 @@ def test_file_that_may_have_a_job_is_no_such_script(home: Path, text: str) -> No
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("zmqtrain.Trainer(LinearRegression(), SGD(0.1))", "neither called Trainer.fit nor a Job"),
-        ("zmqtrain.Trainer(LinearRegression())\nraise SystemExit(0)", "neither called Trainer.fit"),
+        (
+            "zmqtrain.Trainer(LinearRegression(), SGD(0.1))",
+            "neither calls Trainer.fit nor has a Job",
+        ),
+        ("zmqtrain.Trainer(LinearRegression())\nraise SystemExit(0)", "neither calls Trainer.fit"),
         (f"raise OSError('no disk')\n{FIT}", "script.py, line 5: OSError: no disk"),
         (f"raise SystemExit(2)\n{FIT}", "ended by sys.exit(2); zmqtrain gives it no arguments"),
         (QUICK, "loaded, which every task does; leave that out"),
-        (f"job = 'first'\nif __name__ == '__main__':\n    {FIT}", "the name job is in line 5"),
-        (f"job = 'first'\n{FIT}", "the name job is in line 5"),
+        (f"job = 'first'\nif __name__ == '__main__':\n    {FIT}", "line 5 has the name job"),
+        (f"job = 'first'\n{FIT}", "line 5 has the name job"),
         (
             FIT.replace(").fit", ", ps=2).fit"),
             "Trainer got workers=None and ps=2, but zmqtrain has",

@@ -100,7 +100,7 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
 
 
 class ScriptEnd(BaseException):
-    """Ends a script at its fit; no error, which the script may catch. ``code``: its exit code."""
+    """Ends a script at its fit with an exit code; no Exception, since scripts catch those."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -162,7 +162,7 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
         if script.end is not None:
             raise script.end
     if not script.has_fit:
-        raise ConfigError(f"{reference} has neither called Trainer.fit nor a Job; expected one")
+        raise ConfigError(f"{reference} neither calls Trainer.fit nor has a Job; expected one")
 
 
 def _refuse_second(job: Job) -> Summary:
@@ -205,8 +205,8 @@ def _why_no_script(source: str) -> str:
     if not _calls(file, "Trainer"):
         return ""
     if names := _names_of_jobs(file):
-        where = "the name {1} is in line {0}".format(*names[0])
-        return f"; it is not run as a script with Trainer.fit, because {where}: rename that"
+        where = "line {} has the name {}".format(*names[0])
+        return f"; it is not run as a script with Trainer.fit, because {where}: rename or remove it"
     return f"; give a script with Trainer.fit as a file: {file}"
 
 
@@ -391,7 +391,7 @@ def refuse_while_loading(entry: str) -> None:
         remedy = "leave that out, or start the script with zmqtrain run"
         if _script is None:
             why = "" if path is None else _why_no_script(str(path))
-            remedy = f'put the call below if __name__ == "__main__":{why}'
+            remedy = f'put the call below `if __name__ == "__main__":`{why}'
         text = f"{what} calls {entry} while it is loaded, which every task does; {remedy}"
         raise ConfigError(text)
 

@@ -102,9 +102,10 @@ def cut(counts: Sequence[int], row_nbytes: Sequence[int]) -> Iterator[list[Run]]
 
 
 def check_size(counts: Sequence[int], dims: Sequence[int]) -> None:
-    """
+    """Refuse rows that no message of :func:`cut` has.
+
     Raises:
-        ProtocolError: :func:`cut` puts fewer rows of these lengths into a message.
+        ProtocolError: these are more bytes of rows than it puts into a message.
     """
     nbytes, most = 4 * sum(map(mul, counts, dims)), FRAME_NBYTES + 4 * max(dims, default=0)
     if nbytes > most:
