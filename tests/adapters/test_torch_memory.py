@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,32 @@ def test_change_after_a_step_of_an_own_loop_counts_as_in_torchs(act: Act) -> Non
     assert found == pytest.approx(expected, 1e-5)
     for name, value in net.state_dict().items():
         np.testing.assert_allclose(session.module.state_dict()[name], value, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("act", [clamp, clamp_data])
+def test_write_after_a_step_of_an_own_loop_counts_in_bfloat16(act: Act) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Copying().float()
+    optimizer, weight = torch.optim.SGD(net.parameters(), 0.1), net.line.weight.data
+    for _ in range(6):
+        before, copy = weight.bfloat16(), deepcopy(net.line).bfloat16()
+        act(copy)
+        weight.copy_(torch.where(copy.weight == before, weight, copy.weight))
+        optimizer.zero_grad()
+        F.cross_entropy(net(torch.tensor(X)), torch.tensor(Y)).backward()
+        optimizer.step()
+    with zmqtrain.attach(job(Coarse, steps=6)) as session:
+        assert session.workers == 1
+        act(session.module.line)
+        for x, y in session.batches():
+            loss = F.cross_entropy(session.module(x), y)
+            loss.backward()
+            session.step(loss)
+            act(session.module.line)
+    assert session.summary is not None
+    trained = {name: value.detach().numpy() for name, value in net.named_parameters()}
+    check_same(session.summary.parameters, trained)
 
 
 def test_parameters_replaced_before_an_own_loop_are_named() -> None:

@@ -65,8 +65,8 @@ class BoundVariables:
         self._hooks: list[Any] = []
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
-        self._coarse: list[tuple[Any, Any]] = []  # trained in bfloat16, and their values
-        self._kept: list[tuple[Any, Any]] = []  # those of them that no other task has
+        # Trained in bfloat16, their values, and if no other task has them, a copy as loaded.
+        self._coarse: list[tuple[Any, Any, Any | None]] = []
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
@@ -90,8 +90,7 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
-        self._parameters, self._tensors, self._marks = [], [], []
-        self._coarse, self._kept = [], []
+        self._parameters, self._tensors, self._marks, self._coarse = [], [], [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
@@ -99,11 +98,11 @@ class BoundVariables:
         memory = values = variable_over(self._values[name], parameter)
         if is_coarse := not _has_numpy(parameter.dtype) and values.dtype == torch.float32:
             memory = values.to(parameter.dtype)
-            self._coarse += [(memory, values)] if parameter.requires_grad else []
         parameter.data = memory
         is_trained = self._out is not None and name in self._out
         is_own = is_trained and is_writable(self._values[name])
-        self._kept += [(memory, values)] if is_own and is_coarse else []
+        if is_coarse and parameter.requires_grad:
+            self._coarse.append((memory, values, memory.clone() if is_own else None))
         self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
         self._tensors.append(parameter)
         if self._out is None or name not in self._out:
@@ -130,11 +129,24 @@ class BoundVariables:
         self._state.append(_State(owner, attribute, source, result))
 
     def load(self) -> None:
-        """Give the state, and parameters in bfloat16, their current values."""
+        """Give state and parameters in bfloat16 their current values; keep writes to the latter."""
         for state in self._state:
             state.load()
-        for memory, values in self._coarse:
+        self._keep_writes()
+        for memory, values, loaded in self._coarse:
             memory.data.copy_(values)  # not a change that a step makes
+            if loaded is not None:
+                loaded.copy_(memory)
+
+    def _keep_writes(self) -> None:
+        """Keep what was written to parameters in bfloat16; a write to .data leaves no mark.
+
+        The optimizer may have changed the values since they were loaded.
+        """
+        for memory, values, loaded in self._coarse:
+            if loaded is not None and not torch.equal(memory, loaded):
+                values.copy_(torch.where(memory == loaded, values, memory))
+                loaded.copy_(memory)
 
     def clear(self, *, in_place: bool = True) -> None:
         """Begin a step: make all gradients 0.
@@ -193,9 +205,7 @@ class BoundVariables:
             for one in self._parameters:
                 one.take_in(self._owner)
             self._marks = self._marked()
-        for memory, values in self._kept:  # a write to .data leaves no mark
-            if not torch.equal(memory, before := values.to(memory.dtype)):
-                values.copy_(torch.where(memory == before, values, memory))
+        self._keep_writes()
         marks = self._gradient_marks()
         none = self._without_gradient(marks)
         if self._trained and len(none) == len(self._trained) and not has_others:
