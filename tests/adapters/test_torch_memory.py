@@ -349,6 +349,11 @@ def test_write_after_a_step_of_an_own_loop_counts_in_bfloat16(act: Act) -> None:
     assert session.summary is not None
     trained = {name: value.detach().numpy() for name, value in net.named_parameters()}
     check_same(session.summary.parameters, trained)
+    for name, value in session.module.named_parameters():
+        np.testing.assert_array_equal(
+            value.float().detach(),
+            torch.tensor(session.summary.parameters[name]).bfloat16().float(),
+        )
 
 
 def test_parameters_replaced_before_an_own_loop_are_named() -> None:

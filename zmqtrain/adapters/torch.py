@@ -266,6 +266,9 @@ class TorchModel(BaseModel):
         """Have the module hold these values."""
         self._built.bind(parameters, out)
 
+    def refresh(self) -> None:
+        self._built.bound.load_coarse()
+
     def keep_tables(self, readers: Mapping[str, TableReader]) -> None:
         self._built.tables.restore(readers)
 

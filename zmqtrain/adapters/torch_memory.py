@@ -129,9 +129,13 @@ class BoundVariables:
         self._state.append(_State(owner, attribute, source, result))
 
     def load(self) -> None:
-        """Give state and parameters in bfloat16 their current values; keep writes to the latter."""
+        """Give state and parameters in bfloat16 their current values."""
         for state in self._state:
             state.load()
+        self.load_coarse()
+
+    def load_coarse(self) -> None:
+        """Give parameters in bfloat16 their current values; keep writes to them."""
         self._keep_writes()
         for memory, values, loaded in self._coarse:
             memory.data.copy_(values)  # not a change that a step makes

@@ -185,6 +185,8 @@ class Session:
         parameters, tables = _parted(self.summary.parameters)
         if self._role is Role.CHIEF:
             self._bridge.hold({n: np.array(v) for n, v in parameters.items()}, None)
+        else:
+            self._bridge.refresh()
         self._bridge.keep_tables(tables)
 
     @mistakes_in_short

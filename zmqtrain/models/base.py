@@ -223,6 +223,10 @@ class BaseModel(ABC):
         """Have :attr:`module` hold these parameters; ``out``: None after the last step."""
         return
 
+    def refresh(self) -> None:
+        """Have :attr:`module` hold the last update, where it has copies of what it holds."""
+        return
+
     def keep_tables(self, readers: Mapping[str, Any]) -> None:
         """Have :attr:`module` hold the rows of these readers of tables, after the last step."""
         return
