@@ -16,6 +16,7 @@ import pytest
 
 import zmqtrain
 from zmqtrain.chief.run_record import MOST_SAMPLES, RECORD_FILE, RunRecord, read_record
+from zmqtrain.cli.ended import with_ending
 from zmqtrain.cli.main import main
 from zmqtrain.data import Digits
 from zmqtrain.errors import ExitCode
@@ -153,6 +154,26 @@ def test_page_of_a_run_whose_ps_failed_tells_how_it_ended(
     assert '"ended": true' in text
     assert '"state": "failed: ps 0 was killed"' in text
     assert "the job has ended: ps 0 was killed" in text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_news"),
+    [
+        (Outcome("fit.py", "the script failed", 1, 1e6 + 9), True),
+        (Outcome("fit.py", "an earlier failure", 1, 1e6 - 9), False),
+        (Outcome("fit.py", "diverged", 76, 1e6 + 9), False),
+        (Outcome("fit.py", "step 40 of 40 is done", 0, 1e6 + 9), False),
+    ],
+)
+def test_end_of_a_script_after_its_training_is_told_once(
+    outcome: Outcome, is_news: bool, record: RunRecord, training: Status, tmp_path: Path
+) -> None:
+    record.take(replace(training, stop="diverged"), ended="diverged")
+    (tmp_path / FILE).write_text(outcome.text())
+    found = record.as_dict()
+    ended = with_ending(found, str(tmp_path))
+    assert (ended["state"] == "failed: the script failed") == is_news
+    assert len(ended["events"]) == len(found["events"]) + is_news
 
 
 @pytest.mark.parametrize(

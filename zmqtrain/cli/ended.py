@@ -175,13 +175,20 @@ def ended_in(logdir: str) -> EndedJob:
 
 
 def with_ending(record: dict[str, Any], logdir: str) -> dict[str, Any]:
-    """Return the record of a run in ``logdir`` with its end, which it lacks if a task failed."""
-    outcome = outcome_in_logdir(logdir)
-    if outcome is None or record.get("ended"):
+    """Return the record of a run in ``logdir`` with its end, which it lacks if a task failed.
+
+    It has the end of the training, and not that of the job, if the script failed after fit.
+    """
+    outcome, events = outcome_in_logdir(logdir), record["events"]
+    if outcome is None:
         return record
+    end = f"the job has ended: {outcome.ended}"
+    if record.get("ended"):
+        is_told = any(text == end or at >= outcome.at for at, text in events)
+        if is_told or outcome.exit_code == ExitCode.OK:
+            return record
     state = f"{_state_after(outcome)}: {outcome.ended}"
-    events = [*record["events"], (outcome.at, f"the job has ended: {outcome.ended}")]
-    return record | {"ended": True, "state": state, "events": events}
+    return record | {"ended": True, "state": state, "events": [*events, (outcome.at, end)]}
 
 
 def _state_after(outcome: Outcome | None) -> str:
