@@ -185,7 +185,10 @@ def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
     assert ran == [str(path)]
 
 
-@pytest.mark.parametrize(("behind", "code"), [("1 / 0", 1), ("exit(3)", 3), ("exit('no')", 1)])
+@pytest.mark.parametrize(
+    ("behind", "code"),
+    [("1 / 0", 1), ("exit(3)", 3), ("exit('no')", 1), ("exit(255)", 255), ("exit(-1)", 255)],
+)
 def test_script_that_fails_after_fit_is_recorded_in_the_logdir(
     behind: str, code: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +199,8 @@ def test_script_that_fails_after_fit_is_recorded_in_the_logdir(
     outcome = outcome_in((tmp_path / FILE).read_text())
     assert outcome is not None
     assert (outcome.exit_code, raised.value.exit_code) == (code, code)
+    assert (outcome.step, outcome.train_loss is None) == (32, False)
+    assert "ZeroDivisionError" in outcome.ended or "exit(" in outcome.ended
     assert ("line 5, in <module>" in caplog.text) == (behind == "1 / 0")
     assert "runpy" not in caplog.text  # nor another frame before that of the script
 

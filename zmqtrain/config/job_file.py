@@ -141,6 +141,8 @@ def fit_in_script() -> FitScript | None:
 def run_fit_script(reference: str, train: TrainFit) -> None:
     """Run a script as Python's main module; its ``Trainer.fit`` calls ``train``.
 
+    Its exit code is cut to a byte, as the system does.
+
     Raises:
         ConfigError: it calls fit twice, or not at all.
         ScriptEnd: ``train`` has raised it, whether the script has caught it or not.
@@ -155,7 +157,7 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
         text = f"the script {reference} ended by sys.exit({end.code!r})"
         if end.code == ExitCode.USAGE:
             text += "; zmqtrain gives it no arguments: make those that it needs optional"
-        code = end.code if isinstance(end.code, int) else ExitCode.CRASH
+        code = end.code & 0xFF if isinstance(end.code, int) else ExitCode.CRASH
         raise RunFailedError(text, code) from None
     finally:
         _script = None

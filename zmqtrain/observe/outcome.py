@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -85,11 +85,13 @@ def recorded(
     summary: Callable[[], Summary | None],
     *,
     may_go_on: bool = True,
+    trained: Summary | None = None,
 ) -> Iterator[None]:
     """Write how the run of the block ends, unless a restart of the chief may go on with it.
 
     ``file``: another one beside that of the ``logdir``. ``summary`` returns that of the run, None
     if there is none. ``may_go_on=False``: nothing restarts the chief.
+    ``trained``: the summary of a training before the block, whose figures an error keeps.
     """
     own = Path(logdir, FILE) if logdir else None
     outcome: Outcome | None = None
@@ -104,6 +106,8 @@ def recorded(
             text, code = str(mistake), int(mistake.exit_code)
         if code < RETRYABLE or not may_go_on:
             outcome = Outcome(job, text, code, time.time())
+            if trained is not None:
+                outcome = replace(Outcome.of(trained), ended=text, exit_code=code)
         raise
     finally:
         if (found := summary()) is not None:

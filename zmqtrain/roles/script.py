@@ -114,7 +114,10 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
             with process_restored():
                 summary = train(job)
             if summary.exit_code == ExitCode.OK:
-                stack.enter_context(recorded(reference, job.logdir, None, lambda: None))
+                failure = recorded(
+                    reference, job.logdir, None, lambda: None, may_go_on=False, trained=summary
+                )
+                stack.enter_context(failure)
             return summary
 
         try:
