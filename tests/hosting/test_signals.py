@@ -46,6 +46,12 @@ def test_interrupt_is_raised_where_it_comes() -> None:
         pytest.fail("it has not been raised")
 
 
+def test_handler_that_the_block_installs_stays() -> None:
+    with interrupts_kept():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def test_interrupt_that_is_ignored_stays_so() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with interrupts_kept():

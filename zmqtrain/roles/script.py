@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -109,7 +110,8 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
         stack.enter_context(signals.interrupts_kept())
 
         def fit(job: Job) -> Summary:
-            stack.close()
+            if threading.current_thread() is threading.main_thread():  # others set no handlers
+                stack.close()
             job = job.with_overrides(**overrides)
             with process_restored():
                 summary = train(job)
