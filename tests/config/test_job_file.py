@@ -18,7 +18,8 @@ import pytest
 
 import zmqtrain
 from tests.modules import Modules
-from zmqtrain.config.job_file import ScriptEnd, is_fit_script, load_job, run_fit_script
+from zmqtrain.config.fit_script import ScriptEnd, is_fit_script, run_fit_script
+from zmqtrain.config.job_file import load_job
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.job import Job
@@ -369,6 +370,16 @@ def test_no_fit_trains_after_one_that_fails(
     with pytest.raises(OSError if error is ConfigError else ScriptEnd):
         run_fit_script("script.py", train)
     assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("behind", ["", "exit(3)"])
+def test_script_that_fits_in_a_thread_is_refused_at_its_end(home: Path, behind: str) -> None:
+    thread = f"thread = threading.Thread(target=lambda: {FIT.strip()})\n"
+    text = f"{SCRIPT}import threading\n{thread}thread.start()\nthread.join()\n{behind}"
+    (home / "script.py").write_text(text)
+    with pytest.raises(ConfigError, match="in a thread of a script"):
+        run_fit_script("script.py", lambda job: pytest.fail("it trains"))
 
 
 def test_quick_fit_in_a_script_trains_alone(home: Path) -> None:

@@ -205,17 +205,6 @@ def test_script_that_fails_after_fit_is_recorded_in_the_logdir(
     assert "runpy" not in caplog.text  # nor another frame before that of the script
 
 
-def test_script_may_fit_in_a_thread(tmp_path: Path) -> None:
-    path = tmp_path / "fit.py"
-    fit = "z.Trainer(model, z.optim.SGD()).fit(z.data.NoisyLine())"
-    path.write_text(
-        f"{TRAINER}import threading\n"
-        f"done = []\nthread = threading.Thread(target=lambda: done.append({fit}))\n"
-        "thread.start()\nthread.join()\nexit(not done)\n"
-    )
-    assert launch.script.run_fit(zmqtrain.run, str(path), {}) == ExitCode.OK
-
-
 def test_process_is_as_before_after_a_task() -> None:
     before = gc.get_threshold(), thread_limit(), [one["num_threads"] for one in threadpool_info()]
     with launch.script.process_restored():

@@ -21,7 +21,7 @@ from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import IPC, Cluster, Role
-from zmqtrain.config.job_file import refuse_while_loading
+from zmqtrain.config.fit_script import refuse_while_loading
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, DebuggerLeftError, ExitCode

@@ -25,7 +25,7 @@ from zmqtrain.callbacks import TensorBoard
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.job_file import refuse_while_loading
+from zmqtrain.config.fit_script import refuse_while_loading
 from zmqtrain.errors import ConfigError, ExitCode, FencedError, PeerLostError, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.job import Job

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.config.job_file import fit_in_script, refuse_while_loading
+from zmqtrain.config.fit_script import fit_in_script, refuse_while_loading
 from zmqtrain.data import NoisyLine
 from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
 from zmqtrain.data.exact import plain, rounded

@@ -22,9 +22,10 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import IPC, Role, Task
+from zmqtrain.config.fit_script import ScriptEnd, is_fit_script
 from zmqtrain.config.help import command
 from zmqtrain.config.invoke import invoke
-from zmqtrain.config.job_file import ScriptEnd, is_fit_script, load_job
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
@@ -192,7 +193,7 @@ def _run(config: TaskConfig, plan: Plan, on_start: OnStart = stop_on_signals, **
 
 
 def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
-    """Return the summary of a job that has ended: the chief's, or the one that it has sent."""
+    """Return the summary of an ended job, from its chief or from what the chief has sent."""
     for actor in actors:
         if isinstance(actor, Chief):
             return actor.summary

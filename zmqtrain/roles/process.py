@@ -16,7 +16,7 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from zmqtrain.config.job_file import fit_in_script
+from zmqtrain.config.fit_script import fit_in_script
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.task import ENVIRON, OF_A_CLUSTER, TaskConfig, load_task, role_of_script

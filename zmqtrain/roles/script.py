@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqtrain.compute.threads import limit_restored
-from zmqtrain.config.job_file import ScriptEnd, TrainFit, run_as_script, run_fit_script
+from zmqtrain.config.fit_script import ScriptEnd, TrainFit, run_fit_script
+from zmqtrain.config.loading import run_as_script
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.hosting.task import OnStart
@@ -110,8 +110,7 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
         stack.enter_context(signals.interrupts_kept())
 
         def fit(job: Job) -> Summary:
-            if threading.current_thread() is threading.main_thread():  # others set no handlers
-                stack.close()
+            stack.close()
             job = job.with_overrides(**overrides)
             with process_restored():
                 summary = train(job)
