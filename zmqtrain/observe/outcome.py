@@ -85,41 +85,51 @@ def recorded(
     summary: Callable[[], Summary | None],
     *,
     may_go_on: bool = True,
-    trained: Summary | None = None,
 ) -> Iterator[None]:
     """Write how the run of the block ends, unless a restart of the chief may go on with it.
 
     ``file``: another one beside that of the ``logdir``. ``summary`` returns that of the run, None
     if there is none. ``may_go_on=False``: nothing restarts the chief.
-    ``trained``: the summary of a training before the block, whose figures an error keeps.
     """
-    own = Path(logdir, FILE) if logdir else None
     outcome: Outcome | None = None
     try:
         yield
     except Exception as error:
-        mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
-        if mistake is None:
-            kind = "" if isinstance(error, OSError) else "a bug: "
-            text, code = f"{kind}{type(error).__name__}: {error}", int(ExitCode.CRASH)
-        else:
-            text, code = str(mistake), int(mistake.exit_code)
+        text, code = _reason(error)
         if code < RETRYABLE or not may_go_on:
             outcome = Outcome(job, text, code, time.time())
-            if trained is not None:
-                outcome = replace(Outcome.of(trained), ended=text, exit_code=code)
         raise
     finally:
         if (found := summary()) is not None:
             outcome = Outcome.of(found)
         if outcome is not None:
-            content = outcome.text().encode()
-            for path, write in ((own, _write_own), (file, _write_in_place)):
-                try:
-                    if path is not None:
-                        write(Path(path), content)
-                except OSError as error:
-                    log.warning("zmqtrain status cannot show how the job ended: %s", error)
+            _write(outcome, logdir, file)
+
+
+def record_failure(trained: Summary, logdir: str | None, error: Exception) -> None:
+    """Write that a script failed after its training, with the figures of that."""
+    text, code = _reason(error)
+    _write(replace(Outcome.of(trained), ended=text, exit_code=code), logdir, None)
+
+
+def _reason(error: Exception) -> tuple[str, int]:
+    """Return the reason and the exit code of a run that an error ends."""
+    mistake = error if isinstance(error, ZmqTrainError) else host_error(error)
+    if mistake is not None:
+        return str(mistake), int(mistake.exit_code)
+    kind = "" if isinstance(error, OSError) else "a bug: "
+    return f"{kind}{type(error).__name__}: {error}", int(ExitCode.CRASH)
+
+
+def _write(outcome: Outcome, logdir: str | None, file: str | None) -> None:
+    content = outcome.text().encode()
+    own = Path(logdir, FILE) if logdir else None
+    for path, write in ((own, _write_own), (file, _write_in_place)):
+        try:
+            if path is not None:
+                write(Path(path), content)
+        except OSError as error:
+            log.warning("zmqtrain status cannot show how the job ended: %s", error)
 
 
 def forget(logdir: str | None, file: str | None = None) -> None:

@@ -17,7 +17,7 @@ from zmqtrain.errors import ConfigError, ExitCode, RunFailedError, ZmqTrainError
 from zmqtrain.hosting import signals
 from zmqtrain.hosting.task import OnStart
 from zmqtrain.job import Job
-from zmqtrain.observe.outcome import recorded
+from zmqtrain.observe.outcome import record_failure
 from zmqtrain.observe.summary import Summary
 from zmqtrain.user_code import described, from_own_code
 
@@ -106,19 +106,17 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
         ConfigError: see :func:`run_fit_script`.
         RunFailedError: it raised an exception, which the log shows, or ended with an exit code.
     """
-    with ExitStack() as stack:
-        stack.enter_context(signals.interrupts_kept())
+    trained: list[tuple[Summary, str | None]] = []
+    with ExitStack() as before_fit:
+        before_fit.enter_context(signals.interrupts_kept())
 
         def fit(job: Job) -> Summary:
-            stack.close()
+            before_fit.close()
             job = job.with_overrides(**overrides)
             with process_restored():
                 summary = train(job)
             if summary.exit_code == ExitCode.OK:
-                failure = recorded(
-                    reference, job.logdir, None, lambda: None, may_go_on=False, trained=summary
-                )
-                stack.enter_context(failure)
+                trained.append((summary, job.logdir))
             return summary
 
         try:
@@ -126,6 +124,10 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
                 run_fit_script(reference, fit)
         except ScriptEnd as end:
             return end.code
+        except Exception as error:
+            for summary, logdir in trained:
+                record_failure(summary, logdir, error)
+            raise
     return ExitCode.OK
 
 
