@@ -63,7 +63,7 @@ class ProgressDisplay:
         if can_bar and with_bar:
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
-            # What is redrawn while nothing changes would hide what a person types to a debugger.
+            # A refresh while nothing changes would hide what a person types to a debugger.
             self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False)
             self._task = self._bar.add_task("", total=None)
             self._shown: tuple[int | None, int] | None = None
