@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset, check_split, described, parts_of
+from zmqtrain.data.exact import plain, rounded
 from zmqtrain.data.files import reading
 from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.stream import Stream
-from zmqtrain.data.subset import Named, Subset, Typed, layers
+from zmqtrain.data.subset import Named, Subset, Typed, first_of, layers
 from zmqtrain.data.torch_dataset import TorchDataset
-from zmqtrain.errors import DataError
+from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Data, Dataset
 from zmqtrain.user_code import user_code
 
@@ -182,3 +183,52 @@ def load_sets(data: Data, directory: str | None) -> tuple[Dataset, Dataset | Non
         "evaluation set), each with __len__ and take(); for arrays use "
         "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
     )
+
+
+def data_of(train: Any, validation: Any, directory: str | None) -> Data:
+    """Return training and validation examples as the data of a job."""
+    if not isinstance(train, Data):
+        return Arrays(train, validation)
+    if validation is None:
+        return train
+    return Arrays(train.load(directory)[0], validation)
+
+
+def weighted(train: Any, weights: Any) -> Any:
+    """Return (features, labels) with a weight for each example.
+
+    Raises:
+        ConfigError, DataError: there is no one pair of arrays, or they are no finite numbers.
+    """
+    is_nested = isinstance(weights, tuple | list) and any(np.ndim(one) for one in weights)
+    if is_nested or isinstance(weights, Mapping):
+        raise ConfigError(
+            "sample_weight has several arrays; expected one, with a weight for each example, which "
+            "counts for all outputs; to weigh outputs give compile(loss_weights=...)"
+        )
+    if not isinstance(train, tuple) or len(train) != 2:
+        raise ConfigError(
+            "sample_weight is for training data (features, labels); expected a tuple of two "
+            "arrays; other data give (features, labels, weights) themselves"
+        )
+    what = "sample_weight"
+    found = rounded(plain(weights, what), what, "give weights as floats")
+    if not np.isfinite(found).all():
+        raise DataError(f"{what} holds NaN or infinity; expected a finite weight for each example")
+    return *train, found
+
+
+def first_batches(data: Data, directory: str | None, examples: int) -> Data:
+    """Return the first examples of both sets."""
+    train, validation = data.load(directory)
+    return Arrays(
+        first_of(train, examples), None if validation is None else first_of(validation, examples)
+    )
+
+
+def to_measure(examples: Any) -> Dataset:
+    """Return the examples to measure: of a Data its evaluation set."""
+    if isinstance(examples, Data):
+        train, validation = examples.load(None)
+        return Typed(train if validation is None else validation)
+    return Typed(as_dataset(examples))

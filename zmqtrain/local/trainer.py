@@ -16,25 +16,22 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.config.fit_script import fit_in_script, refuse_while_loading
 from zmqtrain.data import NoisyLine
-from zmqtrain.data.coerce import Arrays, Holdout, as_dataset
-from zmqtrain.data.exact import plain, rounded
-from zmqtrain.data.subset import Typed, first_of
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.data.coerce import Holdout, data_of, first_batches, to_measure, weighted
+from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import in_short
 from zmqtrain.hints import no_option
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_as, train_here
 from zmqtrain.metrics import Measures, checked
 from zmqtrain.models import LinearRegression
-from zmqtrain.models.base import Data, Dataset, Model, Parameters, as_model
+from zmqtrain.models.base import Model, Parameters, as_model
 from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
 from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.optim import SGD
 from zmqtrain.roles import process
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.store.model_tables import tables_of
-from zmqtrain.store.weights import by_first_name, load, named_arrays
+from zmqtrain.store.weights import load, named_arrays
 from zmqtrain.training import evaluation
 from zmqtrain.user_code import mistakes_in_short
 
@@ -165,13 +162,13 @@ class Trainer:
         directory = self._options.get("data_dir")
         train = x if y is None else (x, y)
         if sample_weight is not None:
-            train = _weighted(train, sample_weight)
+            train = weighted(train, sample_weight)
         train, validation_data = self._ordered(train), self._ordered(validation_data)
         if validation_split:
             if validation_data is not None:
                 raise ConfigError("validation_data and validation_split were given; expected one")
             train = Holdout(train, validation_split, self._options.get("seed", 0))
-        data = _data(train, validation_data, directory)
+        data = data_of(train, validation_data, directory)
         shown = [ProgressBar()] if verbose and not fit_in_script() else []
         if fast_dev_run:
             callbacks = [one for one in callbacks if not getattr(one, "keeps_files", False)]
@@ -192,7 +189,7 @@ class Trainer:
         )
         job = process.job_of_script(job)
         if fast_dev_run:
-            quick = _quick(data, directory, QUICK_BATCHES * job.worker_batch_size)
+            quick = first_batches(data, directory, QUICK_BATCHES * job.worker_batch_size)
             job = job.with_overrides(epochs=1, steps_per_epoch=0)
             job = job.model_copy(update={"data": quick, "logdir": None})
         self.summary = self._train(job, alone=fast_dev_run)
@@ -241,12 +238,10 @@ class Trainer:
                 is_average = self._options.get("evaluate_average", False)
                 self._weights = load(self.logdir, average=is_average)
         if self._weights is None:
-            own, seed = as_model(self.model), self._options.get("seed", 0)
-            tables = tables_of(self.model, seed, self._options.get("tables", {}))
-            readers = readers_of([table for table, _ in tables])
-            first = {**own.parameters(seed), **own.state(seed), **own.frozen(seed), **readers}
-            given = by_first_name(self._initial, self.model)
-            return {name: given.get(name, value) for name, value in first.items()}
+            of_weights = ("seed", "tables")
+            given = {name: value for name, value in self._options.items() if name in of_weights}
+            job = _job_with(given | {"model": self.model, "initial": self._initial})
+            return job.all_values() | readers_of(job.table_variables())
         return dict(self._weights)
 
     @mistakes_in_short
@@ -268,7 +263,7 @@ class Trainer:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
         _check_call(self.evaluate, x, unknown, batch_size=batch_size)
-        dataset = _examples(self._ordered(x if y is None else (x, y)))
+        dataset = to_measure(self._ordered(x if y is None else (x, y)))
         with self._calling(callbacks, "test") as logs:
             logs |= evaluation.evaluate(
                 self.model, self.weights, dataset, metrics=self.metrics, rows=batch_size
@@ -292,7 +287,7 @@ class Trainer:
             ConfigError, DataError: the model cannot predict, or the data is wrong.
         """
         _check_call(self.predict, x, unknown, batch_size=batch_size)
-        dataset = _examples(self._ordered(x))
+        dataset = to_measure(self._ordered(x))
         with self._calling(callbacks, "predict") as logs:
             outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
             logs["outputs"] = outputs
@@ -332,8 +327,13 @@ def _check_options(options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: one is wrong.
     """
-    given = {name: value for name, value in options.items() if name not in _OF_MODEL}
-    Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.1), epochs=1, **given)
+    _job_with({name: value for name, value in options.items() if name not in _OF_MODEL})
+
+
+def _job_with(options: dict[str, Any]) -> Job:
+    """Return a job with these options, and examples of those that it must have."""
+    parts = {"model": LinearRegression(), "data": NoisyLine(), "optimizer": SGD(0.1), "epochs": 1}
+    return Job(**parts | options)
 
 
 def _check_call(
@@ -361,47 +361,3 @@ def _is_nested(part: Any) -> bool:
     """Return whether a part of examples holds arrays, and is none."""
     is_list = isinstance(part, tuple | list) and any(hasattr(one, "shape") for one in part)
     return is_list or isinstance(part, Mapping)
-
-
-def _data(train: Any, validation: Any, directory: str | None) -> Data:
-    """Return training and validation examples as the data of a job."""
-    if not isinstance(train, Data):
-        return Arrays(train, validation)
-    if validation is None:
-        return train
-    return Arrays(train.load(directory)[0], validation)
-
-
-def _weighted(train: Any, weights: Any) -> Any:
-    is_nested = isinstance(weights, tuple | list) and any(np.ndim(one) for one in weights)
-    if is_nested or isinstance(weights, Mapping):
-        raise ConfigError(
-            "sample_weight has several arrays; expected one, with a weight for each example, which "
-            "counts for all outputs; to weigh outputs give compile(loss_weights=...)"
-        )
-    if not isinstance(train, tuple) or len(train) != 2:
-        raise ConfigError(
-            "sample_weight is for training data (features, labels); expected a tuple of two "
-            "arrays; other data give (features, labels, weights) themselves"
-        )
-    what = "sample_weight"
-    found = rounded(plain(weights, what), what, "give weights as floats")
-    if not np.isfinite(found).all():
-        raise DataError(f"{what} holds NaN or infinity; expected a finite weight for each example")
-    return *train, found
-
-
-def _quick(data: Data, directory: str | None, examples: int) -> Data:
-    """Return the first few examples of both sets."""
-    train, validation = data.load(directory)
-    return Arrays(
-        first_of(train, examples), None if validation is None else first_of(validation, examples)
-    )
-
-
-def _examples(examples: Any) -> Dataset:
-    """Return the examples to measure: of a Data its evaluation set."""
-    if isinstance(examples, Data):
-        train, validation = examples.load(None)
-        return Typed(train if validation is None else validation)
-    return Typed(as_dataset(examples))
