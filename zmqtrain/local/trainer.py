@@ -106,7 +106,8 @@ class Trainer:
             self._initial = named_arrays(options.pop("initial", None), model)
         except TypeError as error:
             raise ConfigError(f"initial is not valid: {error}") from None
-        _check_options(options)
+        # Checked at once, as far as they depend on no model.
+        _job_with({name: value for name, value in options.items() if name not in _OF_MODEL})
         self._workers, self._ps, self._options = workers, ps, options
         self._weights: Parameters | None = None
 
@@ -321,17 +322,12 @@ class Trainer:
         called.call(f"on_{what}_end", logs)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Check the options that depend on no model, which there would be no need to wait for.
+def _job_with(options: dict[str, Any]) -> Job:
+    """Return a job with these options, and examples of those that it must have.
 
     Raises:
-        ConfigError: one is wrong.
+        ConfigError: an option is wrong.
     """
-    _job_with({name: value for name, value in options.items() if name not in _OF_MODEL})
-
-
-def _job_with(options: dict[str, Any]) -> Job:
-    """Return a job with these options, and examples of those that it must have."""
     parts = {"model": LinearRegression(), "data": NoisyLine(), "optimizer": SGD(0.1), "epochs": 1}
     return Job(**parts | options)
 
