@@ -87,7 +87,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     is_debugged = cluster.debug is not None  # then each task is a new process
     if is_debugged:
-        sys.breakpointhook = lambda *_, **__: None  # the chief, in this one, has no terminal
+        sys.breakpointhook = lambda *_, **__: None  # of the chief, which has no terminal
 
     @script.process_restored()
     def train(job: Job) -> Summary:

@@ -28,7 +28,7 @@ JOBS = ("Job", "job")  # a file with one of these names is a job file, and no sc
 
 
 class ScriptEnd(BaseException):
-    """Ends a script at its fit with an exit code; scripts catch Exception, and SystemExit, too."""
+    """Ends a script at its fit; no Exception or SystemExit, because scripts catch those."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

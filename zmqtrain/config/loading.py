@@ -96,7 +96,7 @@ def run_as_script(reference: str) -> None:
 
 
 def calls(file: str, function: str) -> bool:
-    """Return whether a source file calls this of zmqtrain, by whatever name it imports that."""
+    """Return whether a source file calls this function of zmqtrain, under any imported name."""
     called, meant = set(), set()
     for node in nodes_of(file):
         if isinstance(node, ast.Call):

@@ -107,7 +107,7 @@ def recorded(
 
 
 def record_failure(trained: Summary, logdir: str | None, error: Exception) -> None:
-    """Write that a script failed after its training, with the figures of that."""
+    """Record that a script failed after its training, with the figures of the training."""
     text, code = _reason(error)
     _write(replace(Outcome.of(trained), ended=text, exit_code=code), logdir, None)
 
@@ -133,7 +133,7 @@ def _write(outcome: Outcome, logdir: str | None, file: str | None) -> None:
 
 
 def forget(logdir: str | None, file: str | None = None) -> None:
-    """Remove how the run before has ended, as another one begins."""
+    """Remove the outcome of the previous run, because another one begins."""
     for known in (logdir and Path(logdir, FILE), file):
         if known:
             with contextlib.suppress(OSError):

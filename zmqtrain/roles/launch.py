@@ -134,7 +134,7 @@ def _load_and_run(config: TaskConfig, flags: Mapping[str, Any]) -> int:
 
 
 def _mistakes_recorded(config: TaskConfig) -> AbstractContextManager[None]:
-    """Record for the engine a mistake in the block that ends the job, or its script."""
+    """Record an error of the block for the engine, if the end of this task is that of the job."""
     concludes = config.task == Task(Role.CHIEF if config.ps else Role.WORKER, 0)
     file = config.ended_file if concludes else None
     return recorded(config.job, None, file, lambda: None)

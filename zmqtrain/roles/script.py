@@ -148,7 +148,7 @@ def _failures_shown(reference: str) -> Iterator[None]:
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Restore after the block what a task changes of the process in which its script goes on."""
+    """Restore what a task changes of this process, because its script goes on after the block."""
     threshold = gc.get_threshold()
     with signals.restored(), limit_restored():
         try:
