@@ -6,7 +6,8 @@ import difflib
 import errno
 import importlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from zmqtrain.errors import ConfigError, LimitError, ZmqTrainError
@@ -51,6 +52,18 @@ _LIMITS = {
     errno.EMFILE: "open files (ulimit -n)",
     errno.ENFILE: "open files of all processes of this host (fs.file-max)",
 }
+
+
+@contextmanager
+def explaining(what: str, remedy: str, kind: type[ZmqTrainError] = ConfigError) -> Iterator[None]:
+    """Turn an OSError of the block into an error of this ``kind``.
+
+    ``what``: what cannot be done; the system's reason and the ``remedy`` follow it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}; {remedy}") from error
 
 
 def no_temporary_directory(error: OSError) -> ConfigError | None:

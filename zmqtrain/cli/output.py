@@ -14,8 +14,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.errors import ConfigError
 from zmqtrain.files import replace_file
+from zmqtrain.hints import explaining
 from zmqtrain.observe.summary import as_json
 from zmqtrain.texts import printable, printable_lines
 
@@ -54,13 +54,12 @@ def write_named(path: Path, text: str) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
+    remedy = (
+        "expected a file in a directory that exists and that this user can write to; make the "
+        "directory, or name another file"
+    )
+    with explaining(f"{path} cannot be written", remedy):
         replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; expected a file in a directory that "
-            "exists and that this user can write to; make the directory, or name another file"
-        ) from None
 
 
 def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:

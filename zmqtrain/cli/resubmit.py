@@ -18,6 +18,7 @@ from zmqtrain.clusters.submitted import COMPLETED, Submitted, TakenError, submit
 from zmqtrain.config.help import command
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.hints import explaining
 
 FORGOTTEN_S, POLL_S = 2.0 * GRACE_S, 2.0
 """How long, and how often, a name is tried that an engine still holds for a removed job."""
@@ -107,20 +108,16 @@ def _again(job: Submitted, more: tuple[str, ...]) -> SubmitPlan:
             "zmqtrain submits; use zmqtrain submit --print --record again"
         )
     words = [*repeated(job.words, more, ENVIRON), "--name", job.name]
-    try:
-        with contextlib.chdir(job.working):
-            context = submit_command.make_context("zmqtrain submit", words)
-            if any(context.params[name] for name in ("is_printed", "is_recorded", "dry_run")):
-                raise ConfigError(
-                    "--print, --record or --dry-run is given; expected options of a job that is "
-                    "submitted at once; leave it out"
-                )
-            return planned(context)
-    except OSError as error:
-        raise ConfigError(
-            f"{job.working}, where {job.name} was submitted, cannot be entered: {error.strerror}; "
-            "expected the directory with its files; bring it back, or use zmqtrain submit"
-        ) from None
+    what = f"{job.working}, where {job.name} was submitted, cannot be entered"
+    remedy = "expected the directory with its files; bring it back, or use zmqtrain submit"
+    with explaining(what, remedy), contextlib.chdir(job.working):
+        context = submit_command.make_context("zmqtrain submit", words)
+        if any(context.params[name] for name in ("is_printed", "is_recorded", "dry_run")):
+            raise ConfigError(
+                "--print, --record or --dry-run is given; expected options of a job that is "
+                "submitted at once; leave it out"
+            )
+        return planned(context)
 
 
 def _submit(again: SubmitPlan) -> None:

@@ -22,6 +22,7 @@ from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Task
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.hints import explaining
 from zmqtrain.transport.keys import REGISTRY
 
 SSH = "ssh"
@@ -194,12 +195,8 @@ def _addressed(host: SshHost) -> SshHost:
 def _kept(job: Submitted, host: SshHost) -> str:
     """Return a host's script, as it was when the job was submitted."""
     path = job.directory / f"{host.login}.sh"
-    try:
+    with explaining(f"{path} cannot be read", f"without it {job.name} is out of reach"):
         return path.read_text()
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror}; without it {job.name} is out of reach"
-        ) from None
 
 
 def _words(host: SshHost, *verb: str, options: tuple[str, ...] = ()) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
-from zmqtrain.hints import did_you_mean
+from zmqtrain.hints import did_you_mean, explaining
 from zmqtrain.transport.keys import key_files
 from zmqtrain.transport.own_directory import make_private
 
@@ -125,13 +126,11 @@ class Submitted(WithTasks):
             ConfigError: it cannot be written.
         """
         write(self.directory, {})
-        try:
-            with (self.directory / RECORD).open("x"):
-                pass
-        except FileExistsError:
-            raise TakenError(f"{self.name} was submitted already: {TAKEN}") from None
-        except OSError as error:
-            raise _unwritable(self.directory, error) from None
+        with _writing(self.directory):
+            try:
+                (self.directory / RECORD).touch(exist_ok=False)
+            except FileExistsError:
+                raise TakenError(f"{self.name} was submitted already: {TAKEN}") from None
 
     def save(self) -> None:
         """Write the record.
@@ -216,19 +215,15 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
     Raises:
         ConfigError: they cannot be written.
     """
-    try:
+    with _writing(directory):
         make_private(directory)
         for name, text in texts.items():
             replace_file(directory / name, text.encode())
-    except OSError as error:
-        raise _unwritable(directory, error) from None
 
 
-def _unwritable(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{directory} cannot be written: {error.strerror}; expected a directory for the "
-        "records of submitted jobs; set XDG_STATE_HOME to one"
-    )
+def _writing(directory: Path) -> AbstractContextManager[None]:
+    remedy = "expected a directory for the records of submitted jobs; set XDG_STATE_HOME to one"
+    return explaining(f"{directory} cannot be written", remedy)
 
 
 def _home() -> Path:

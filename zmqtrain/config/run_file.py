@@ -20,6 +20,7 @@ from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.restarts import Restart
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.files import read_file, replace_file
+from zmqtrain.hints import explaining
 from zmqtrain.transport.own_directory import for_small_files
 
 NOTE_S = 3600.0
@@ -198,10 +199,6 @@ def _files(directory: Path) -> list[Path]:
 
 def _write(path: Path, text: str) -> None:
     """Write a whole file, also if several tasks of a job note its end at once."""
-    try:
+    remedy = "expected room for a small file; free some space, or set TMPDIR"
+    with explaining(f"{path} cannot be written", remedy):
         replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; expected room for a small file; free "
-            "some space, or set TMPDIR"
-        ) from None

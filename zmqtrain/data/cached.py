@@ -23,6 +23,7 @@ from zmqtrain.data.files import one_task_at_a_time, reading, stamp_of
 from zmqtrain.data.subset import Typed, Wrapper, layers
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.files import read_file, replace_file
+from zmqtrain.hints import explaining
 from zmqtrain.models.base import Array, Batch
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ class Cached(Wrapper):
         log.info("reading %r into %s", self.dataset, directory)
         first = self.dataset.take(np.arange(1))
         names = [f"{place}.npy" for place in range(len(first))]
-        try:
+        remedy = "expected room for all examples of the data; make room, or give another directory"
+        with explaining(f"{directory} cannot be written", remedy, DataError):
             files = [
                 open_memmap(directory / name, "w+", array.dtype, (len(self), *array.shape[1:]))
                 for name, array in zip(names, map(np.asarray, first), strict=True)
@@ -123,8 +125,3 @@ class Cached(Wrapper):
             for file in files:
                 file.flush()
             replace_file(note, json.dumps({"data": description, "files": names}).encode())
-        except OSError as error:
-            raise DataError(
-                f"{directory} cannot be written ({error.strerror}); expected room for all examples "
-                "of the data; make room, or give another directory"
-            ) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from zmqtrain.errors import DataError
+from zmqtrain.hints import explaining
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file, a pattern such as ``train-*.csv``, or several of them."""
@@ -110,15 +111,11 @@ def one_task_at_a_time(path: Path) -> Iterator[None]:
         DataError: its directory cannot be written to.
     """
     lock = path.with_name(f"{path.name}.lock")
-    try:
+    remedy = "expected a directory that this user can write to; give another one, with enough room"
+    with explaining(f"{path} cannot be made", remedy, DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # In a directory that all may write to, another user may have put a link there.
         file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be made ({error.strerror}); expected a directory that this user can "
-            "write to; give another one, with enough room"
-        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX)  # ends with its process
         yield

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
+from zmqtrain.hints import explaining
 from zmqtrain.store.segment import REMEDY, reserve
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -96,11 +97,9 @@ def create_arena(path: Path, nbytes: int) -> Arena:
     Raises:
         SegmentError: the file system refuses.
     """
-    try:
+    with explaining(f"{path} cannot be made", REMEDY, SegmentError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         _resize(descriptor, nbytes)
-    except OSError as error:
-        raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
     return Arena(descriptor, path)
 
 

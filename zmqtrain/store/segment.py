@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat, read_only
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
+from zmqtrain.hints import explaining
 from zmqtrain.store import locks
 from zmqtrain.store.segment_files import remove_files
 from zmqtrain.store.segment_layout import (
@@ -122,10 +123,8 @@ class Segment:
         """
         path = path.absolute()  # others look for it from where they are
         own_directory.make(path.parent, REMEDY, SegmentError)
-        try:
+        with explaining(f"{path} cannot be made", REMEDY, SegmentError):
             return cls._create(layout, path)
-        except OSError as error:
-            raise SegmentError(f"{path} cannot be made: {error.strerror}; {REMEDY}") from error
 
     @classmethod
     def _create(cls, layout: SegmentLayout, path: Path) -> Segment:

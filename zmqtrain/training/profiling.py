@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.hints import explaining
 from zmqtrain.job import Job
 from zmqtrain.models.base import as_model
 from zmqtrain.training.own_loop import LoopBridge
@@ -38,13 +39,9 @@ class StepProfile:
                 f"--profile is for a model that one thread computes, but the job has {kind}; use "
                 "the framework's profiler in the loop, or leave the option out"
             )
-        try:
+        remedy = "expected a directory that can be made; give another one with --profile"
+        with explaining(f"a profile cannot be written to {path.parent}", remedy):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"a profile cannot be written to {path.parent}: {error.strerror}; expected a "
-                "directory that can be made; give another one with --profile"
-            ) from None
         self._profiling, self._steps = as_model(job.model).profiling(path), 0
         self._stack = ExitStack()
 

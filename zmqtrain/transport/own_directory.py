@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from zmqtrain.errors import ConfigError, ZmqTrainError
-from zmqtrain.hints import no_temporary_directory
+from zmqtrain.hints import explaining, no_temporary_directory
 
 OTHERS_WRITE = 0o022
 OTHERS_READ_OR_WRITE = 0o027  # a group may read, as in the secret volume of a pod
@@ -20,10 +20,8 @@ def make(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError) 
     Raises:
         ZmqTrainError: of this ``kind``; it cannot be made, or :func:`check` raises it.
     """
-    try:
+    with explaining(f"{directory} cannot be made", remedy, kind):
         make_private(directory)
-    except OSError as error:
-        raise kind(f"{directory} cannot be made: {error.strerror}; {remedy}") from error
     check(directory, remedy, kind)
 
 
@@ -41,10 +39,8 @@ def check(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError)
     Raises:
         ZmqTrainError: of this ``kind``; it is not a directory, a link, another user's, or open.
     """
-    try:
+    with explaining(f"{directory} cannot be read", remedy, kind):
         found = directory.stat(follow_symlinks=False)
-    except OSError as error:
-        raise kind(f"{directory} cannot be read: {error.strerror}; {remedy}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise kind(f"{directory} is no directory, a link, or another user's; {remedy}")
     if found.st_mode & 0o077:

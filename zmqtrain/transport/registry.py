@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.hints import explaining
 from zmqtrain.transport.keys import REGISTRY, Entry, Owner, read_registry
 
 log = logging.getLogger(__name__)
@@ -55,13 +55,9 @@ class Registry:
         Raises:
             ConfigError: it cannot be read; the allowed keys stay as they are.
         """
-        try:
+        remedy = "expected the registry of the job's keys; bring it back"
+        with explaining(f"{self._path} cannot be read", remedy):
             found = os.stat(self._path)
-        except OSError as error:
-            raise ConfigError(
-                f"{self._path} cannot be read: {error.strerror}; expected the registry of the "
-                "job's keys; bring it back"
-            ) from None
         version = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
         if version != self._version:
             self._replace(read_registry(self._path.parent))
