@@ -12,7 +12,8 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from zmqtrain.adapters.common import constant_loss
 from zmqtrain.adapters.keras_tables import whole_ids
-from zmqtrain.adapters.torch_memory import BoundVariables, seed_torch, tensor_over
+from zmqtrain.adapters.torch_arrays import tensor_over
+from zmqtrain.adapters.torch_memory import BoundVariables, seed_torch
 from zmqtrain.adapters.torch_tables import TableWeight
 from zmqtrain.adapters.torch_tables_of import ModuleTables
 from zmqtrain.models.base import Gradients, Parameters

@@ -34,10 +34,11 @@ try:
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
+from zmqtrain.adapters.torch_arrays import variable_of
 from zmqtrain.adapters.torch_batches import on_host, rows_of, targets_of, tensors_of
 from zmqtrain.adapters.torch_lightning import configured, is_lightning, steps_of
 from zmqtrain.adapters.torch_losses import takes_one_target
-from zmqtrain.adapters.torch_memory import seed_torch, variable_of
+from zmqtrain.adapters.torch_memory import seed_torch
 from zmqtrain.adapters.torch_module import BuiltModule
 from zmqtrain.adapters.torch_objective import Objective
 from zmqtrain.adapters.torch_outputs import arrays_of, detached, shown
@@ -267,7 +268,7 @@ class TorchModel(BaseModel):
         self._built.bind(parameters, out)
 
     def refresh(self) -> None:
-        self._built.bound.load_coarse()
+        self._built.bound.load_low_precision()
 
     def keep_tables(self, readers: Mapping[str, TableReader]) -> None:
         self._built.tables.restore(readers)

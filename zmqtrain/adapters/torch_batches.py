@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zmqtrain.adapters.torch_memory import array_of, tensor_over
+from zmqtrain.adapters.torch_arrays import array_of, tensor_over
 from zmqtrain.data.exact import rounded
 from zmqtrain.models.base import Batch
 from zmqtrain.models.trees import leaves, mapped

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.torch_memory import use_own_threads, variable_over
+from zmqtrain.adapters.torch_arrays import variable_over
+from zmqtrain.adapters.torch_memory import use_own_threads
 from zmqtrain.adapters.torch_optimizers import Made, made_by
 from zmqtrain.errors import ConfigError
 

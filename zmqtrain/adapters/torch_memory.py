@@ -11,9 +11,13 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from zmqtrain.adapters.torch_arrays import (
+    array_of,
+    has_numpy,
+    variable_over,
+)
 from zmqtrain.compute.arrays import is_writable
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
@@ -66,7 +70,7 @@ class BoundVariables:
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
         # Trained in bfloat16, their values, and if no other task has them, a copy as loaded.
-        self._coarse: list[tuple[Any, Any, Any | None]] = []
+        self._low_precision: list[tuple[Any, Any, Any | None]] = []
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
@@ -90,25 +94,25 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
-        self._parameters, self._tensors, self._marks, self._coarse = [], [], [], []
+        self._parameters, self._tensors, self._marks, self._low_precision = [], [], [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
         """Keep a parameter in the memory, and its gradient if it is trained."""
         memory = values = variable_over(self._values[name], parameter)
-        if is_coarse := not _has_numpy(parameter.dtype) and values.dtype == torch.float32:
+        if is_low_precision := not has_numpy(parameter.dtype) and values.dtype == torch.float32:
             memory = values.to(parameter.dtype)
         parameter.data = memory
         is_trained = self._out is not None and name in self._out
         is_own = is_trained and is_writable(self._values[name])
-        if is_coarse and parameter.requires_grad:
-            self._coarse.append((memory, values, memory.clone() if is_own else None))
+        if is_low_precision and parameter.requires_grad:
+            self._low_precision.append((memory, values, memory.clone() if is_own else None))
         self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
         self._tensors.append(parameter)
         if self._out is None or name not in self._out:
             return
         view = variable_over(self._out[name], parameter)
-        if is_coarse:
+        if is_low_precision:
             parameter.grad_dtype = view.dtype
         self._trained.append((name, parameter, view))
         if isinstance(self._out, Buffers) and self._out.on_written is not None:
@@ -132,12 +136,12 @@ class BoundVariables:
         """Give state and parameters in bfloat16 their current values."""
         for state in self._state:
             state.load()
-        self.load_coarse()
+        self.load_low_precision()
 
-    def load_coarse(self) -> None:
+    def load_low_precision(self) -> None:
         """Give parameters in bfloat16 their current values; keep writes to them."""
         self._keep_writes()
-        for memory, values, loaded in self._coarse:
+        for memory, values, loaded in self._low_precision:
             memory.data.copy_(values)  # not a change that a step makes
             if loaded is not None:
                 loaded.copy_(memory)
@@ -147,7 +151,7 @@ class BoundVariables:
 
         The optimizer may have changed the values since they were loaded.
         """
-        for memory, values, loaded in self._coarse:
+        for memory, values, loaded in self._low_precision:
             if loaded is not None and not torch.equal(memory, loaded):
                 values.copy_(torch.where(memory == loaded, values, memory))
                 loaded.copy_(memory)
@@ -350,46 +354,6 @@ class _State:
             self._result.copy_(current)
         if current is not self._tensor:
             setattr(self._owner, self._attribute, self._tensor)
-
-
-class _Writable:
-    """A read-only array that torch accepts without a warning; nothing writes to it."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        address = array.__array_interface__["data"][0]
-        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
-
-
-def tensor_over(array: Any) -> Any:
-    """Return a tensor over the memory of an array of NumPy or CuPy."""
-    if not isinstance(array, np.ndarray):
-        return torch.from_dlpack(array)
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
-
-
-def variable_over(array: Any, like: Any) -> Any:
-    """Return a tensor over the memory of a variable: complex as ``like``, if that is."""
-    tensor = tensor_over(array)
-    return torch.view_as_complex(tensor) if like.is_complex() else tensor
-
-
-def variable_of(tensor: Any) -> NDArray[Any]:
-    """Return a tensor as the array of a variable; complex numbers are pairs of floats."""
-    tensor = tensor.detach()
-    return array_of(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
-
-
-def array_of(tensor: Any) -> NDArray[Any]:
-    """Return a tensor as an array of NumPy, which has no bfloat16."""
-    tensor = tensor.detach().cpu()
-    return np.asarray((tensor if _has_numpy(tensor.dtype) else tensor.float()).numpy())
-
-
-def _has_numpy(dtype: Any) -> bool:
-    """Return whether NumPy has this dtype; it has no bfloat16 and no floats of 8 bits."""
-    numpys = (torch.float16, torch.float32, torch.float64)
-    return not dtype.is_floating_point or dtype in numpys
 
 
 _BOUND: WeakSet[BoundVariables] = WeakSet()

@@ -12,11 +12,8 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from zmqtrain.adapters.torch_memory import (
-    SAME_SHAPE,
-    BoundVariables,
-    tensor_over,
-)
+from zmqtrain.adapters.torch_arrays import tensor_over
+from zmqtrain.adapters.torch_memory import SAME_SHAPE, BoundVariables
 from zmqtrain.adapters.torch_structure import Structure, buffers_of, check_apart, check_shapes_known
 from zmqtrain.adapters.torch_tables_of import ModuleTables, WithoutValues, weights_in, with_tables
 from zmqtrain.compute.generators import generators_kept

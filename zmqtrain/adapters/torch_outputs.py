@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from zmqtrain.adapters.torch_memory import array_of
+from zmqtrain.adapters.torch_arrays import array_of
 
 LOGITS = "logits"
 """The name of the outputs among other tensors, as Hugging Face's models have it."""

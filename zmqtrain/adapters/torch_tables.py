@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from zmqtrain.adapters.torch_arrays import array_of
 from zmqtrain.adapters.torch_look_ups import Gathering, Sorted, gathered, sorted_ids
-from zmqtrain.adapters.torch_memory import array_of
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.rows import RowGradient, TableReader, check_ids, whole_numbers
 from zmqtrain.models.tables import Ids, Initial, Normal, Rows, Table

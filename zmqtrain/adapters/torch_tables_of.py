@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from zmqtrain.adapters.torch_arrays import array_of, tensor_over
 from zmqtrain.adapters.torch_look_ups import Sorted, gathered
-from zmqtrain.adapters.torch_memory import array_of, tensor_over
 from zmqtrain.adapters.torch_tables import TableWeight, ZeroAt, no_norm
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Gradients, Parameters
