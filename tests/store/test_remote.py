@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -37,6 +39,11 @@ def steps_at(place: Path) -> list[int]:
     return sorted(map(step_of, checkpoints(place)))
 
 
+def upload_all(logdir: Path, remote: RemoteCheckpoints) -> None:
+    for path in reversed(checkpoints(logdir)):
+        remote.put(OpenedCheckpoint(path), keep=2)
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "bucket"
@@ -51,8 +58,7 @@ def test_newest_checkpoints_are_kept_at_the_address(
     tmp_path: Path, place: Path, remote: RemoteCheckpoints
 ) -> None:
     train(tmp_path / "own", 40)
-    for path in reversed(checkpoints(tmp_path / "own")):
-        remote.put(OpenedCheckpoint(path), keep=2)
+    upload_all(tmp_path / "own", remote)
     assert steps_at(place) == [30, 40]
 
 
@@ -74,15 +80,15 @@ def test_copy_without_a_manifest_does_not_count_and_is_deleted_by_the_next_uploa
     new, old = checkpoints(tmp_path / "own")
     remote.put(OpenedCheckpoint(old), keep=2)
     (place / "checkpoints" / old.name / "manifest.json").unlink()
+    (place / "checkpoints/notes").mkdir()
     assert remote.fetch_newer(tmp_path / "empty") is None
     remote.put(OpenedCheckpoint(new), keep=2)
-    assert steps_at(place) == [20]
+    assert {path.name for path in (place / "checkpoints").iterdir()} == {new.name, "notes"}
 
 
 def test_damaged_copy_is_skipped(tmp_path: Path, place: Path, remote: RemoteCheckpoints) -> None:
     train(tmp_path / "own", 20)
-    for path in checkpoints(tmp_path / "own"):
-        remote.put(OpenedCheckpoint(path), keep=2)
+    upload_all(tmp_path / "own", remote)
     for file in (place / "checkpoints/step-00000020").glob("shard-*"):
         file.write_bytes(file.read_bytes()[:-4] + b"lost")
     remote.fetch_newer(tmp_path / "other")
@@ -119,8 +125,7 @@ def test_logdir_gets_the_newest_checkpoint_of_a_later_life_elsewhere(tmp_path: P
 
 def test_own_checkpoint_is_used_if_it_is_as_new(tmp_path: Path, remote: RemoteCheckpoints) -> None:
     train(tmp_path / "own", 20)
-    for path in checkpoints(tmp_path / "own"):
-        remote.put(OpenedCheckpoint(path), keep=2)
+    upload_all(tmp_path / "own", remote)
     assert remote.fetch_newer(tmp_path / "own") is None
 
 
@@ -149,8 +154,7 @@ def test_damaged_checkpoint_of_the_logdir_is_replaced_by_the_copy(
     tmp_path: Path, remote: RemoteCheckpoints
 ) -> None:
     train(tmp_path / "own", 20)
-    for path in checkpoints(tmp_path / "own"):
-        remote.put(OpenedCheckpoint(path), keep=2)
+    upload_all(tmp_path / "own", remote)
     for file in (tmp_path / "own/checkpoints/step-00000020").glob("shard-*"):
         file.write_bytes(b"damaged")
     remote.fetch_newer(tmp_path / "own")
@@ -177,7 +181,7 @@ def test_epochs_go_on_elsewhere_with_their_history(tmp_path: Path) -> None:
 
 
 def address_that_calls(call: Callable[[], object], directory: Path) -> str:
-    """Return an address that calls this before a file of a checkpoint is written there."""
+    """Return an address that calls this before a file of a checkpoint is written or deleted."""
     local = fsspec.get_filesystem_class("file")
 
     class Files(local):  # type: ignore[misc]
@@ -192,8 +196,72 @@ def address_that_calls(call: Callable[[], object], directory: Path) -> str:
                 call()
             return super().open(path, *given, **named)
 
+        def rm_file(self, path: str) -> None:
+            if "/step-" in path:
+                call()
+            super().rm_file(path)
+
+        def rm(self, path: str, **recursive: bool) -> None:
+            for file in sorted(self.find(path), reverse=True):  # as no file system promises
+                self.rm_file(file)
+            super().rm(path, **recursive)
+
     fsspec.register_implementation("calling", Files, clobber=True)
     return f"calling://{directory}/bucket"
+
+
+@pytest.mark.parametrize(
+    ("done", "newest"), [(0, 20), (1, 10), (2, 10), (3, 10), (4, 20), (5, 20), (6, 20)]
+)
+def test_upload_that_breaks_off_leaves_nothing_half_that_counts(
+    done: int, newest: int, tmp_path: Path, remote: RemoteCheckpoints
+) -> None:
+    train(tmp_path / "own", 20)
+    upload_all(tmp_path / "own", remote)
+    rest = iter(range(done))
+
+    def work() -> None:
+        if next(rest, None) is None:
+            raise OSError("the connection is lost")
+
+    breaking = RemoteCheckpoints(address_that_calls(work, tmp_path))
+    with pytest.raises(CheckpointError) if done < 4 else nullcontext():
+        breaking.put(OpenedCheckpoint(checkpoints(tmp_path / "own")[0]), keep=1)
+    remote.fetch_newer(tmp_path / "other")
+    assert steps_at(tmp_path / "other") == [newest]
+
+
+async def test_newest_checkpoint_that_waits_is_uploaded_after_one_that_fails(
+    tmp_path: Path, place: Path
+) -> None:
+    train(tmp_path / "own", 40)
+    first, second, third, last = reversed(checkpoints(tmp_path / "own"))
+    has_begun, may_fail, failures = Event(), Event(), list[str]()
+
+    def fail_once() -> None:
+        if not has_begun.is_set():
+            has_begun.set()
+            may_fail.wait()
+            raise OSError("the connection is lost")
+
+    job = zmqtrain.Job(
+        model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), keep_checkpoints=2,
+        logdir=str(tmp_path), upload=address_that_calls(fail_once, tmp_path),
+    )  # fmt: skip
+    made = uploads.Uploads(job, failures.append)
+    await made.fetch(tmp_path / "own")
+    made.begin(first)
+    await asyncio.to_thread(has_begun.wait)
+    made.begin(second)
+    made.begin(third)
+    may_fail.set()
+    await made.finish(lambda: False)
+    made.begin(last)
+    await made.finish(lambda: False)
+    assert (steps_at(place), len(failures)) == ([30, 40], 1)
+    made.begin(place / "gone")
+    with pytest.raises(CheckpointError, match="gone cannot be uploaded"):
+        await made.finish(lambda: False)
 
 
 def test_job_that_is_stopped_does_not_wait_for_an_upload_without_end(
