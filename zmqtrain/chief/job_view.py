@@ -62,7 +62,7 @@ class JobView:
         if status.failure:
             return f"failed: {status.failure}"
         if status.stop:
-            return f"done: {status.stop}"
+            return f"ended: {status.stop}"
         if not status.initialised:
             return "waiting for the chief to begin the job"
         parts = [f"training for {self._trained}"]

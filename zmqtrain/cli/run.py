@@ -59,8 +59,8 @@ log = logging.getLogger(__name__)
 def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Train JOB with a local cluster of processes.
 
-    JOB is file.py, file.py:name or package.module:name; or a script that calls Trainer.fit; it
-    continues in this process after training. Ctrl-C ends the run: a job with a logdir saves a
+    JOB is file.py, file.py:name or package.module:name, or a script that calls Trainer.fit, which
+    goes on in this process after the training. Ctrl-C ends the run: a job with a logdir saves a
     checkpoint, and the same command resumes from it. Output and warnings of a worker or ps appear
     on stderr as "worker 0 | ...".
 
