@@ -60,9 +60,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     """Train JOB with a local cluster of processes.
 
     JOB is file.py, file.py:name or package.module:name, or a script that calls Trainer.fit, which
-    goes on in this process after the training. Ctrl-C ends the run: a job with a logdir saves a
-    checkpoint, and the same command resumes from it. Output and warnings of a worker or ps appear
-    on stderr as "worker 0 | ...".
+    goes on in this process after the training. Ctrl-C ends the run: with a logdir it saves, and the
+    same command resumes. Output and warnings of the tasks appear on stderr as "worker 0 | ...".
 
     \b
     Examples:

@@ -110,6 +110,8 @@ def as_dataset(examples: Any) -> Dataset:
         advice = "convert lists with numpy.array"
         if any(isinstance(part, dict) for part in parts):
             advice = "give one dict for all arrays, or zmqtrain.data.TorchDataset(rows)"
+        elif len(parts) == 2 and not any(isinstance(part, list) for part in parts):
+            advice = "a training and an evaluation set are zmqtrain.data.Arrays(train, evaluation)"
         raise DataError(
             f"the examples are {kinds}; expected arrays such as (features, labels), or by name, or "
             f"an object with __len__ and take(indices); {advice}"
