@@ -189,6 +189,7 @@ class Trainer:
             **{"batch_size": BATCH_SIZE} | self._options | given,
         )
         job = process.job_of_script(job)
+        self.logdir = job.logdir  # which a variable may have named
         if fast_dev_run:
             quick = first_batches(data, directory, QUICK_BATCHES * job.worker_batch_size)
             job = job.with_overrides(epochs=1, steps_per_epoch=0)
