@@ -85,6 +85,7 @@ class Link:
         self._waits.halts[peer] = partial(halt_at, endpoint.address)
         self._metrics = owner.metrics
         self._liveness = Liveness(owner.timing)
+        self._waits.limits[peer] = self._liveness.given_up_at
         self._outstanding: dict[int, Outstanding] = {}
         self._last_id = 0
         endpoint.start(self._receive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from zmqtrain.config.timing import Timing
@@ -37,6 +38,11 @@ class Liveness:
     def silent_s(self, now: float) -> float:
         """Return the seconds since the peer's last message; 0 before the first."""
         return now - self.received_at if self.received_at is not None else 0.0
+
+    def given_up_at(self) -> float | None:
+        """Return when a silent peer is given up; None: it is alive, or has never answered."""
+        at, now = self.received_at, time.monotonic()
+        return None if at is None or self.is_alive(now) else at + self._timing.peer_timeout_s
 
     def is_alive(self, now: float) -> bool:
         return self.received_at is not None and self.silent_s(now) < 3 * self._timing.heartbeat_s

@@ -243,11 +243,10 @@ class JobView:
         }
 
     def _speed(self, task: TaskStatus, earlier: TaskStatus | None) -> str:
-        if earlier is None or earlier.step > task.step or not self.seconds:
+        is_chief = task.role == Role.CHIEF
+        if is_chief or earlier is None or earlier.step > task.step or not self.seconds:
             return NOTHING
-        return (
-            NOTHING if task.role == Role.CHIEF else rate((task.step - earlier.step) / self.seconds)
-        )
+        return rate((task.step - earlier.step) / self.seconds)
 
     def _absence(self, task: TaskStatus) -> str:
         for_s, waits = duration(task.silent_s), self.status.waits

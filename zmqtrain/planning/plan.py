@@ -279,8 +279,8 @@ def _check_loss(job: Job, workers: int) -> None:
 
 
 WITHOUT_PS = (
-    "; start it or, if the workers shall hold the parameters themselves, give all tasks "
-    f"--strategy {strategy.MULTI_WORKER_MIRRORED}"
+    "; start it or, to train without ps, give all tasks "
+    f"{names_of('strategy')} {strategy.MULTI_WORKER_MIRRORED}"
 )
 """Advice if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
 
