@@ -72,7 +72,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "'" if _NO_TEXT.fullmatch(text) else None
+    style = "'" if _NO_TEXT.fullmatch(text) else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
