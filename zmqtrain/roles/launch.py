@@ -199,8 +199,8 @@ def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
             return actor.summary
         if actor.end is not None and actor.end.summary:
             fields = json.loads(actor.end.summary)
-            history = History.of(fields["history"])
-            return Summary(**fields | {"history": history, "parameters": NotHere()})
+            fields |= {"history": History.of(fields["history"]), "parameters": NotHere()}
+            return Summary(**fields | {"evaluations": (*fields["evaluations"],)})
     return None
 
 
