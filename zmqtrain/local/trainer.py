@@ -195,6 +195,8 @@ class Trainer:
             job = job.with_overrides(epochs=1, steps_per_epoch=0)
             job = job.model_copy(update={"data": quick, "logdir": None})
         self.summary = self._train(job, alone=fast_dev_run)
+        if self.summary.checkpoint is not None:  # a flag of a command may have named the logdir
+            self.logdir = str(Path(self.summary.checkpoint).parents[1])
         self.history = self.summary.history
         if not fast_dev_run:
             self._weights = self.summary.parameters
