@@ -68,10 +68,9 @@ class Waits:
                 entry.is_logged = True
                 host = self.hosts.get(entry.peer)
                 peer = f"{entry.peer}, which {host} hosts" if host else entry.peer
-                if halt := self.halts.get(entry.peer, str)():
-                    log.warning("waiting for %s: %s; %s", peer, entry.reason, halt)
-                else:
-                    log.info("waiting for %s: %s", peer, entry.reason)
+                halt = self.halts.get(entry.peer, str)()
+                text = f"{entry.reason}; {halt}" if halt else entry.reason
+                log.log(logging.WARNING if halt else logging.INFO, "waiting for %s: %s", peer, text)
 
     def snapshot(self) -> tuple[Wait, ...]:
         """Return the current waits, the longest first."""

@@ -243,10 +243,10 @@ class JobView:
         }
 
     def _speed(self, task: TaskStatus, earlier: TaskStatus | None) -> str:
-        is_chief = task.role == Role.CHIEF
-        if is_chief or earlier is None or earlier.step > task.step or not self.seconds:
+        if task.role == Role.CHIEF or earlier is None or not self.seconds:
             return NOTHING
-        return rate((task.step - earlier.step) / self.seconds)
+        steps = task.step - earlier.step
+        return rate(steps / self.seconds) if steps >= 0 else NOTHING
 
     def _absence(self, task: TaskStatus) -> str:
         for_s, waits = duration(task.silent_s), self.status.waits

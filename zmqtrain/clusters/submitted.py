@@ -193,7 +193,7 @@ def submitted_job(name: str) -> Submitted:
     jobs = {job.name: job for job in (*_jobs_in(f"*{NOTE}"), *submitted_jobs())}
     if name not in jobs:
         known = f"expected one of {', '.join(jobs)}" if jobs else "there is none"
-        other = f"; or give a logdir as --logdir {name}" if Path(name).is_dir() else ""
+        other = f"; if it is a logdir, give --logdir {name}" if Path(name).is_dir() else ""
         raise ConfigError(
             f"{name} is not a job that you submitted from this home directory; {known}"
             f"{did_you_mean(name, jobs)}{other}"

@@ -107,10 +107,8 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
 
     A wait for a silent task, without a deadline of its own, ends when that task is given up.
     """
-    waits = list(host.waits)
-    for peer in leader.peers:
-        if not peer.gone:
-            waits += peer.waits
+    present = [peer for peer in leader.peers if not peer.gone]
+    waits = [*host.waits, *(wait for peer in present for wait in peer.waits)]
     if not leader.has_begun:
         since_s = time.monotonic() - host.started_at
         until_s = max(0.0, leader.timing.join_timeout_s - since_s)
@@ -126,8 +124,8 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
     patience_s = {str(Role.WORKER): timing.lease_s, str(Role.PS): timing.peer_timeout_s}
     given_up_in_s = {
         str(peer): max(0.0, patience_s.get(peer.role, timing.join_timeout_s) - peer.silent_s)
-        for peer in leader.peers
-        if not peer.gone and _is_silent(leader, peer)
+        for peer in present
+        if _is_silent(leader, peer)
     }
     return tuple(_with_deadline(wait, given_up_in_s) for wait in waits)
 
