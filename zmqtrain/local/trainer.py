@@ -64,7 +64,7 @@ _OF_KERAS: dict[str, tuple[tuple[Any, ...], str]] = {
 class Trainer:
     """A model with its optimizer and its weights.
 
-    ``history`` and ``summary`` are those of the last :meth:`fit`.
+    ``history``, ``summary`` and ``logdir`` are those of the last :meth:`fit`.
     """
 
     @mistakes_in_short
