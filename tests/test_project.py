@@ -34,7 +34,6 @@ PURE = [
             "events",
             "ledger",
             "arrivals",
-            "roster",
             "waiting",
             "measuring",
             "endings",

@@ -22,7 +22,6 @@ from zmqtrain.coordination.events import (
     Stepped,
 )
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.roster import roster_for
 from zmqtrain.errors import ConfigError
 from zmqtrain.policies import Decision, Policy, Release, make_policy
 from zmqtrain.policies.base import Lockstep
@@ -38,6 +37,7 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
+from zmqtrain.store.segment_layout import SEATS
 from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
 from zmqtrain.wire.messages import Arrived
 
@@ -189,15 +189,17 @@ class Coordinator:
         """Let the workers make steps by themselves, if all of them have been released just now."""
         released = [order for order in orders if isinstance(order, Answer)]
         workers = sorted(self.workers_by_state["computing"])
-        if (
-            len(released) != len(workers)
-            or len(workers) != len(self.members)
-            or not all(member.on_board for member in self.members.values())
+        is_level = isinstance(self.policy, Lockstep) and self.policy.is_level
+        if not (
+            is_level
+            and len(released) == len(workers) == len(self.members)
+            and 0 < len(workers) <= SEATS
+            and all(member.on_board for member in self.members.values())
         ):
             return
-        steps = self._up_to_evaluation()
-        roster = roster_for(workers, self.policy, self.ledger, steps, self.lookahead)
-        self.roster = roster
+        # The coordinator itself makes the last step, and the one before an evaluation.
+        steps = self._up_to_evaluation() - 1
+        self.roster = roster = self.ledger.roster(workers, steps, self.lookahead)
         if roster is not None:  # it must be there when they are released
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
