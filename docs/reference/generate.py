@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from zmqtrain.cli.main import COMMANDS, cli
-from zmqtrain.config.help import ALL
+from zmqtrain.config.commands import ALL
 from zmqtrain.config.options import variable_of
 from zmqtrain.config.restarts import advice
 from zmqtrain.config.task import TaskConfig

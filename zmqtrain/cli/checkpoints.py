@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.output import say, shape_of, show_result, table
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.logdir import checkpoints, step_of

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from zmqtrain.cli.output import say, write_named
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.data import CSV, Digits, Holdout
 from zmqtrain.errors import ConfigError
 

@@ -8,8 +8,7 @@ from importlib import import_module
 
 import click
 
-from zmqtrain.config.help import ALL, HELP_ALL, Group
-from zmqtrain.config.invoke import invoke
+from zmqtrain.config.commands import ALL, HELP_ALL, Group, invoke
 from zmqtrain.hints import did_you_mean
 from zmqtrain.hosting.signals import interrupts_kept
 

@@ -18,10 +18,10 @@ import click
 from zmqtrain.actors.client import ask
 from zmqtrain.actors.halts import halt_at
 from zmqtrain.cli.ended import EndedJob, ended_in, ended_job
-from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role, connect_endpoint
+from zmqtrain.config.commands import seconds_option
 from zmqtrain.config.options import names_of, option_of, values_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs

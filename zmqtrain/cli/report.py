@@ -9,7 +9,7 @@ import click
 from zmqtrain.chief.run_record import RECORD_FILE, read_record
 from zmqtrain.cli.ended import with_ending
 from zmqtrain.cli.output import say, write_named
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.page import report
 

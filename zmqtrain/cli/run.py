@@ -21,8 +21,8 @@ from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.commands import command
 from zmqtrain.config.fit_script import is_fit_script
-from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config

@@ -15,7 +15,7 @@ from zmqtrain.cli.ended import EndedJob
 from zmqtrain.cli.output import cell, show_result, task_table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.submitted import FAILED
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.protocol.status import Status
 
 COLUMNS = (

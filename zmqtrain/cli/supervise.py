@@ -12,9 +12,7 @@ import sys
 
 import click
 
-from zmqtrain.cli.numbers import seconds_option
-from zmqtrain.config.help import command
-from zmqtrain.config.invoke import invoke
+from zmqtrain.config.commands import command, invoke, seconds_option
 from zmqtrain.config.restarts import USUAL_LIMITS, Limits
 from zmqtrain.local.supervisor import supervise
 from zmqtrain.observe.logs import FORMATS, setup_logging

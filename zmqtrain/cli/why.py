@@ -15,7 +15,7 @@ from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.unanswered import reported_waits
 from zmqtrain.clusters.engines import engine_of
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.errors import PeerLostError
 from zmqtrain.protocol.status import Wait
 from zmqtrain.units import counted, duration, shortened
