@@ -22,7 +22,7 @@ from tests.clusters.test_manifests import (
     unknown_to_trainer,
 )
 from zmqtrain.clusters.kubernetes import CONTAINERS, KINDS, manifests
-from zmqtrain.clusters.pods import merged
+from zmqtrain.clusters.pod_options import merged
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError
 

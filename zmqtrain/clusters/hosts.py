@@ -13,8 +13,8 @@ import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 
-from zmqtrain.clusters.options import SshHost
 from zmqtrain.clusters.plan import FIRST_METRICS_PORT, GRACE_S, JOBS, SubmitPlan, keys_of, port_of
+from zmqtrain.clusters.submission import SshHost
 from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task, is_of_this_host

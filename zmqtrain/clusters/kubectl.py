@@ -23,9 +23,17 @@ from zmqtrain.clusters.kubernetes import (
     volume_of,
 )
 from zmqtrain.clusters.plan import SubmitPlan
-from zmqtrain.clusters.pod_lives import Life, lives_of, message_of, name_of, pods_of, task_of
-from zmqtrain.clusters.pod_reasons import reasons_of, title_of
-from zmqtrain.clusters.pods import Manifest
+from zmqtrain.clusters.pod_options import Manifest
+from zmqtrain.clusters.pod_reports import (
+    Life,
+    lives_of,
+    message_of,
+    name_of,
+    pods_of,
+    reasons_of,
+    task_of,
+    title_of,
+)
 from zmqtrain.clusters.programs import Programs, Write
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (

@@ -1,15 +1,20 @@
-"""Reasons why tasks of a job do not run, from what Kubernetes reports about them. Pure."""
+"""What Kubernetes reports about the tasks of a job: their lives, and why they do not run. Pure.
+
+A task has one pod after another, and each of these has containers.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqtrain.clusters.engine import Reason, Remedies
-from zmqtrain.clusters.pod_lives import task_of
+from zmqtrain.clusters.pod_options import LABELS
 from zmqtrain.clusters.submitted import log_of
-from zmqtrain.config.cluster import Task
+from zmqtrain.config.cluster import Role, Task
+
+Pod = Mapping[str, Any]
 
 _RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
 
@@ -24,10 +29,61 @@ REMEDIES: Remedies = {
 }
 
 
+class Life(NamedTuple):
+    """A container of a task: the name of its pod, and the number of restarts before it."""
+
+    pod: str
+    restarts: int
+
+
+def task_of(pod: Pod) -> Task | None:
+    labels = pod["metadata"].get("labels", {})
+    role = labels.get(LABELS[-1])
+    for key in ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"):
+        if role in set(Role) and key in labels:
+            return Task(Role(role), int(labels[key]))
+    return None
+
+
+def pods_of(pods: Sequence[Pod], task: Task) -> list[Pod]:
+    """Return the pods of a task, the newest last."""
+    own = [pod for pod in pods if task_of(pod) == task]
+    return sorted(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+
+
+def lives_of(pods: Sequence[Pod], container: str) -> list[Life]:
+    """Return the lives of which Kubernetes keeps logs, the present one last.
+
+    ``pods``: those of a task, the newest last. A pod has the logs of its last two containers.
+    """
+    found = []
+    for pod in pods:
+        statuses = pod["status"].get("containerStatuses", [])
+        counts = [each.get("restartCount", 0) for each in statuses if each.get("name") == container]
+        last = max(counts, default=0)
+        found += [Life(name_of(pod), number) for number in range(max(0, last - 1), last + 1)]
+    return found
+
+
+def message_of(pods: Sequence[Pod], container: str) -> str:
+    """Return the last message of a task, which its newest pod holds; "" if there is none."""
+    statuses = pods[-1]["status"].get("containerStatuses", []) if pods else []
+    ends = [
+        each.get("state", {}).get("terminated", {})
+        for each in statuses
+        if each.get("name") == container
+    ]
+    return next((str(end["message"]) for end in ends if end.get("message")), "")
+
+
+def name_of(pod: Pod) -> str:
+    return str(pod["metadata"]["name"])
+
+
 def reasons_of(
     name: str,
     objects: Sequence[Mapping[str, Any]],
-    pods: Sequence[Mapping[str, Any]],
+    pods: Sequence[Pod],
     events: Mapping[str, Any],
 ) -> list[Reason]:
     """Return why tasks do not run: failed or waiting objects and pods, and the cluster's warnings.
@@ -54,7 +110,7 @@ def reasons_of(
     return [reason.with_remedies(REMEDIES) for reason in dict.fromkeys(found)]
 
 
-def _held(pod: Mapping[str, Any]) -> Iterator[str]:
+def _held(pod: Pod) -> Iterator[str]:
     status = pod["status"]
     if status.get("phase") == "Pending":
         for condition in status.get("conditions", []):
@@ -68,7 +124,7 @@ def _held(pod: Mapping[str, Any]) -> Iterator[str]:
         yield _said(status)
 
 
-def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str]:
+def _ended(pod: Pod, name: str, task: Task | None) -> Iterator[str]:
     for container in pod["status"].get("containerStatuses", []):
         ended = container.get("state", {}).get("terminated", {})
         if code := ended.get("exitCode"):
