@@ -37,7 +37,6 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
 from zmqtrain.roles import script
-from zmqtrain.roles.process import refuse_task
 
 REFRESH_S = 0.5
 DEBUGGING_S = 86400.0
@@ -73,7 +72,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
       zmqtrain run net.py --debug 0
     """
-    refuse_task("zmqtrain run")
+    script.refuse_task("zmqtrain run")
     forget_tf_config()  # the tasks get their cluster by flags
     level, log_format = "info" if verbose else "warning", flags["log_format"] or "text"
     setup_logging(str(Task(Role.CHIEF, 0)), level, log_format)

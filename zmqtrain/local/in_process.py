@@ -32,7 +32,7 @@ from zmqtrain.observe.outcome import forget, recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster
-from zmqtrain.roles import launch, process
+from zmqtrain.roles import launch, script
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.user_code import mistakes_in_short
@@ -77,8 +77,8 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why.
     """
     refuse_while_loading("zmqtrain.run")
-    job = process.job_of_script(job)
-    task = process.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
+    job = script.job_of_script(job)
+    task = script.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
     if task is not None:
         return train_as(task, job, on_progress)
     found = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
@@ -99,7 +99,7 @@ def train_as(task: TaskConfig, job: Job, on_progress: OnProgress | None = None) 
 
     code, summary = _with_a_loop(lambda: launch.train(task, job, reach, on_progress), stop)
     if code or summary is None:
-        raise process.end_of_process(f"{task.task} has ended with exit code {code}", code)
+        raise script.end_of_process(f"{task.task} has ended with exit code {code}", code)
     return summary
 
 
@@ -129,7 +129,7 @@ def train_here(
         try:
             return _with_a_loop(lambda: asyncio.run(training), stop)
         except DebuggerLeftError as error:  # as Ctrl-C ends a script, without a traceback
-            raise process.end_of_process(str(error), ExitCode.INTERRUPTED) from None
+            raise script.end_of_process(str(error), ExitCode.INTERRUPTED) from None
 
 
 def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:

@@ -29,7 +29,7 @@ from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
 from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.optim import SGD
-from zmqtrain.roles import process
+from zmqtrain.roles.script import job_of_script, mistakes_end_a_task, task_of_script
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.weights import load, named_arrays
 from zmqtrain.training import evaluation
@@ -68,7 +68,7 @@ class Trainer:
     """
 
     @mistakes_in_short
-    @process.mistakes_end_a_task()
+    @mistakes_end_a_task()
     def __init__(
         self,
         model: Model,
@@ -112,7 +112,7 @@ class Trainer:
         self._weights: Parameters | None = None
 
     @mistakes_in_short
-    @process.mistakes_end_a_task()
+    @mistakes_end_a_task()
     def fit(
         self,
         x: Any = None,
@@ -188,7 +188,7 @@ class Trainer:
             class_weight=dict(class_weight) if isinstance(class_weight, Mapping) else class_weight,
             **{"batch_size": BATCH_SIZE} | self._options | given,
         )
-        job = process.job_of_script(job)
+        job = job_of_script(job)
         if fast_dev_run:
             quick = first_batches(data, directory, QUICK_BATCHES * job.worker_batch_size)
             job = job.with_overrides(epochs=1, steps_per_epoch=0)
@@ -221,7 +221,7 @@ class Trainer:
                     "script as a cluster; leave them out"
                 )
             return script.fit(job)
-        task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
+        task = None if alone else task_of_script("Trainer.fit", workers=workers, ps=ps)
         if task is None:  # callbacks show the progress
             return train_here(job, workers=workers, ps=ps, on_progress=lambda status: None)
         if self._weights is not None and self.logdir is None:
