@@ -67,7 +67,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_imports_no_engine_before_it_asks_one() -> None:
-    script = "import sys, zmqtrain.cli.why; print(*sys.modules)"
+    script = "import sys, zmqtrain.cli.status; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
     )
