@@ -207,7 +207,7 @@ class Chief(JobActor):
         """Let the next chief take over; training goes on meanwhile."""
         log.info("leaving; the job goes on, and waits for another chief")
         self._cluster.leave()
-        await self._conductor.record.leave(self.job.logdir)
+        await self._conductor.record.leave()
         return self.stop_code
 
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:

@@ -54,7 +54,7 @@ class Conductor:
         self._job, self._conducted, self._saver = job, conducted, conducted.saver
         self._evaluator, self._evaluate_due = evaluator, evaluate_due
         self._on_progress = on_progress
-        self.record = RunRecord(name or job.name, lambda: evaluator.evaluations)
+        self.record = RunRecord(name or job.name, lambda: evaluator.evaluations, job.logdir)
         self._epochs = None
         if job.has_epochs:
             self._epochs = Epochs(job, job.steps_of_epoch(training), evaluator, conducted)
@@ -66,7 +66,7 @@ class Conductor:
         """Show the status to people, and record it."""
         self.record.take(status, saved=self._saver.last_step)
         self._on_progress(status)
-        await self.record.save_if_due(self._job.logdir)
+        await self.record.save_if_due()
 
     async def begin(self, at: At) -> bool:
         """Begin the epochs, or go on with them in a new generation; return whether there are any.
@@ -172,7 +172,7 @@ class Conductor:
         final = await self._conducted.status()
         self._on_progress(final)
         self.record.take(final, saved=self._saver.last_step, ended=ended)
-        await self.record.save(self._job.logdir)
+        await self.record.save()
         fields |= {"exit_code": code, "ended": ended, "measures": measures}
         return await self._summary(final, chosen, fields)
 
