@@ -10,17 +10,8 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from zmqtrain.coordination import events
 from zmqtrain.coordination.arrivals import Arrivals
-from zmqtrain.coordination.events import (
-    Event,
-    GivenUp,
-    Joined,
-    Left,
-    PullArrived,
-    PushArrived,
-    PushesReported,
-    Stepped,
-)
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import ConfigError
 from zmqtrain.policies import Decision, Policy, Release, make_policy
@@ -56,7 +47,7 @@ class WorkerState:
     sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
     parts: int = 0  # bit i: on shard i
-    push: PushArrived | None = None  # its part on shard 0
+    push: events.PushArrived | None = None  # its part on shard 0
     finite: bool = True  # False if a part is not
     on_board: bool = False  # it has the shard mapped
     unpushed: int = 0  # steps without a push of their own: in rosters, and in rounds but the last
@@ -93,7 +84,7 @@ class Coordinator:
     makes_rosters: bool = False  # workers may make steps by themselves
     evaluate_every: int = 0  # each shard may be copied then: no roster or round goes over it
     roster: Roster | None = None  # in force; until it is over only Stepped is handled
-    stepped: Stepped | None = None  # last report of this roster
+    stepped: events.Stepped | None = None  # last report of this roster
     rosters: int = 0  # number of rosters so far
     workers: InitVar[int | None] = None  # expected by the policy; None: it has begun
 
@@ -112,19 +103,19 @@ class Coordinator:
         """Whether every batch of the pass is counted, so that nobody computes."""
         return self.ledger.is_at_limit and not self.finished
 
-    def handle(self, event: Event) -> list[Order]:
+    def handle(self, event: events.Event) -> list[Order]:
         """Return the orders for every shard that follow from this event."""
         match event:
-            case PushArrived():
+            case events.PushArrived():
                 return self._push_arrived(event)
-            case PushesReported(shard, arrived):
+            case events.PushesReported(shard, arrived):
                 return self._pushes_reported(shard, arrived)
-            case PullArrived():
+            case events.PullArrived():
                 return self._pull_arrived(event)
-            case Stepped():
+            case events.Stepped():
                 self._stepped(event)
                 return []
-            case Joined() | Left():
+            case events.Joined() | events.Left():
                 return self._life_changed(event)
             case Save(directory):
                 return [Snapshot(directory)]
@@ -139,7 +130,7 @@ class Coordinator:
                 return self._orders([], at_once=at_once)
             case Extend(limit):
                 self._extend(limit)
-            case GivenUp(exit_code, reason):
+            case events.GivenUp(exit_code, reason):
                 self._note_end(exit_code, reason)
                 self.steps = self.version
         return self._orders([])
@@ -149,9 +140,9 @@ class Coordinator:
         if not self.finished and not self.reason:
             self.exit_code, self.reason = exit_code, reason
 
-    def _life_changed(self, event: Joined | Left) -> list[Order]:
+    def _life_changed(self, event: events.Joined | events.Left) -> list[Order]:
         orders = self._left(event.worker)
-        if isinstance(event, Joined):
+        if isinstance(event, events.Joined):
             self.members[event.worker] = WorkerState(event.incarnation)
             self.workers_by_state["joining"].add(event.worker)
         return orders
@@ -169,7 +160,7 @@ class Coordinator:
         decisions = self.policy.leave(worker) if is_in else []
         return self._orders(decisions)
 
-    def _stepped(self, event: Stepped) -> None:
+    def _stepped(self, event: events.Stepped) -> None:
         roster = self.roster
         if roster is None:
             return
@@ -204,7 +195,7 @@ class Coordinator:
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
 
-    def _pull_arrived(self, event: PullArrived) -> list[Order]:
+    def _pull_arrived(self, event: events.PullArrived) -> list[Order]:
         worker, member = event.worker, self.members.get(event.worker)
         if member is None or member.state != "joining":
             return []
@@ -212,7 +203,7 @@ class Coordinator:
         self._change(worker, "waiting")
         return self._orders([] if self.finished else self.policy.join(worker))
 
-    def _push_arrived(self, event: PushArrived) -> list[Order]:
+    def _push_arrived(self, event: events.PushArrived) -> list[Order]:
         member = self.members.get(event.worker)
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
