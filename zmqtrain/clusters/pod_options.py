@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.options import PREFIX, Metavar
+from zmqtrain.config.options import PREFIX, Metavar, parsed_by
 from zmqtrain.files import read_file
 
 Manifest = dict[str, Any]
@@ -40,28 +40,24 @@ class PodTemplate(NamedTuple):
     change: dict[str, Any]
 
 
-def labels_in(text: Any) -> Any:
+def labels_in(text: str) -> dict[str, str]:
     """Return the labels in a text such as ``disk=ssd,zone=a``.
 
     Raises:
         ValueError: it holds something else.
     """
-    if not isinstance(text, str):
-        return text
     found = [_LABEL.fullmatch(item.strip()) for item in text.split(",")]
     if not all(found):
         raise ValueError("expected labels such as disk=ssd,zone=a")
     return {item[1]: item[2] for item in found if item}
 
 
-def templates_in(text: Any) -> Any:
+def templates_in(text: str) -> tuple[PodTemplate, ...]:
     """Return the templates in files, such as ``pods.yaml,ps=ps.yaml``.
 
     Raises:
         ValueError: a file is no template, or sets what zmqtrain sets.
     """
-    if not isinstance(text, str):
-        return text
     found = []
     for item in text.split(","):
         role, equals, path = item.rpartition("=")
@@ -118,15 +114,15 @@ def _part(value: Any, key: str, kind: type) -> Any:
 
 class PodOptions(BaseModel):
     template: Annotated[
-        tuple[PodTemplate, ...], BeforeValidator(templates_in), Metavar("[ROLE=]FILE,...")
+        tuple[PodTemplate, ...], parsed_by(templates_in), Metavar("[ROLE=]FILE,...")
     ] = Field(
         (),
         description="Kubernetes: YAML files with parts of a pod template (metadata, spec), which "
         "are merged into the pods of all roles or of one; the task's container is called zmqtrain",
     )
-    node_selector: Annotated[
-        dict[str, str], BeforeValidator(labels_in), Metavar("LABEL=VALUE,...")
-    ] = Field({}, description="Kubernetes: labels of the nodes for the pods (default: any)")
+    node_selector: Annotated[dict[str, str], parsed_by(labels_in), Metavar("LABEL=VALUE,...")] = (
+        Field({}, description="Kubernetes: labels of the nodes for the pods (default: any)")
+    )
     working_dir: str | None = Field(
         None,
         min_length=1,

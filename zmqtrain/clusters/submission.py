@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from zmqtrain.clusters.pod_options import PodOptions
 from zmqtrain.config.cluster import MAX_TASKS
-from zmqtrain.config.options import Metavar, names_of
+from zmqtrain.config.options import Metavar, names_of, parsed_by
 from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError
 
@@ -122,14 +122,12 @@ class SshHost:
         return f"{self.login}:{self.slots}"
 
 
-def hosts_of(text: Any) -> Any:
+def hosts_of(text: str) -> tuple[SshHost, ...]:
     """Return the hosts that a text such as ``a:2,me@b:4`` names.
 
     Raises:
         ValueError: it names none, or one twice.
     """
-    if not isinstance(text, str):
-        return text
     found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
     hosts = tuple(SshHost(part[1], int(part[2] or 1)) for part in found if part)
     if len({host.login for host in hosts}) < len(found):
@@ -141,7 +139,7 @@ def hosts_of(text: Any) -> Any:
 
 
 class SshOptions(BaseModel):
-    hosts: Annotated[tuple[SshHost, ...], BeforeValidator(hosts_of)] = Field(
+    hosts: Annotated[tuple[SshHost, ...], parsed_by(hosts_of)] = Field(
         (),
         description="ssh: the hosts, each with its largest number of workers, such as a:2,me@b:4; "
         "their sum is the default of --workers",
@@ -177,14 +175,12 @@ def _valid_name(name: str) -> str:
     return name
 
 
-def nbytes_of(text: Any) -> Any:
+def nbytes_of(text: str) -> int:
     """Return the bytes that a text such as 8Gi, 512Mi or 2G means.
 
     Raises:
         ValueError: it is no size.
     """
-    if not isinstance(text, str):
-        return text
     if not (found := _SIZE.fullmatch(text.strip())):
         raise ValueError("expected a size such as 8Gi or 512Mi")
     number, unit, binary = found.groups()
@@ -192,21 +188,19 @@ def nbytes_of(text: Any) -> Any:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
-def cpus_of(text: Any) -> Any:
+def cpus_of(text: str) -> float:
     """Return the CPUs that a text such as 2, 0.5 or 500m means.
 
     Raises:
         ValueError: it is no number of CPUs.
     """
-    if not isinstance(text, str):
-        return text
     if not (found := _CPUS.fullmatch(text.strip())):
         raise ValueError("expected a number of CPUs such as 2, 0.5 or 500m")
     return float(found[1]) / (1000 if found[2] else 1)
 
 
-Size = Annotated[int | None, BeforeValidator(nbytes_of), Metavar("SIZE")]
-Cpus = Annotated[float, BeforeValidator(cpus_of), Metavar("CPUS")]
+Size = Annotated[int | None, parsed_by(nbytes_of), Metavar("SIZE")]
+Cpus = Annotated[float, parsed_by(cpus_of), Metavar("CPUS")]
 
 
 class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):

@@ -13,14 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from zmqtrain.config.cluster import (
     MAX_PORT,
@@ -32,7 +25,7 @@ from zmqtrain.config.cluster import (
     parse_addresses,
     parse_workers,
 )
-from zmqtrain.config.options import names_of, values_of, variable_of
+from zmqtrain.config.options import names_of, parsed_by, values_of, variable_of
 from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
@@ -138,13 +131,13 @@ class TaskConfig(SharedConfig):
         description="port of ps 0 in a local cluster, or, without ps, of worker 0; the others have "
         "the ports after it",
     )
-    ps: Annotated[tuple[str, ...], BeforeValidator(parse_addresses)] = Field(
+    ps: Annotated[tuple[str, ...], parsed_by(parse_addresses)] = Field(
         (),
         description="addresses of all ps, as host:port,host:port; a number N means N local ps from "
         "the base port on; 0: each worker hosts one (default: from TF_CONFIG or honcho, else 1)",
     )
     workers: int = Field(1, ge=1, le=MAX_TASKS)
-    worker_addresses: Annotated[tuple[str, ...], BeforeValidator(parse_workers)] = Field(
+    worker_addresses: Annotated[tuple[str, ...], parsed_by(parse_workers)] = Field(
         (),
         title="workers",
         description="how many workers the job expects, or, without ps, the addresses where they "
