@@ -21,7 +21,16 @@ from zmqtrain.store.segment_layout import COUNT_LIMIT, INCARNATION
 from zmqtrain.units import shortened
 from zmqtrain.wire import chunks
 from zmqtrain.wire.control import Shutdown
-from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Welcome
+from zmqtrain.wire.messages import (
+    Done,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+    Leave,
+    Mapped,
+    MapSegment,
+    Welcome,
+)
 
 MAX_WAITS = 16  # of one task, shown in the status
 PHASES = len(fields(Phases))
@@ -80,6 +89,24 @@ class PeerHandlers:
         self._count()
         request.reply(Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES, self._tables))
         return (before, peer) if peer is not before else (None, None)
+
+    def on_map_segment(self, request: Request, message: MapSegment) -> None:
+        """Note the lane of a task that has reached the segment; give a worker a buffer there."""
+        peer, state = self._peers.member(request), self._state
+        if not message.nonce:  # it has asked whether it is a member
+            request.reply(Mapped(-1))
+            return
+        if message.nonce != state.shard.segment.nonce:
+            raise RefusedError(f"{request.sender} has not reached the segment of {state.task}")
+        peer.lanes = message.lane
+        if not peer.is_worker:
+            request.reply(Mapped(-1))
+            return
+        worker = state.workers[peer.index]
+        worker.lane = message.lane
+        state.assign_buffer(worker)
+        state.keep(worker)
+        request.reply(Mapped(worker.buffer))
 
     def on_leave(self, request: Request, message: Leave) -> Peer:
         """Return the task that has left."""

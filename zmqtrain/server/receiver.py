@@ -12,7 +12,6 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.models.weights import EMPTY, LIMIT, weight_of
-from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
@@ -35,7 +34,6 @@ class Receiver:
         actor: JobActor,
         state: ShardState,
         peers: PeerTable,
-        buffers: GradientBuffers,
         executor: Executor,
         rows: RowAccess,
         holds_lease: Callable[[int, int, int], bool] | None,
@@ -46,7 +44,6 @@ class Receiver:
         """
         self._state = state
         self._peers = peers
-        self._buffers = buffers
         self._executor = executor
         self._rows = rows
         self._metrics = actor.metrics
@@ -66,7 +63,7 @@ class Receiver:
         if worker.has_pulled:
             self._answer_again(worker, request, 0)
             return None
-        self._buffers.assign(worker)
+        self._state.assign_buffer(worker)
         peer.lanes = pull.lanes
         self._metrics.pulls.inc()
         return self._enter(worker, Pending(pull, request))
