@@ -30,7 +30,7 @@ from zmqtrain.errors import (
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import Add, ChunkAssembler, Parts
+from zmqtrain.wire.chunks import Add, ChunkAssembler, Chunks
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
     Chunk,
@@ -131,7 +131,7 @@ class Link:
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
-        chunks: Parts | None = None,
+        chunks: Chunks | None = None,
         out: Flat | None = None,
         add: Add | None = None,
         timeout_s: float | None = None,

@@ -26,10 +26,10 @@ from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.store.table_memory import reach as reach_tables
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import Add, Chunks, Encode, Parts
+from zmqtrain.wire.chunks import Add, Chunks, Encode
 from zmqtrain.wire.compression import Compressor, Decompressor, make_compression
 from zmqtrain.wire.messages import Mapped, MapSegment
-from zmqtrain.wire.rows import WithRows, chunks_of
+from zmqtrain.wire.rows import chunks_of
 
 if TYPE_CHECKING:
     from zmqtrain.actors.task import JobActor
@@ -71,10 +71,12 @@ class Lane:
             return None
         return Chunks(self.gradient, sequence, self._encode, in_order=False)
 
-    def with_rows(self, parts: Parts | None, rows: Sequence[RowsOf], sequence: int) -> WithRows:
-        """Return the parts of a push and the rows of its gradient, which travel."""
+    def with_rows(self, parts: Chunks | None, rows: Sequence[RowsOf], sequence: int) -> Chunks:
+        """Return the parts of a push, and behind them the rows of its gradient, which travel."""
         compression = None if self.compressor is None else self.compressor.compression
-        return WithRows(parts, chunks_of(rows, sequence, compression))
+        parts = Chunks(None, sequence, self._encode) if parts is None else parts
+        parts.end_with(chunks_of(rows, sequence, compression))
+        return parts
 
     @property
     def _encode(self) -> Encode:

@@ -72,9 +72,7 @@ class Overlap:
         request = self._requests.pop(shard, None)
         if request is not None:
             if rows and request.chunks is not None:
-                request.chunks.add(range(len(request.chunks)))
-                lane = self._lanes[shard]
-                request.chunks = lane.with_rows(request.chunks, rows, push.sequence)
+                self._lanes[shard].with_rows(request.chunks, rows, push.sequence)
             self._links[shard].complete(request, push, with_chunks=push.finite)
             compressor = self._lanes[shard].compressor
             if compressor is not None and not push.finite:

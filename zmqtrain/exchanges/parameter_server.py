@@ -24,7 +24,7 @@ from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
 from zmqtrain.training.exchange import Exchange, Membership, Round, StepReport, StepResult
-from zmqtrain.wire.chunks import Parts
+from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -152,7 +152,9 @@ class ParameterServerExchange(Exchange):
         counts = {each.table: len(each.ids) for each in rows}
         return tuple(counts.get(t.number, 0) for t in self._actor.job.table_variables())
 
-    def _with_rows(self, lane: Lane, chunks: Parts | None, rows: Sequence[RowsOf]) -> Parts | None:
+    def _with_rows(
+        self, lane: Lane, chunks: Chunks | None, rows: Sequence[RowsOf]
+    ) -> Chunks | None:
         """Write the rows of a push to memory that its ps reads, or add them to the message."""
         if lane.row_buffer is not None:
             lane.row_buffer.write(rows)
