@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError, ProtocolError
 from zmqtrain.wire.buffers import DTYPES, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.compression import FORMS, Compression, Compressor, Flat, make_compression
+from zmqtrain.wire.compression import FORMS, Compression, Compressor, make_compression
 from zmqtrain.wire.messages import Pull
 
 SPECS = ["fp16", "bf16", "int8", "int8:block=8", "int8:block=1000", "topk", "topk:ratio=0.3"]

@@ -15,10 +15,10 @@ from rich.text import Text
 from zmqtrain.cli.output import say, shape_of, show_result, table
 from zmqtrain.config.help import command
 from zmqtrain.errors import CheckpointError
+from zmqtrain.store.array_files import RowDtype, check_table_file, write_table
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.store.table_files import RowDtype, check_table_file, write_table
 from zmqtrain.store.weights import checkpoint_at, no_checkpoint, save, table_at
 from zmqtrain.units import NOTHING, counted, data_size
 

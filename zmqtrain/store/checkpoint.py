@@ -1,8 +1,8 @@
 """Writing and reading checkpoints: ``<logdir>/checkpoints/step-00001200/``.
 
 The chief opens a temporary directory (:func:`begin`), each ps writes its shard into it
-(:func:`copy_shard`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). Slices have
-their global coordinates, so they can be read into any other placement (:func:`read_shard`).
+(:func:`copy_tensors`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). Slices
+have their global coordinates, so they can be read into any other placement (:func:`read_shard`).
 """
 
 from __future__ import annotations
@@ -170,14 +170,18 @@ class ShardCopy:
             self.file.close()
 
 
-def copy_shard(
-    directory: Path,
-    shard: int,
+def shard_file(directory: Path, shard: int) -> Path:
+    """Return the file of a shard in an attempt's temporary directory."""
+    return directory / f"shard-{shard:05d}.safetensors"
+
+
+def copy_tensors(
+    file: Path,
     tensors: Mapping[str, NDArray[Any]],
-    missed: Mapping[str, int],
+    missed: Mapping[str, int] | None = None,
     frozen: Sequence[FrozenTable] = (),
 ) -> ShardCopy:
-    """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
+    """Copy tensors into a new file in an attempt's temporary directory; return the file.
 
     Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
     memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
@@ -186,7 +190,17 @@ def copy_shard(
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return _copy(directory / f"shard-{shard:05d}.safetensors", tensors, missed, frozen)
+    shapes = shapes_of(tensors)
+    for each in frozen:
+        shapes |= each.shapes
+    with durable.writing(file), ExitStack() as failed:
+        for each in frozen:
+            failed.callback(each.close)
+        out = TensorFile(file, shapes, {MISSED: json.dumps(dict(missed))} if missed else {})
+        for name, array in tensors.items():
+            out.write(name, array)
+        failed.pop_all()
+    return ShardCopy(file, out, frozen)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
@@ -197,7 +211,7 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return seal_shard(_copy(file, values, {}), number, version=0)
+    return seal_shard(copy_tensors(file, values), number, version=0)
 
 
 def whole_variables(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -205,27 +219,8 @@ def whole_variables(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return {tensor_name(PARAMETERS, name, 0): np.asarray(value) for name, value in values.items()}
 
 
-def _copy(
-    path: Path,
-    tensors: Mapping[str, NDArray[Any]],
-    missed: Mapping[str, int],
-    frozen: Sequence[FrozenTable] = (),
-) -> ShardCopy:
-    shapes = shapes_of(tensors)
-    for each in frozen:
-        shapes |= each.shapes
-    with durable.writing(path), ExitStack() as failed:
-        for each in frozen:
-            failed.callback(each.close)
-        file = TensorFile(path, shapes, {MISSED: json.dumps(dict(missed))} if missed else {})
-        for name, array in tensors.items():
-            file.write(name, array)
-        failed.pop_all()
-    return ShardCopy(path, file, frozen)
-
-
 def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
-    """Finish the file that :func:`copy_shard` began, make it durable, and return its record.
+    """Finish the file that :func:`copy_tensors` began, make it durable, and return its record.
 
     ``version`` is the number of updates that it contains.
 

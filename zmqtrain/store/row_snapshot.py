@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import CheckpointError
-from zmqtrain.store.row_code import HEADER
+from zmqtrain.store.table_layout import HEADER
 
 _BLOCK = 1 << 12  # records that are copied at once: a change waits for it, about a millisecond
 

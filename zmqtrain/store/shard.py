@@ -172,7 +172,8 @@ class Shard:
         layout = layout or self.layout
         arrays, tables = self.dense.tensors(layout), self.tables
         frozen = [] if tables is None else tables.freeze(layout)
-        return checkpoint.copy_shard(directory, layout.shard, arrays, self.dense.missed, frozen)
+        file = checkpoint.shard_file(directory, layout.shard)
+        return checkpoint.copy_tensors(file, arrays, self.dense.missed, frozen)
 
     def keep_frozen(self) -> None:
         """Copy what a checkpoint lacks of tables, before other processes change them."""

@@ -21,13 +21,15 @@ from hashlib import blake2b
 from zmqtrain.models.tables import TableVariable
 from zmqtrain.optim import Slot, Update
 from zmqtrain.store.arena import PAGE
-from zmqtrain.store.row_code import HEADER
 
 LAYOUT_VERSION = 3
 """Rises with every change to these regions, and to the row buffers."""
 
 MAGIC = b"zmqtable"
 FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
+
+HEADER = 2
+"""Words of 64 bits before a record's elements: its id, and the update that trained it last."""
 
 WORKSPACES = 8
 """Tasks that change tables side by side, at most, each some tables and in a workspace of its own.

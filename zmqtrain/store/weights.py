@@ -18,13 +18,12 @@ from safetensors.numpy import load_file
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular
 from zmqtrain.models.base import as_model
-from zmqtrain.store.array_files import check_ending, write_arrays
+from zmqtrain.store.array_files import TableExport, check_ending, write_arrays
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import Manifest, read_manifest
 from zmqtrain.store.saved_tables import load_tables, saved_rows
-from zmqtrain.store.table_files import TableExport
 from zmqtrain.units import data_size, shortened
 
 log = logging.getLogger(__name__)

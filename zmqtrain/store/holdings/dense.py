@@ -29,8 +29,7 @@ from zmqtrain.optim.runs import Absences, Run, Runs
 from zmqtrain.optim.whole import WholeVariable
 from zmqtrain.store.changes import ACCUMULATE, SETTLE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
-from zmqtrain.store.holdings.dense_part import Part
-from zmqtrain.store.holdings.device_arrays import DeviceArrays
+from zmqtrain.store.holdings.dense_part import DeviceArrays, Part
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment

@@ -31,8 +31,8 @@ from zmqtrain.store.changes import UPDATE, Change
 from zmqtrain.store.held_table import HeldTable, TableUpdate
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
+from zmqtrain.store.row_code import Training, train
 from zmqtrain.store.row_sum import Contributed, RowSum
-from zmqtrain.store.row_training import Training, train
 from zmqtrain.store.table_checkpoint import FrozenTable, read_table
 from zmqtrain.store.table_layout import BLOCK_ROWS, DONE, LINE, READY, position, position_of
 from zmqtrain.store.table_memory import TableMemory
