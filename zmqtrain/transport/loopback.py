@@ -17,7 +17,7 @@ import time
 from zmqtrain.transport.base import OnMessage
 from zmqtrain.transport.greeting import UNIX, greeting, mechanism_at, reason
 from zmqtrain.transport.own_directory import for_small_files
-from zmqtrain.transport.unix import UnixListener, UnixPeer, UnixTransport
+from zmqtrain.transport.unix import UnixListener, UnixPeer
 
 ASK_S = 0.5  # between two inquiries at a port that has no socket
 
@@ -81,13 +81,6 @@ class LoopbackListener(UnixListener):
                 end.setblocking(False)
                 end.send(greeting(UNIX))
                 end.shutdown(socket.SHUT_WR)
-
-
-class LoopbackTransport(UnixTransport):
-    """Makes endpoints at ``tcp://host:port`` of loopback."""
-
-    listener_at = LoopbackListener
-    peer_at = LoopbackPeer
 
 
 def place_of(address: str, platform: str = sys.platform) -> str:
