@@ -16,7 +16,7 @@ import pytest
 
 from tests.modules import Modules
 from tests.optim.runs import Run
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     LAMB,

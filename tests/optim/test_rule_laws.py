@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.optim.runs import Run
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE
 from zmqtrain.optim import (
     SGD,
     Adagrad,

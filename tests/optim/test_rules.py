@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE
 from zmqtrain.optim import (
     LAMB,
     SGD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.store.finite import LARGE, all_finite
 

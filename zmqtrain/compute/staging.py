@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import blocks
+from zmqtrain.compute.arrays import Flat, blocks
 
 log = logging.getLogger(__name__)
 
-SIZE = 1 << 18
-"""Elements of a buffer, 1 MiB: larger ones leave the host's cache."""
+SIZE = 1 << 18  # elements of a buffer, 1 MiB: larger ones leave the host's cache
 
 
 class Staging:

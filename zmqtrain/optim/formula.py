@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import Flat, block_size, blocks
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.checks import Checked
 from zmqtrain.optim.clipping import sum_of_squares

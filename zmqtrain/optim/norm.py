@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import blocks
+from zmqtrain.compute.arrays import Flat, blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
 _LARGEST_SQUARE = 2.0**256  # of a float32

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import Flat, block_size, blocks
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot

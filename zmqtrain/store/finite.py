@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import block_size, blocks
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.store.segment_layout import cut
 
