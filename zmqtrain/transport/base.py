@@ -30,8 +30,7 @@ def ignore_failure(text: str, is_final: bool) -> None:
     """An :data:`OnFailure` that does nothing."""
 
 
-COPIED_NBYTES = 1 << 16
-"""Frames up to this size are copied: that is cheaper than tracking them."""
+COPIED_NBYTES = 1 << 16  # frames up to this size are copied: that is cheaper than tracking them
 
 
 class UnreachableError(Exception):
