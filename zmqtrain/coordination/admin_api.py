@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from zmqtrain.actors.actor import Request, ResendId
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, ResendId, guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.config.cluster import Role

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from zmqtrain.actors.actor import Request
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import Peer, PeerTable

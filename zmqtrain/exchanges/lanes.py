@@ -43,14 +43,17 @@ class Lane:
 
     ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
     ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of, or, if
-    it ``is_shared``, those of another lane. ``layout``: copies are those slices that the task reads
-    elsewhere. ``rows`` of the ps's tables are read there, and those of a gradient are written to
-    ``row_buffer``; None: both travel, or there are no tables.
+    it ``is_shared``, those of another lane. ``source``: where the task reads the parameters: in
+    place, or a copy. ``layout``: copies are those slices that the task reads elsewhere. ``rows`` of
+    the ps's tables are read there, and those of a gradient are written to ``row_buffer``; None:
+    both travel, or there are no tables.
     """
 
+    link: Link
     name: str
     layout: ShardLayout
     parameters: Flat
+    source: Flat
     gradient: Flat
     reached: Reached | None = None
     compressor: Compressor | None = None  # of gradients that travel
@@ -105,18 +108,26 @@ async def open_lanes(actor: JobActor, joined: Sequence[Admission]) -> list[Lane]
         return lanes
     one = lanes[near[0]]  # all ps hold the same, so the same bytes go to those that are far
     shared = replace(one, name="tcp", reached=None, is_shared=True, rows=None, row_buffer=None)
-    return [replace(shared, layout=lane.layout) if lane.reached is None else lane for lane in lanes]
+    return [
+        lane
+        if lane.reached is not None
+        else replace(shared, link=lane.link, layout=lane.layout, source=one.parameters)
+        for lane in lanes
+    ]
 
 
 async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) -> Lane:
     reached = await map_segment(actor, layout.shard, joined)
     if reached is not None:
         segment, number, rows = reached
+        is_copied = actor.job.consistent_reads
         try:
             return Lane(
-                name=segment.lane,
-                layout=layout,
+                joined.link,
+                segment.lane,
+                layout,
                 parameters=segment.parameters,
+                source=zeros(layout.size) if is_copied else segment.parameters,
                 gradient=segment.gradient(number),
                 reached=segment,
                 rows=rows,
@@ -126,12 +137,12 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
     parameters, gradient = zeros(layout.size), zeros(layout.size)
+    lane = Lane(joined.link, "tcp", layout, parameters, parameters, gradient)
     compression = make_compression(actor.job.compression)
     if compression is None:
-        return Lane("tcp", layout, parameters, gradient)
+        return lane
     compressor = Compressor(compression, layout.trained)
-    add = Decompressor(compression, layout.trained).add
-    return Lane("tcp", layout, parameters, gradient, compressor=compressor, add=add)
+    return replace(lane, compressor=compressor, add=Decompressor(compression, layout.trained).add)
 
 
 class Near(NamedTuple):

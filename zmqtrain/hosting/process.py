@@ -22,8 +22,7 @@ from zmqtrain.hosting import signals
 from zmqtrain.observe import health
 from zmqtrain.planning.plan import Plan
 
-DESCRIPTORS = 24
-"""Open files of a task without peers."""
+DESCRIPTORS = 24  # open files of a task without peers
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from zmqtrain.actors.actor import Request
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.events import Measured

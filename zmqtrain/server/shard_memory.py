@@ -158,19 +158,12 @@ def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
 
 def close_or_remove(segment: Segment, memory: TableMemory | None = None, *, keep: bool) -> None:
     """Close a shard's memory, and its tables; keep the files for the next life, or remove them."""
-    if not keep or segment.path is None:
-        _remove(segment, memory)
-        return
-    if memory is not None:
-        memory.close()
-    log.info("memory kept in %s for this ps's next life; zmqtrain clean removes it", segment.path)
-    segment.close()
-
-
-def _remove(segment: Segment, memory: TableMemory | None) -> None:
-    if memory is not None:
-        memory.remove()
-    segment.remove()
+    keep = keep and segment.path is not None
+    if keep:
+        text = "memory kept in %s for this ps's next life; zmqtrain clean removes it"
+        log.info(text, segment.path)
+    for each in (segment,) if memory is None else (memory, segment):
+        each.close() if keep else each.remove()
 
 
 def note_alive(segment: Segment) -> None:

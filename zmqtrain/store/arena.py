@@ -66,11 +66,6 @@ class Arena:
         self.ints(at, nbytes // 8)[:] = 0
 
 
-def private_arena(nbytes: int) -> Arena:
-    """Make memory of this process alone."""
-    return Arena(private_file(nbytes), None)
-
-
 def private_file(nbytes: int) -> int:
     """Return the descriptor of a new file without a name."""
     if hasattr(os, "memfd_create"):

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import ALIGNMENT_NBYTES, Flat
 
 ITEM_NBYTES = 4  # float32, the dtype of trained variables and of a shard
-ALIGNMENT = ALIGNMENT_NBYTES // ITEM_NBYTES
-"""Elements; slices begin at multiples of it."""
+ALIGNMENT = ALIGNMENT_NBYTES // ITEM_NBYTES  # elements; slices begin at multiples of it
 
 Kind: TypeAlias = Literal["trained", "state", "frozen"]
 

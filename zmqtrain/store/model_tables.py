@@ -16,12 +16,10 @@ from zmqtrain.optim.groups import check_patterns, fits
 from zmqtrain.units import shortened
 from zmqtrain.user_code import user_code
 
-MAX_DIM = 1 << 16
-"""Elements of a row, at most: a message has room for a row."""
+MAX_DIM = 1 << 16  # elements of a row, at most: a message has room for a row
 
 
-MAX_TABLES = 1000
-"""Tables of a model, at most: a message has room for a shard's status of each."""
+MAX_TABLES = 1000  # tables of a model, at most: a message has room for a shard's status of each
 
 
 def tables_of(

@@ -34,7 +34,6 @@ from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
-from zmqtrain.store.kept import Kept, KeptRows
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
@@ -48,6 +47,7 @@ from zmqtrain.store.segment_layout import (
     VERSION,
     SegmentLayout,
 )
+from zmqtrain.store.table_memory import Kept, KeptRows
 
 
 class Shard:

@@ -22,9 +22,7 @@ from zmqtrain.models.tables import TableVariable
 from zmqtrain.optim import Slot, Update
 from zmqtrain.store.arena import PAGE
 
-LAYOUT_VERSION = 3
-"""Rises with every change to these regions, and to the row buffers."""
-
+LAYOUT_VERSION = 3  # rises with every change to these regions, and to the row buffers
 MAGIC = b"zmqtable"
 FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
 
@@ -47,8 +45,7 @@ A ps changes all of them in workspace 0; members of a board have one each (see b
     READY,  # of a workspace: table and rows whose new values are in the scratch
 ) = range(2)
 
-LINE = 8
-"""Words in a line of the cache: those of all tables have one, and those of each workspace."""
+LINE = 8  # words in a line of the cache: those of all tables have one, and those of each workspace
 
 (
     STATE,  # where the index is: see row_store.py
@@ -68,15 +65,12 @@ LINE = 8
     FORGOTTEN,  # rows that were erased so far, for people
 ) = range(15)
 
-BLOCK_ROWS = 4096
-"""Rows that are inserted, or changed, at once, at most."""
+BLOCK_ROWS = 4096  # rows that are inserted, or changed, at once, at most
 
 BLOCK_SIZE = 32_768
 """Elements of rows that are changed at once, at most, if these are more than one row."""
 
-LOAD = 0.7
-"""Share of an index that is used before it grows."""
-
+LOAD = 0.7  # share of an index that is used before it grows
 _ADDRESSES = 1 << 44  # bytes that a process maps of a shard, at most, most of which take no memory
 
 
@@ -150,6 +144,8 @@ class StoreLayout:
 class MemoryLayout:
     """The places of all regions; ``space``: the largest size of the file in bytes."""
 
+    words = slice(PAGE, PAGE + 8 * LINE * (1 + WORKSPACES))
+
     def __init__(self, tables: Sequence[TableLayout], space: int) -> None:
         self.tables = tuple(tables)
         self.space = space
@@ -170,10 +166,6 @@ class MemoryLayout:
                 self.candidates[number] = _store(name, (), rows, at, min(share, space))
                 at = self.candidates[number].end
         self.nbytes = at
-
-    @property
-    def words_at(self) -> int:
-        return PAGE
 
     @property
     def digest(self) -> bytes:

@@ -23,7 +23,7 @@ from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import Manifest, read_manifest
-from zmqtrain.store.saved_tables import load_tables, saved_rows
+from zmqtrain.store.saved_rows import load_tables, saved_rows
 from zmqtrain.units import data_size, shortened
 
 log = logging.getLogger(__name__)

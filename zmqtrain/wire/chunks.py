@@ -18,11 +18,8 @@ from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
 from zmqtrain.wire.messages import Chunk, RowChunk
 
-CHUNK_SIZE = FRAME_NBYTES // 4
-"""Elements in a chunk, 1 MiB."""
-
-WINDOW_NBYTES = 8 << 20
-"""Bytes of chunks that a worker may send to a ps without acknowledgement."""
+CHUNK_SIZE = FRAME_NBYTES // 4  # elements in a chunk, 1 MiB
+WINDOW_NBYTES = 8 << 20  # bytes of chunks that a worker may send to a ps without acknowledgement
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
 """Memory for these chunks at a ps: the allocator keeps a freed copy."""

@@ -20,11 +20,8 @@ PROTOCOL_VERSION = 33
 """Rises with every change to these files; peers of another version are refused."""
 
 
-BATCH = 1000
-"""Most pushes or orders in one message; more are sent as several messages."""
-
-MAX_PARTS = 1000
-"""Most tables of which one message has rows or ids."""
+BATCH = 1000  # most pushes or orders in one message; more are sent as several messages
+MAX_PARTS = 1000  # most tables of which one message has rows or ids
 
 
 @dataclass(slots=True)
