@@ -10,7 +10,7 @@ from tests.server.conftest import SIZE, make_state
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Order, Reduce
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord, recover
-from zmqtrain.store.marks import MAX_MARK_NBYTES
+from zmqtrain.store.journal import MAX_MARK_NBYTES
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 

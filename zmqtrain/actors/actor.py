@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVarTuple
 
@@ -49,18 +50,14 @@ ResendId: TypeAlias = tuple[RoutingId, str, int]
 """A connection, its sender and the number of a request: the same when that is sent again."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A received envelope, and the way back to its sender."""
 
-    __slots__ = ("_actor", "endpoint", "envelope", "peer")
-
-    def __init__(
-        self, actor: Actor, endpoint: Endpoint, peer: RoutingId, envelope: Envelope
-    ) -> None:
-        self._actor = actor
-        self.endpoint = endpoint
-        self.peer = peer
-        self.envelope = envelope
+    _actor: Actor
+    endpoint: Endpoint
+    peer: RoutingId
+    envelope: Envelope
 
     @property
     def sender(self) -> Sender:

@@ -329,7 +329,10 @@ class Link:
     def _on_reply(self, outstanding: Outstanding, envelope: Envelope) -> None:
         message = envelope.message
         if type(message) is Chunk:
-            self._on_chunk(outstanding, message, envelope.tensors)
+            if outstanding.incoming is None:
+                raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
+            outstanding.incoming.take(message, envelope.tensors)
+            outstanding.attempt.at = time.monotonic()
         elif type(message) is ChunksReceived:
             outstanding.attempt.acknowledge(message.nbytes)
             self.go_on(outstanding)
@@ -343,14 +346,6 @@ class Link:
             if outstanding.is_lost(beat, reply):
                 log.info("%s: sending push %d again", self.peer, outstanding.sequence)
                 self._resend(outstanding)
-
-    def _on_chunk(
-        self, outstanding: Outstanding, chunk: Chunk, tensors: tuple[Tensor, ...]
-    ) -> None:
-        if outstanding.incoming is None:
-            raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
-        outstanding.incoming.take(chunk, tensors)
-        outstanding.attempt.at = time.monotonic()
 
     def _on_answer(self, outstanding: Outstanding, envelope: Envelope) -> None:
         """Take an answer, unless chunks of its parameters were lost.

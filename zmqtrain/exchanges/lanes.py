@@ -171,7 +171,9 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
             place, is_board = welcome.tables, actor.plan.exchange.is_board
             rows = reach_tables(place, tables, writable=is_board) if tables else None
             if wanted in ("auto", segment.lane):
-                return Near(segment, await _prove(link, segment), rows)
+                proof = MapSegment(segment.lane, segment.nonce)
+                reply = await link.request(proof, reason="it has not assigned a buffer yet")
+                return Near(segment, reply.expect(Mapped).buffer, rows)
             reason = f"its lane is {segment.lane}"
         except FencedError:
             raise
@@ -185,13 +187,6 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
         )
     log.info("tensors travel to %s by tcp: %s", link.peer, reason)
     return None
-
-
-async def _prove(link: Link, segment: Reached) -> int:
-    reply = await link.request(
-        MapSegment(segment.lane, segment.nonce), reason="it has not assigned a buffer yet"
-    )
-    return reply.expect(Mapped).buffer
 
 
 async def _check_known(link: Link) -> None:

@@ -75,7 +75,11 @@ class PeerHandlers:
         if DATA in message.fingerprint:
             self.fingerprint[DATA] = message.fingerprint[DATA]
         if peer is not before:
-            self._begin_life(peer, before)
+            self._state.shard.segment.words[INCARNATION] = self._peers.newest
+            if before is not None:
+                self._gone(before)
+            if peer.is_worker:
+                self._state.join(peer)
         self._count()
         request.reply(
             messages.Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES, self._tables)
@@ -160,13 +164,6 @@ class PeerHandlers:
                 f"{sender} runs another job than {task}: {difference}. "
                 f"{remedy_of_difference(theirs, ours)}"
             )
-
-    def _begin_life(self, peer: Peer, before: Peer | None) -> None:
-        self._state.shard.segment.words[INCARNATION] = self._peers.newest
-        if before is not None:
-            self._gone(before)
-        if peer.is_worker:
-            self._state.join(peer)
 
     def _gone(self, peer: Peer) -> None:
         """Drop the pending request of a task that has left."""

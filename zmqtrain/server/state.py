@@ -17,8 +17,8 @@ from zmqtrain.models.tables import RowsOf
 from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.orders import Answer
 from zmqtrain.store.changes import ACCUMULATE, Change, Contribution
+from zmqtrain.store.journal import Marks
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import GENERATION, INCARNATION, ORDERS
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply

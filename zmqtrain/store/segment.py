@@ -119,16 +119,11 @@ class Segment:
         """
         path = path.absolute()  # others look for it from where they are
         own_directory.make(path.parent, REMEDY, SegmentError)
-        with explaining(f"{path} cannot be made", REMEDY, SegmentError):
-            return cls._create(layout, path)
-
-    @classmethod
-    def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
-        if path.exists() and locks.owned_and_held(path)[0]:
-            raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
-        # Not written over: a worker of the dead ps may have it mapped.
-        remove_files(path)
-        with ExitStack() as failed:
+        with explaining(f"{path} cannot be made", REMEDY, SegmentError), ExitStack() as failed:
+            if path.exists() and locks.owned_and_held(path)[0]:
+                raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
+            # Not written over: a worker of the dead ps may have it mapped.
+            remove_files(path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             failed.callback(os.close, descriptor)
             failed.callback(path.unlink, missing_ok=True)

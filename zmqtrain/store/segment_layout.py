@@ -6,7 +6,7 @@ for gradients are locked one by one:
     header        magic, layout version, nonce; then the words that change, named below
     change        the update under way: see changes.py
     board         words of the workers that make steps by themselves: see board.py
-    marks         each worker's last request and answer: see marks.py and server/state.py
+    marks         each worker's last request and answer: see journal.py and server/state.py
     journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a block of its parameters and of every
                   slot: see optim/redo.py

@@ -239,7 +239,7 @@ class Shard:
         up the difference. If the process is killed, elements not yet moved stay where they are.
         """
         words = self.segment.words
-        self.dense.begin_settling()
+        self.dense.begin_parts()
         self.is_changing = True
         words[CLOCK] += 1
         if self.safe:

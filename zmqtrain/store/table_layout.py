@@ -66,10 +66,7 @@ LINE = 8  # words in a line of the cache: those of all tables have one, and thos
 ) = range(15)
 
 BLOCK_ROWS = 4096  # rows that are inserted, or changed, at once, at most
-
-BLOCK_SIZE = 32_768
-"""Elements of rows that are changed at once, at most, if these are more than one row."""
-
+BLOCK_SIZE = 32_768  # elements of rows that are changed at once, if these are more than one row
 LOAD = 0.7  # share of an index that is used before it grows
 _ADDRESSES = 1 << 44  # bytes that a process maps of a shard, at most, most of which take no memory
 
@@ -101,44 +98,22 @@ def table_layouts(
     return tuple(TableLayout(variable, update.slots) for variable, update in pairs)
 
 
-@dataclass(frozen=True)
 class StoreLayout:
-    """The place of one store of rows, in bytes from the beginning of the file."""
+    """The place of one store of rows, in bytes from the beginning of the file.
 
-    name: str
-    widths: tuple[int, ...]
-    most: int  # rows that it has room for
-    words_at: int
+    ``most``: rows that it has room for. Attributes ``stride``: bytes of a record; ``index_bits``:
+    the capacity of the largest index is 2 to the power of it.
+    """
 
-    @property
-    def stride(self) -> int:
-        """Bytes of a record."""
-        return 8 * HEADER + -(-4 * sum(self.widths) // 8) * 8
-
-    @property
-    def pending_at(self) -> int:
-        return self.words_at + PAGE
-
-    @property
-    def free_at(self) -> int:
-        return self.pending_at + _pages(8 * BLOCK_ROWS)
-
-    @property
-    def records_at(self) -> int:
-        return self.free_at + _pages(8 * self.most)
-
-    @property
-    def index_at(self) -> int:
-        return self.records_at + _pages(self.stride * self.most)
-
-    @property
-    def end(self) -> int:
-        return self.index_at + _pages(4 * 8 << self.index_bits)
-
-    @property
-    def index_bits(self) -> int:
-        """The capacity of the largest index is 2 to the power of it."""
-        return max((2 * self.most).bit_length(), 14)
+    def __init__(self, name: str, widths: tuple[int, ...], most: int, words_at: int) -> None:
+        self.name, self.widths, self.most, self.words_at = name, widths, most, words_at
+        self.stride = 8 * HEADER + -(-4 * sum(widths) // 8) * 8
+        self.index_bits = max((2 * most).bit_length(), 14)
+        self.pending_at = words_at + PAGE
+        self.free_at = self.pending_at + _pages(8 * BLOCK_ROWS)
+        self.records_at = self.free_at + _pages(8 * most)
+        self.index_at = self.records_at + _pages(self.stride * most)
+        self.end = self.index_at + _pages(4 * 8 << self.index_bits)
 
 
 class MemoryLayout:

@@ -20,9 +20,7 @@ from zmqtrain.wire.messages import Chunk, RowChunk
 
 CHUNK_SIZE = FRAME_NBYTES // 4  # elements in a chunk, 1 MiB
 WINDOW_NBYTES = 8 << 20  # bytes of chunks that a worker may send to a ps without acknowledgement
-
-MESSAGES_NBYTES = 2 * WINDOW_NBYTES
-"""Memory for these chunks at a ps: the allocator keeps a freed copy."""
+MESSAGES_NBYTES = 2 * WINDOW_NBYTES  # memory for them at a ps: the allocator keeps a freed copy
 
 Part: TypeAlias = tuple[Chunk | RowChunk, tuple[Tensor, ...]]
 """A message that is sent before another one, and its tensors."""

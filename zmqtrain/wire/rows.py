@@ -26,8 +26,7 @@ from zmqtrain.wire.messages import MAX_PARTS, RowChunk
 
 _HEAD = 9  # bytes: the first id, and the width of a difference
 
-MAX_LENGTHS = 30
-"""Different lengths of rows in a message, at most: each may be another form, of two tensors."""
+MAX_LENGTHS = 30  # different lengths of rows in a message: each may be another form, of two tensors
 
 Run: TypeAlias = tuple[int, slice]
 """The place of a table in a list, and some of its rows."""

@@ -94,7 +94,7 @@ class Dense:
             self._begun = change, bound.numbers(change.step)
             if self._is_layered and not change.local_steps:
                 self._measure(change)
-        self.begin_parts(range(len(self._parts)))
+        self.begin_parts()
 
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
@@ -123,10 +123,6 @@ class Dense:
         mean, begin = self._mean(change), not change.with_sum
         self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
         np.minimum.reduce(self._absent(change), out=self._segment.absent_of_sum)
-
-    def begin_settling(self) -> None:
-        """Note that no parameter is settled."""
-        self.begin_parts(range(len(self._parts)))
 
     def settle(self, target: Flat) -> None:
         """Move the trained parameters to ``target``: see :meth:`Shard.settle`."""
@@ -184,9 +180,9 @@ class Dense:
         counts = (self._segment.missed[words[VERSION] % 2] + words[RESTED]).tolist()
         return {name: counts[n] for name, n in self._layout.numbers.items() if counts[n]}
 
-    def begin_parts(self, numbers: Iterable[int]) -> None:
-        """Note that nothing of the next change of these parts is made."""
-        for number in numbers:
+    def begin_parts(self, numbers: Iterable[int] | None = None) -> None:
+        """Note that nothing of the next change of these parts, None: of all, is made."""
+        for number in range(len(self._parts)) if numbers is None else numbers:
             self._parts[number].begin()
 
     def update_parts(self, numbers: Iterable[int], change: Change) -> None:
