@@ -74,8 +74,14 @@ class Lane:
             return None
         return Chunks(self.gradient, sequence, self._encode, in_order=False)
 
-    def with_rows(self, parts: Chunks | None, rows: Sequence[RowsOf], sequence: int) -> Chunks:
-        """Return the parts of a push, and behind them the rows of its gradient, which travel."""
+    def with_rows(
+        self, parts: Chunks | None, rows: Sequence[RowsOf], sequence: int
+    ) -> Chunks | None:
+        """Write the rows of a push to memory that its ps reads, or add them to the parts of it."""
+        if self.row_buffer is not None:
+            self.row_buffer.write(rows)
+        if self.row_buffer is not None or not rows:
+            return parts
         compression = None if self.compressor is None else self.compressor.compression
         parts = Chunks(None, sequence, self._encode) if parts is None else parts
         parts.end_with(chunks_of(rows, sequence, compression))

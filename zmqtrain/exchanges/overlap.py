@@ -71,7 +71,7 @@ class Overlap:
         """
         request, lane = self._requests.pop(shard, None), self._lanes[shard]
         if request is not None:
-            if rows and request.chunks is not None:
+            if request.chunks is not None:
                 lane.with_rows(request.chunks, rows, push.sequence)
             lane.link.complete(request, push, with_chunks=push.finite)
             if lane.compressor is not None and not push.finite:

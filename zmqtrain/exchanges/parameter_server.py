@@ -24,7 +24,6 @@ from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
 from zmqtrain.training.exchange import Exchange, Membership, Round, StepReport, StepResult
-from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -108,7 +107,7 @@ class ParameterServerExchange(Exchange):
                 request = self._overlap.complete(shard, push, of_tables)
             if request is None:
                 chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())
-                parts = self._with_rows(lane, chunks, of_tables)
+                parts = lane.with_rows(chunks, of_tables, self._sequence)
                 request = lane.link.begin(
                     push,
                     tensors=tensors,
@@ -147,16 +146,6 @@ class ParameterServerExchange(Exchange):
             return ()
         counts = {each.table: len(each.ids) for each in rows}
         return tuple(counts.get(t.number, 0) for t in self._actor.job.table_variables())
-
-    def _with_rows(
-        self, lane: Lane, chunks: Chunks | None, rows: Sequence[RowsOf]
-    ) -> Chunks | None:
-        """Write the rows of a push to memory that its ps reads, or add them to the message."""
-        if lane.row_buffer is not None:
-            lane.row_buffer.write(rows)
-        elif rows:
-            return lane.with_rows(chunks, rows, self._sequence)
-        return chunks
 
     async def wait_for_end(self) -> None:
         """Wait for the chief to end the run, until the task is stopped.
