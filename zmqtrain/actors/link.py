@@ -11,11 +11,11 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from functools import partial
 from typing import Protocol
 
 from zmqtrain.actors.halts import halt_at
-from zmqtrain.actors.liveness import Liveness
 from zmqtrain.actors.outstanding import Attempt, Outstanding
 from zmqtrain.actors.waits import Waits
 from zmqtrain.compute.arrays import Flat
@@ -43,6 +43,7 @@ from zmqtrain.wire.messages import (
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
+BEATS = 64  # last heartbeats whose ids are kept, to recognise their refusals
 RESENDS = 4  # before the deadline or the peer timeout, if heartbeats are that frequent
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class Link:
         self._waits = owner.waits
         self._waits.halts[peer] = partial(halt_at, endpoint.address)
         self._metrics = owner.metrics
-        self._liveness = Liveness(owner.timing)
+        self._beats: deque[int] = deque(maxlen=BEATS)  # those of the current life
+        self._received_at: float | None = None  # the last message of the peer
         self._outstanding: dict[int, Outstanding] = {}
         self._last_id = 0
         endpoint.start(self._receive)
@@ -231,14 +233,17 @@ class Link:
             before = time.monotonic()
             await asyncio.sleep(self._owner.timing.heartbeat_s)
             now = time.monotonic()
-            self._liveness.forgive(before, now)
             self._waits.log_long()
             for outstanding in self._outstanding.values():
                 if outstanding.is_overdue(now):
                     self._resend(outstanding)
-            # A peer that never sent anything is given up at the deadline of the join.
-            silent_s = self._liveness.silent_s(now)
-            if silent_s > self._owner.timing.peer_timeout_s:
+            if self._received_at is None:  # it is given up at the deadline of the join
+                continue
+            limit_s = self._owner.timing.peer_timeout_s
+            if now - before > self._owner.timing.heartbeat_s + limit_s / 2:
+                self._received_at = now  # it was this process that was suspended
+            silent_s = now - self._received_at
+            if silent_s > limit_s:
                 where = f"{self.peer} at {self.endpoint.address}"
                 text = f"{where} has been silent for {silent_s:.1f} s"
                 why = halt_at(self.endpoint.address) or "it has ended, or this host cannot reach it"
@@ -259,12 +264,14 @@ class Link:
     @property
     def is_alive(self) -> bool:
         """Whether the peer has welcomed us and has sent something within three heartbeats."""
-        return self.joined and self.lost is None and self._liveness.is_alive(time.monotonic())
+        if not self.joined or self.lost is not None or self._received_at is None:
+            return False
+        return time.monotonic() - self._received_at < 3 * self._owner.timing.heartbeat_s
 
     def begin_life(self) -> None:
         """Send no heartbeat before the next welcome; ignore refusals of earlier ones."""
         self.joined = False
-        self._liveness.begin_life()
+        self._beats.clear()
 
     def abandon(self, error: ZmqTrainError) -> None:
         """Fail every outstanding request: the life that sent them is over."""
@@ -280,11 +287,11 @@ class Link:
     def close(self, *, discard: bool = False) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         # Nothing can be delivered to a peer that never answered.
-        self.endpoint.close(discard=discard or self._liveness.received_at is None)
+        self.endpoint.close(discard=discard or self._received_at is None)
 
     def _send_heartbeat(self) -> None:
         self._last_id += 1
-        self._liveness.begin_beat(self._last_id)
+        self._beats.append(self._last_id)
         sender, generation = self._owner.identify()
         self._transmit(Envelope(self._owner.heartbeat(), sender, self._last_id, generation))
 
@@ -309,13 +316,13 @@ class Link:
         except ProtocolError as error:
             self._on_garbage(error)
             return
-        self._liveness.received_at = time.monotonic()
+        self._received_at = time.monotonic()
         request_id, message = envelope.request_id, envelope.message
         if type(message) is HeartbeatReply:
             self._on_heartbeat_reply(request_id, message)
         elif request_id == 0:
             self._owner.on_message(self.endpoint, envelope)
-        elif type(message) is Refusal and self._liveness.is_beat(request_id):
+        elif type(message) is Refusal and request_id in self._beats:
             self._on_fenced(message)
         else:
             outstanding = self._outstanding.get(request_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,6 @@ from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_room
 from zmqtrain.wire import chunks
-from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression import Decompressor, make_compression
 from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push, PushReply, RowChunk
 
@@ -101,20 +100,16 @@ class Receiver:
             if worker.lane != "tcp" or worker.buffer < 0:
                 raise ProtocolError(f"a chunk of push {chunk.sequence} on lane {worker.lane}")
             if isinstance(chunk, Chunk):
-                self._take_chunk(chunk, tensors, worker)
+                flat = self._state.shard.segment.gradient(worker.buffer)
+                start = chunk.index * chunks.CHUNK_SIZE
+                self._decode(start, tensors, chunks.at(flat, chunk.index))
+                worker.chunks.add(chunk.index)
             else:
                 self._rows.take_in(chunk, tensors, worker)
         worker.unacknowledged_nbytes += sum(tensor.nbytes for tensor in tensors)
         if 2 * worker.unacknowledged_nbytes >= chunks.WINDOW_NBYTES:
             request.reply(ChunksReceived(worker.unacknowledged_nbytes))
             worker.unacknowledged_nbytes = 0
-
-    def _take_chunk(self, chunk: Chunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
-        """Decode a chunk into the worker's buffer."""
-        gradient = self._state.shard.segment.gradient(worker.buffer)
-        start = chunk.index * chunks.CHUNK_SIZE
-        self._decode(start, tensors, chunks.at(gradient, chunk.index))
-        worker.chunks.add(chunk.index)
 
     def _worker(self, request: Request) -> WorkerRecord:
         return self._state.workers[self._peers.member(request).index]

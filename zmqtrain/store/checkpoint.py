@@ -154,21 +154,6 @@ class ShardCopy:
     file: TensorFile
     frozen: Sequence[FrozenTable] = ()
 
-    def finish(self) -> None:
-        """Write what is missing, once; the shard may change meanwhile.
-
-        Raises:
-            OSError: the disk failed.
-            CheckpointError: the shard has lost what was frozen.
-        """
-        try:
-            for each in self.frozen:
-                each.write(self.file.write)
-        finally:
-            for each in self.frozen:
-                each.close()
-            self.file.close()
-
 
 def shard_file(directory: Path, shard: int) -> Path:
     """Return the file of a shard in an attempt's temporary directory."""
@@ -229,7 +214,13 @@ def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
     """
     file = copy.path
     with durable.writing(file):
-        copy.finish()
+        try:
+            for each in copy.frozen:
+                each.write(copy.file.write)
+        finally:
+            for each in copy.frozen:
+                each.close()
+            copy.file.close()
         # A checkpoint is as open as its directory.
         os.chmod(file, file.parent.stat().st_mode & 0o666)
         durable.sync_path(file)

@@ -163,10 +163,12 @@ class Segment:
                     f"{path} belongs to a live ps; expected a path of its own"
                 ) from None
             failed.callback(locks.release, lock)
-            nonce = _nonce_of(descriptor, layout)
-            if not nonce:
+            magic, version, slots, nonce, size = _fixed(descriptor)
+            is_whole = os.fstat(descriptor).st_size >= layout.gradients_at
+            expected = MAGIC, LAYOUT_VERSION, len(layout.slots), layout.size
+            if not is_whole or (magic, version, slots, size) != expected:
                 return None
-            segment = cls(layout, path, descriptor, nonce, lock)
+            segment = cls(layout, path, descriptor, nonce.hex(), lock)
             failed.pop_all()
         return segment
 
@@ -359,15 +361,6 @@ def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> No
             f"{name} is of {size} elements with {slots} slots, expected {layout.size} with "
             f"{len(layout.slots)}: it is another shard's"
         )
-
-
-def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
-    """Return the nonce of an open file if it is a whole segment of this layout, else ""."""
-    found = os.fstat(descriptor)
-    magic, version, slots, nonce, size = _fixed(descriptor)
-    is_whole = found.st_uid == os.geteuid() and found.st_size >= layout.gradients_at
-    expected = (MAGIC, LAYOUT_VERSION, len(layout.slots), layout.size)
-    return str(nonce.hex()) if is_whole and (magic, version, slots, size) == expected else ""
 
 
 def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:

@@ -38,8 +38,7 @@ MAGIC = b"zmqtrain"
 PAGE = mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
 
-WORDS_AT = 64
-"""Where the words begin: int64 each, written by the ps alone but for MISSED, each atomically."""
+WORDS_AT = 64  # of the words: int64, written by the ps alone but for MISSED, each atomically
 
 (
     CLOCK,  # odd while an update is under way

@@ -26,8 +26,7 @@ LAYOUT_VERSION = 3  # rises with every change to these regions, and to the row b
 MAGIC = b"zmqtable"
 FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
 
-HEADER = 2
-"""Words of 64 bits before a record's elements: its id, and the update that trained it last."""
+HEADER = 2  # words of 64 bits before a record's elements: its id, and its last update
 
 WORKSPACES = 8
 """Tasks that change tables side by side, at most, each some tables and in a workspace of its own.

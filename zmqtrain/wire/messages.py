@@ -16,10 +16,7 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 33
-"""Rises with every change to these files; peers of another version are refused."""
-
-
+PROTOCOL_VERSION = 33  # rises with every change to these files; peers of another are refused
 BATCH = 1000  # most pushes or orders in one message; more are sent as several messages
 MAX_PARTS = 1000  # most tables of which one message has rows or ids
 
