@@ -205,9 +205,8 @@ class LearningRateScheduler(Callback):
         self.schedule = schedule
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        self.model.optimizer.learning_rate = self.schedule(
-            epoch, self.model.optimizer.learning_rate
-        )
+        optimizer = self.model.optimizer
+        optimizer.learning_rate = self.schedule(epoch, optimizer.learning_rate)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if logs is not None:
