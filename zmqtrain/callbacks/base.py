@@ -103,7 +103,7 @@ class ModelView:
         self._copy: Any = None  # a model of Keras with these weights
         self.stop_training = False
         self.optimizer = OptimizerView()
-        self._weights: Weights = {}
+        self._weights, self._at = Weights(), None
         self.reader: Callable[[], Weights] | None = None  # returns newer ones, or refuses to
         self.weights_changed = False  # by a callback, since the training last looked
         self.step = self.examples = 0
@@ -115,10 +115,10 @@ class ModelView:
             self.show(self.reader())
         return self._weights
 
-    def show(self, weights: Weights) -> None:
-        """Make these the weights that callbacks see."""
+    def show(self, weights: Weights, at: Any = None) -> None:
+        """Make these the weights that callbacks see; ``at``: see :meth:`BaseModel.save`."""
         self._weights, self.weights_changed, self._copy = weights, False, None
-        self.reader = None
+        self.reader, self._at = None, at
 
     def __getattr__(self, name: str) -> Any:
         """Return what a copy of a model of Keras with these weights has, to look at."""
@@ -181,7 +181,7 @@ class ModelView:
 
     def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the weights into a file ``.safetensors`` or ``.npz``; a model of Keras also into
-        ``.weights.h5`` or ``.keras``.
+        ``.weights.h5`` or, between epochs with its optimizer's state, ``.keras``.
 
         Raises:
             CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
@@ -189,7 +189,7 @@ class ModelView:
         """
         self._check_tables("writes")
         if Path(filepath).suffix in self.source.suffixes:
-            self.source.save(filepath, self.weights, overwrite=overwrite)
+            self.source.save(filepath, self.weights, self._at, overwrite=overwrite)
         else:
             save(filepath, self.weights, overwrite=overwrite)
 

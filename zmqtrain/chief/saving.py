@@ -165,11 +165,15 @@ class Saver:
         Raises:
             CheckpointError: it cannot be written.
         """
-        with contextlib.ExitStack() as stack:
-            logdir = self._logdir
-            if logdir is None:
-                logdir = Path(stack.enter_context(TemporaryDirectory(prefix="zmqtrain-")))
+        with TemporaryDirectory(prefix="zmqtrain-") as temporary:
+            logdir = self._logdir or Path(temporary)
             yield await self._save(logdir, self.last_step, generation, weights)
+
+    async def use(self, step: int, generation: int, use: Callable[[Path], None]) -> None:
+        """Call ``use`` in a thread with a checkpoint of now, which is deleted; see :meth:`save`."""
+        async with self.shared_directory() as directory:
+            with TemporaryDirectory(prefix="zmqtrain-", dir=directory or None) as logdir:
+                await asyncio.to_thread(use, await self._save(Path(logdir), step, generation))
 
     async def note_generation(self, generation: int) -> None:
         """Store the number of the generation that begins; the job goes on if this fails."""
@@ -239,12 +243,12 @@ class Saver:
             manifest = self._manifest(saved, files, generation, all_apart=weights is not None)
         with _removed_on(temporary, CheckpointError):  # its thread goes on if this is cancelled
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
-        if weights is None and self._unchanging():
-            self._frozen = path / files[-1].file, files[-1]
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
         if logdir == self._logdir:
             self.last_step = saved.step
+            if weights is None and self._unchanging():
+                self._frozen = path / files[-1].file, files[-1]
         return path
 
     def _unchanging(self) -> dict[str, NDArray[Any]]:

@@ -318,15 +318,16 @@ def read_parameters(
     variables: Sequence[Variable] | None = None,
     *,
     average: bool = False,
+    slot: str = "",
 ) -> dict[str, NDArray[Any]]:
     """Read whole variables, each in its dtype, without a cluster.
 
     ``variables``: None for all, in creation order. ``average``: the moving averages of what was
-    trained, and the rest as it is.
+    trained, and the rest as it is. ``slot``: that slot of what was trained.
 
     Raises:
         CheckpointError: a variable is not in the checkpoint, or is of another shape, dtype or kind;
-            there are no averages; or a file does not hold what the manifest says.
+            there is no such slot; or a file does not hold what the manifest says.
     """
     if variables is None:
         variables = manifest.variables()
@@ -334,8 +335,9 @@ def read_parameters(
     values = empty_values(variables)
     with ExitStack() as opened:
         source = SavedSlices(path, manifest, opened)
+        of_trained = AVERAGE if average else slot or PARAMETERS
         for variable in variables:
-            key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
+            key = of_trained if variable.kind == "trained" else PARAMETERS
             rows = variable.shape[0] if variable.shape else 1
             source.read(key, Slice(variable, 0, rows, 0), values[variable.name])
     return values
