@@ -849,6 +849,15 @@ def test_keras_goes_on_from_a_training_as_zmqtrain_does(
             np.testing.assert_allclose(own, theirs, 1e-5, 2e-6)
 
 
+def test_job_with_an_optimizer_that_has_trained_warns_of_its_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net(optimizer="adam")
+    model.train_on_batch(*BATCH)
+    Job(model=KerasModel(net), data=BATCH, optimizer=model.optimizer)
+    assert "a new Adam, without its state after 1 update;" in caplog.text
+
+
 def test_keras_goes_on_with_a_learning_rate_that_a_callback_has_set(tmp_path: Path) -> None:
     trainer = zmqtrain.Trainer(KerasModel(partial(net, optimizer="adam")), logdir=str(tmp_path))
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)

@@ -238,16 +238,8 @@ class KerasModel(BaseModel):
             ) from error
         return values_of(network.variables)
 
-    def save(
-        self, path: str | Path, weights: Weights, at: Any = None, *, overwrite: bool = True
-    ) -> None:
-        """Write a model with these weights as Keras does: whole, or its weights (``.weights.h5``).
-
-        Raises:
-            CheckpointError: it exists, and ``overwrite`` is False.
-        """
-        if Path(path).exists() and not overwrite:
-            raise CheckpointError(f"{path} exists already; delete it, or write to another path")
+    def save(self, path: str | Path, weights: Mapping[str, Any], at: Any = None) -> None:
+        """Write a model with these weights as Keras does, whole or into ``.weights.h5``."""
         model = self.with_weights(weights)
         is_whole = ".weights." not in Path(path).name
         if is_whole and model.optimizer is not None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.hints import did_you_mean
 from zmqtrain.models.base import Batch, as_model
 from zmqtrain.protocol.status import Status
@@ -188,10 +188,12 @@ class ModelView:
             ConfigError: the model has tables.
         """
         self._check_tables("writes")
+        if Path(filepath).exists() and not overwrite:
+            raise CheckpointError(f"{filepath} exists already; delete it, or write to another path")
         if Path(filepath).suffix in self.source.suffixes:
-            self.source.save(filepath, self.weights, self._at, overwrite=overwrite)
+            self.source.save(filepath, self.weights, self._at)
         else:
-            save(filepath, self.weights, overwrite=overwrite)
+            save(filepath, self.weights)
 
     save = save_weights
 

@@ -261,7 +261,7 @@ class BaseModel(ABC):
         """Return all variables, with the values in a file of the model's framework."""
         raise NotImplementedError
 
-    def save(self, path: Any, weights: Any, at: Any = None, *, overwrite: bool = True) -> None:
+    def save(self, path: Any, weights: Mapping[str, Array], at: Any = None) -> None:
         """Write weights by name into a file of the framework, with the optimizer's state.
 
         ``at(use)`` calls a function with a checkpoint of now; None: there is none.

@@ -226,19 +226,17 @@ def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     )
 
 
-def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
+def save(path: str | Path, weights: Mapping[str, Any]) -> None:
     """Write arrays by name into one file, ``.safetensors`` or ``.npz``; directories are made.
 
     Raises:
         ConfigError: the path has another ending.
-        CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
+        CheckpointError: it cannot be written.
     """
     path = Path(path)
     check_ending(path)
     arrays = {name: np.asarray(value, order="C") for name, value in weights.items()}
     check_names(arrays)
-    if path.exists() and not overwrite:
-        raise CheckpointError(f"{path} exists already; delete it, or write to another path")
     write_arrays(path, arrays)
 
 
