@@ -32,6 +32,7 @@ from zmqtrain.optim import (
 )
 from zmqtrain.optim.layers import factors_of
 from zmqtrain.optim.redo import KERNEL_BLOCK, Redo
+from zmqtrain.optim.runs import Run
 
 COPY = 3 * KERNEL_BLOCK
 NOTHING = 0  # PROT_NONE, for mprotect
@@ -107,7 +108,8 @@ def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, firs
     reference = update.bind(whole.parameters, whole.slots)
     factors = None
     if update.is_layered:  # known before the first element was changed
-        factors = factors_of([update.rule], reference.squares(Mean([gradient]), 0), [size], 0)
+        squares = reference.squares(Run(slice(0, size)), Mean([gradient]), 0)
+        factors = factors_of([update.rule], [squares], [size], 0)
     reference.apply(Mean([gradient]), 0)
     part = slice(0, COPY)  # of it the process had done all, and had the next run ready in part
     slots = {name: slot[part] for name, slot in memory.slots.items()}

@@ -132,10 +132,13 @@ class MatrixRule(LayerRule):
         """Return whether the rule needs a variable of this shape as a whole."""
 
     @abstractmethod
-    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+    def direction(
+        self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers, *, exact: bool = False
+    ) -> Any:
         """Return the direction of a variable that the rule sees.
 
         Arrays have the variable's shape. ``slots``: the new ones. ``numbers``: hyperparameters.
+        ``exact``: every processor has to give the same bits.
         """
 
     def check(self, name: str, shape: Sequence[int], l2: float) -> None:

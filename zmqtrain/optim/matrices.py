@@ -20,6 +20,7 @@ from zmqtrain.optim.checks import (
 )
 from zmqtrain.optim.clipping import sum_of_squares
 from zmqtrain.optim.formula import MatrixRule, Numbers, approach, rounded
+from zmqtrain.optim.products import rows_by_rows
 from zmqtrain.optim.schedules import Coefficient, Rate, momentum_at, rate_at
 
 
@@ -88,7 +89,9 @@ class Muon(MatrixRule):
                 '"l2" to the groups of others'
             )
 
-    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+    def direction(
+        self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers, *, exact: bool = False
+    ) -> Any:
         (momentum,) = slots
         given = approach(momentum, gradient, numbers[0]) if self.nesterov else momentum
         rows, columns = gradient.shape
@@ -96,8 +99,9 @@ class Muon(MatrixRule):
         x = x / max(float(np.sqrt(sum_of_squares(x))), self.epsilon)
         a, b, c = map(np.float32, self.coefficients)
         for _ in range(self.ns_steps):
-            gram = x @ x.T
-            x = a * x + (b * gram + c * (gram @ gram)) @ x
+            gram = rows_by_rows(x, x, exact=exact)
+            square = rows_by_rows(gram, gram, exact=exact)  # gram is symmetric
+            x = a * x + rows_by_rows(b * gram + c * square, x.T, exact=exact)
         ratio = sqrt(max(1, rows / columns))
         if self.rms is not None:
             ratio = self.rms * sqrt(max(rows, columns))
@@ -161,7 +165,9 @@ class Adafactor(MatrixRule):
     def sees(self, shape: Sequence[int]) -> bool:
         return bool(self.weight_decay) or (self.factored and len(shape) > 1)
 
-    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+    def direction(
+        self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers, *, exact: bool = False
+    ) -> Any:
         (v,), (_, _, least, _) = slots, numbers
         if self.factored and v.ndim > 1:
             rows, columns = (v.mean(axis, np.float64, keepdims=True) for axis in (-1, -2))

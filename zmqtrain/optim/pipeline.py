@@ -62,6 +62,9 @@ class Update:
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
     ``fused=False`` uses NumPy on a CPU. It does not change the update, so its ``repr`` lacks it.
+
+    ``exact``: the update has the same bits on every CPU, as copies need. Without it, those of Muon
+    depend on the CPU, and are computed in less than half the time.
     """
 
     rule: Rule
@@ -73,6 +76,7 @@ class Update:
     ramp: bool = field(default=True, kw_only=True)
     outer: Outer = field(default=Outer(), kw_only=True)
     fused: bool = field(default=True, kw_only=True, compare=False)
+    exact: bool = field(default=False, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, type) or not isinstance(self.rule, Rule):
@@ -218,7 +222,6 @@ class BoundUpdate:
         self._runs = whole if runs is None else runs
         self._joined = joined_runs(self._runs) or whole
         self._limits = update.clip_norm is not None or update.clip_value is not None
-        self._scratch: Flat | None = None
         groups = self._groups  # not self, whose memory is freed at once
         self._of_whole = cache(lambda group: kernels.reference.FormulaKernel(groups[group]))
 
@@ -255,7 +258,8 @@ class BoundUpdate:
             numbers = self.numbers(step)
         if factors is None and any(self._has_factor):
             size = len(self._operands.parameters)
-            factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
+            squares = [self.squares(run, mean, step) for run in self._runs]
+            factors = factors_of([self._operands.rule], squares, [size], step)
         share = self._update.share(step + 1) if self._operands.average else None
         scale = self._scale(mean)
         start = 0 if self._operands.redo is None else self._operands.redo.done
@@ -318,24 +322,21 @@ class BoundUpdate:
             np.multiply(total, scale, out=found[block])
         return found
 
-    def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
-        """Return, for each run with a factor and no shape, its variable and its sums of squares.
+    def squares(self, run: Run, mean: Mean, step: int, absences: Absences | None = None) -> Squares:
+        """Return the variable of a run whose rule is a LayerRule, and the run's sums of squares.
 
-        The arguments are those of :meth:`apply`, which comes after this.
+        The other arguments are those of :meth:`apply`, which comes after this. Threads may call it
+        side by side.
         """
-        scale, found = self._scale(mean), []
-        for where, variable, group, shape in self._runs:
-            if shape is not None or not self._has_factor[group]:
-                continue
-            own = self._groups[group]
-            rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
-            here = at(own.arrays[:-1], where)
-            of_parameters = of_direction = 0.0
-            for block, gradient in self._sums(mean.at(where), 0):
-                w, d = squares_of(rule, at(here, block), gradient, count, scale, own.l2)
-                of_parameters, of_direction = of_parameters + w, of_direction + d
-            found.append((variable, of_parameters, of_direction))
-        return found
+        where, variable, group, _ = run
+        own, scale = self._groups[group], self._scale(mean)
+        rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
+        here = at(own.arrays[:-1], where)
+        of_parameters = of_direction = 0.0
+        for block, gradient in self._sums(mean.at(where), 0):
+            w, d = squares_of(rule, at(here, block), gradient, count, scale, own.l2)
+            of_parameters, of_direction = of_parameters + w, of_direction + d
+        return variable, of_parameters, of_direction
 
     def _sums(self, mean: Mean, start: int) -> Iterator[tuple[slice, Flat]]:
         """Yield the weighted sum of the gradients from element ``start`` on, block by block.
@@ -349,12 +350,11 @@ class BoundUpdate:
             yield slice(start, size), first[start:] if start else first
             return
         length = min(len(self._operands.parameters), block_size(first))
-        if self._scratch is None:
-            self._scratch = np.empty_like(first, shape=length)
+        scratch = np.empty_like(first, shape=length)
         weights = weights or [1.0] * len(gradients)
         factor, limit = 1 / divisor if self._limits else 1, self._update.clip_value or inf
         for block in blocks(size, length, start):
-            total = self._scratch[: block.stop - block.start]
+            total = scratch[: block.stop - block.start]
             terms = [gradient[block] for gradient in gradients]
             add_up(terms, weights, total, factor=factor, limit=limit)
             yield block, total

@@ -26,7 +26,7 @@ class WholeVariable:
     ) -> None:
         """``parameters``, ``slots``: of the whole shard."""
         own = replace(update.by_group()[run.group], fused=False, moving_average=None)
-        self._shape, self._rule = run.shape or (), own.rule
+        self._shape, self._rule, self._exact = run.shape or (), own.rule, own.exact
         start = run.where.start
         self.where, self.number = slice(start, start + prod(self._shape)), run.variable
         self._parameters = parameters[self.where]
@@ -60,6 +60,6 @@ class WholeVariable:
                 if done is not None:
                     slot[done[self.where]] = before[done[self.where]]
             whole, *new = (array.reshape(self._shape) for array in (gradient, *slots))
-            direction = rule.direction(whole, tuple(new), numbers).reshape(-1)
+            direction = rule.direction(whole, tuple(new), numbers, exact=self._exact).reshape(-1)
         out[self.where] = direction
         return self.number, float(sum_of_squares(w)), float(sum_of_squares(direction))

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def open_shard(
         ConfigError: there is no GPU.
         SegmentError: its memory cannot be a file, although that was requested.
     """
-    job, update, layout = plan.job, plan.job.update(), plan.layouts[config.index]
+    job, layout = plan.job, plan.layouts[config.index]
+    update = replace(job.update(), exact=plan.copies > 1)
     device = make_device("gpu", "--ps-device") if job.ps_device == "gpu" else None
     safe = config.crash_safe and device is None
     open_again = partial(

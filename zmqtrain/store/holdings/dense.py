@@ -10,8 +10,8 @@ into the segment before the first element is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim import Update
-from zmqtrain.optim.formula import MatrixRule, Numbers
+from zmqtrain.optim.formula import LayerRule, MatrixRule, Numbers
 from zmqtrain.optim.layers import Squares, factors_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.runs import Absences, Run, Runs
@@ -79,6 +80,9 @@ class Dense:
             if run.shape is not None
         ]
         self._directions = np.zeros_like(arrays.parameters) if self._wholes else None
+        length = 16 * block_size(arrays.parameters)
+        self._pieces = pieces_of(self._layout, self._runs, update, length)
+        self._measured = replace(update, fused=False).bind(arrays.parameters, arrays.slots)
         self._begun: tuple[Change, list[Numbers]] | None = None
 
     def check(self, step: int) -> None:
@@ -237,17 +241,17 @@ class Dense:
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
-        mean, absences = self._mean(change), self._absences(self._absent(change), change.step)
-        trained = [part for part in self._parts if part.is_trained]
-        found: list[list[Squares]] = [[] for _ in trained]
+        mean = self._mean(change)._replace(clip=change.clip)
+        absences = self._absences(self._absent(change), change.step)
+        found: dict[int, Squares] = {}
 
         def measure(number: int) -> None:
-            part = trained[number]
-            found[number] = part.bound.squares(part.own(mean, change.clip), change.step, absences)
+            piece = self._pieces[number]
+            found[number] = self._measured.squares(piece, mean, change.step, absences)
 
-        self._team.run([partial(measure, number) for number in range(len(trained))])
-        found.append(self._measure_wholes(change, absences, None))
-        squares = chain.from_iterable(found)  # in this order, however many threads there are
+        self._team.run([partial(measure, number) for number in range(len(self._pieces))])
+        squares = [found[n] for n in sorted(found)]  # in this order, however many threads there are
+        squares += self._measure_wholes(change, absences, None)
         own, groups = self._update.by_group(), {run.variable: run.group for run in self._runs}
         rules = [own[groups[variable]].rule for variable in sorted(groups)]
         self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, absences)
@@ -324,3 +328,17 @@ def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
             is_seen = isinstance(rule, MatrixRule) and rule.sees(shape)
             runs.append(Run(slice(start, stop), number, group, shape if is_seen else None))
     return runs, sizes
+
+
+def pieces_of(layout: ShardLayout, runs: Runs, update: Update, length: int) -> list[Run]:
+    """Return the pieces of up to ``length`` elements of which the squares are added up, in order.
+
+    They depend on the variable alone, so each shard that holds it has the same sums of squares.
+    """
+    rules = [each.rule for each in update.by_group()]
+    return [
+        run._replace(where=piece)
+        for run, (cut, start, _) in zip(runs, layout.runs, strict=False)  # state is behind
+        if run.shape is None and isinstance(rules[run.group], LayerRule)
+        for piece in blocks(start + cut.size, length, start)
+    ]
