@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from zmqtrain.chief.evaluation_parts import EvaluationParts, EvaluationWorkers
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
@@ -94,7 +95,7 @@ class Evaluator:
             ConfigError, DataError: as for :meth:`evaluate`.
         """
         if not self._job.has_epochs:
-            await asyncio.to_thread(self.names)
+            await in_daemon(self.names)
 
     def forget(self) -> None:
         """The parameters were replaced, perhaps by those of an earlier step."""

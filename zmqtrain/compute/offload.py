@@ -7,11 +7,13 @@ would delay heartbeats. The duration of the last call decides.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -51,3 +53,31 @@ class Offload:
             return work()
         finally:
             self._last_s = time.perf_counter() - started
+
+
+class _Daemons(Executor):
+    """A thread for each call."""
+
+    def submit(self, call: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        future = Future[Result]()
+
+        def run() -> None:
+            try:
+                result = call(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=run, name="daemon", daemon=True).start()
+        return future
+
+
+async def in_daemon(call: Callable[[], Result]) -> Result:
+    """Call in a thread that does not keep the process from ending, and return the result.
+
+    Unlike asyncio.to_thread(), it may be cancelled when the call hangs, as at Ctrl-C.
+    """
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    return await loop.run_in_executor(_Daemons(), context.run, call)

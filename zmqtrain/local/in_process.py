@@ -12,14 +12,15 @@ import contextvars
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.config.cluster import IPC, Cluster, Role
 from zmqtrain.config.fit_script import refuse_while_loading
 from zmqtrain.config.task import TaskConfig
@@ -164,10 +165,10 @@ class Stop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[int], None]
+        self._stop: Callable[[int], object]
         self._code: ExitCode | None = None  # of a call before the run began
 
-    def reach(self, stop: Callable[[int], None]) -> None:
+    def reach(self, stop: Callable[[int], object]) -> None:
         """Call ``stop`` with the exit code from now on, and at Ctrl-C."""
         self._loop, self._stop = asyncio.get_running_loop(), stop
         if self._code is not None:
@@ -178,6 +179,19 @@ class Stop:
                 code = int(ExitCode.INTERRUPTED)
                 self._loop.add_signal_handler(signal.SIGINT, stop, code)
 
+    async def breaks(self, beginning: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of a part of the run that comes before any training.
+
+        Raises:
+            KeyboardInterrupt: the run is stopped meanwhile.
+        """
+        task = asyncio.ensure_future(beginning)
+        self.reach(lambda code: task.cancel())
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
     def __call__(self, code: ExitCode = ExitCode.INTERRUPTED) -> None:
         self._code = code
         if self._loop is not None:
@@ -186,10 +200,12 @@ class Stop:
 
 
 async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
-    run = LocalRun(plan_alone(job), await asyncio.to_thread(job.load_data), on_progress)
-    stop.reach(run.stop)
+    data = await stop.breaks(in_daemon(job.load_data))
+    run = LocalRun(plan_alone(job), data, on_progress)
     with claimed(job.logdir), recorded(job.name, job.logdir, None, lambda: run.summary):
         forget(job.logdir)
+        await stop.breaks(run.begin())
+        stop.reach(run.stop)
         return await run.train()
 
 
@@ -203,7 +219,7 @@ async def _run_cluster(
 ) -> Summary:
     """Train by all tasks of a cluster, in this process."""
     plan = plan_for(job, cluster)
-    data = await asyncio.to_thread(job.load_data)
+    data = await stop.breaks(in_daemon(job.load_data))
     transport = make_transport()
     options = timing.model_dump()
     config = TaskConfig(role=Role.CHIEF, job=job.name, lane="memory", **options)
