@@ -354,6 +354,7 @@ class Job(BaseModel):
             groups=self.groups,
             ramp=self.average_ramp,
             outer=self._outer(),
+            exact=self.copies > 1 or self.exchange == "one-shot",
         )
 
     def _outer(self) -> Outer:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.optim.products import rows_by_rows
+from zmqtrain.optim.matrices import rows_by_rows
 
 
 @given(
@@ -25,11 +25,11 @@ def test_exact_product_is_the_same_in_any_order(
 
     a = drawn(rows)
     b = a if is_squared else drawn(others)
-    found = rows_by_rows(a, b, exact=True)
+    found = rows_by_rows(a, b, True)
     order = random.permutation(columns)
     a_shuffled = a[:, order]
     b_shuffled = a_shuffled if is_squared else b[:, order]
-    again = rows_by_rows(a_shuffled, b_shuffled, exact=True)
+    again = rows_by_rows(a_shuffled, b_shuffled, True)
     assert (found.dtype, found.tobytes()) == (np.float32, again.tobytes())
     lengths = [np.linalg.norm(each.astype(np.float64), axis=1) for each in (a, b)]
     wrong = np.abs(found - a.astype(np.float64) @ b.astype(np.float64).T)
@@ -39,5 +39,5 @@ def test_exact_product_is_the_same_in_any_order(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_product_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     with np.errstate(all="ignore"):
-        found = rows_by_rows(np.array([[bad, 1]], np.float32), np.eye(2, dtype="f4"), exact=True)
+        found = rows_by_rows(np.array([[bad, 1]], np.float32), np.eye(2, dtype="f4"), True)
     assert not np.isfinite(found).all()

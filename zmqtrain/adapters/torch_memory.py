@@ -161,7 +161,7 @@ class BoundVariables:
             ConfigError: other tasks have the values, too.
         """
         for one, memory, values, loaded in self._low_precision:
-            if loaded is not None and not _is_same(memory, loaded):
+            if loaded is not None and not torch.equal(_bits(memory), _bits(loaded)):
                 one.check_own(self._owner, "writes to")
                 values.copy_(torch.where(memory == loaded, values, memory))
                 loaded.copy_(memory)
@@ -226,7 +226,7 @@ class BoundVariables:
         self._keep_writes()
         while self._frozen:
             one, memory, values = self._frozen.pop()
-            if not _is_same(memory, values):
+            if not torch.equal(_bits(memory), _bits(values.to(memory.dtype))):
                 one.check_own(self._owner, "writes to")
         marks = self._gradient_marks()
         none = self._without_gradient(marks)
@@ -351,11 +351,8 @@ class _Parameter:
             raise written_in_a_step(owner, self._name, is_frozen=not self._is_trained, how=how)
 
 
-def _is_same(tensor: Any, values: Any) -> bool:
-    """Return whether a tensor of low precision has these values, rounded; NaN is NaN."""
-    rounded = values.to(tensor.dtype)
-    is_same: bool = torch.equal(tensor, rounded)
-    return is_same or torch.equal(tensor.float().nan_to_num(), rounded.float().nan_to_num())
+def _bits(tensor: Any) -> Any:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 class _State:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ class LocalRun:
             ZmqTrainError: it cannot begin.
         """
         if self._job.logdir:  # its checkpoints say of which data they are
-            self._fingerprint[DATA] = await in_daemon(partial(describe, self._training))
+            self._fingerprint[DATA] = await in_daemon(describe, self._training)
         await self.saver.check()
         await self._evaluator.check()
         self._exchange = await self._begun()

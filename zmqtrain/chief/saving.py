@@ -132,7 +132,7 @@ class Saver:
         """
         if self._logdir is None:
             return None, 0, 0
-        found = await in_daemon(partial(logdirs.newest_valid, self._logdir, self._skipped))
+        found = await in_daemon(logdirs.newest_valid, self._logdir, self._skipped)
         root = checkpoint.checkpoints_directory(self._logdir)
         generation = await asyncio.to_thread(logdirs.last_generation, root)
         self._tried_step = 0 if found is None else found[1].global_step

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from zmqtrain.compute.offload import in_daemon
@@ -45,10 +44,10 @@ class Uploads:
         if not self._address:
             return
         log.info("looking for newer checkpoints at %s", self._address)
-        self._remote = remote = await in_daemon(partial(RemoteCheckpoints, self._address))
+        self._remote = remote = await in_daemon(RemoteCheckpoints, self._address)
         try:
             await in_daemon(remote.check)
-            found = await in_daemon(partial(remote.fetch_newer, logdir))
+            found = await in_daemon(remote.fetch_newer, logdir)
         except CheckpointError as error:
             if not checkpoints(logdir):
                 raise
@@ -112,7 +111,7 @@ class Uploads:
     async def _put(self, remote: RemoteCheckpoints, opened: OpenedCheckpoint) -> None:
         started = time.monotonic()
         try:
-            await in_daemon(partial(remote.put, opened, self._keep))
+            await in_daemon(remote.put, opened, self._keep)
         except CheckpointError as error:
             self._fail(CheckpointError(f"{opened.path} was not uploaded: {error}"))
         else:

@@ -74,10 +74,10 @@ class _Daemons(Executor):
         return future
 
 
-async def in_daemon(call: Callable[[], Result]) -> Result:
-    """Call in a thread that does not keep the process from ending, and return the result.
+async def in_daemon(call: Callable[..., Result], *args: Any) -> Result:
+    """Do what asyncio.to_thread() does, in a thread that keeps no process from ending.
 
-    Unlike asyncio.to_thread(), it may be cancelled when the call hangs, as at Ctrl-C.
+    So this may be cancelled while the call hangs, as at Ctrl-C.
     """
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    return await loop.run_in_executor(_Daemons(), context.run, call)
+    run = partial(contextvars.copy_context().run, call, *args)
+    return await asyncio.get_running_loop().run_in_executor(_Daemons(), run)

@@ -132,9 +132,7 @@ class MatrixRule(LayerRule):
         """Return whether the rule needs a variable of this shape as a whole."""
 
     @abstractmethod
-    def direction(
-        self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers, *, exact: bool = False
-    ) -> Any:
+    def direction(self, gradient: Any, slots: Sequence[Any], numbers: Numbers, exact: bool) -> Any:
         """Return the direction of a variable that the rule sees.
 
         Arrays have the variable's shape. ``slots``: the new ones. ``numbers``: hyperparameters.
@@ -160,7 +158,7 @@ class MatrixRule(LayerRule):
             return
         (w, *old), numbers = self.arrays(parameters, slots), self.hyperparameters(step)
         _, *new = self.formula(w, gradient, *old, *numbers)
-        direction = self.direction(gradient, tuple(new), numbers)
+        direction = self.direction(gradient, new, numbers, False)
         squares = float(sum_of_squares(w)), float(sum_of_squares(direction))
         factor = self.factor(squares, gradient.size, step)
         put((w, *old), (self.moved(w, direction, factor, numbers), *new))

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def open_shard(
         ConfigError: there is no GPU.
         SegmentError: its memory cannot be a file, although that was requested.
     """
-    job, layout = plan.job, plan.layouts[config.index]
-    update = replace(job.update(), exact=plan.copies > 1)
+    job, update, layout = plan.job, plan.job.update(), plan.layouts[config.index]
     device = make_device("gpu", "--ps-device") if job.ps_device == "gpu" else None
     safe = config.crash_safe and device is None
     open_again = partial(

@@ -64,24 +64,22 @@ class Dense:
             else parts_of(of.size, of.state, lambda size: [slice(0, size)])
         )
         self._team = ThreadTeam(threads)
-        self._runs, self._sizes = runs_of(layout, update)
+        length = 16 * block_size(self._arrays.parameters)
+        self._runs, self._pieces, self._sizes = runs_of(layout, update, length)
         self._initial = update.initial_slots(layout.numbers)
         self.use(update)
 
     def use(self, update: Update) -> None:
         """Update by this rule from now on; its slots are those of the one before."""
-        self._update = update
-        self._is_layered = update.is_layered
+        self._update, self._is_layered = update, update.is_layered
+        own, groups = update.by_group(), {run.variable: run.group for run in self._runs}
+        self._rules = [own[groups[variable]].rule for variable in sorted(groups)]
         self._parts = [self._part(number, part) for number, part in enumerate(self._cut)]
         arrays = self._arrays
-        self._wholes = [
-            WholeVariable(update, run, arrays.parameters, arrays.slots)
-            for run in self._runs
-            if run.shape is not None
-        ]
-        self._directions = np.zeros_like(arrays.parameters) if self._wholes else None
-        length = 16 * block_size(arrays.parameters)
-        self._pieces = pieces_of(self._layout, self._runs, update, length)
+        seen = [run for run in self._runs if run.shape is not None]
+        self._directions = np.zeros_like(arrays.parameters[: None if seen else 0])
+        memory = arrays.parameters, arrays.slots, self._directions
+        self._wholes = [WholeVariable(update, run, *memory) for run in seen]
         self._measured = replace(update, fused=False).bind(arrays.parameters, arrays.slots)
         self._begun: tuple[Change, list[Numbers]] | None = None
 
@@ -98,7 +96,10 @@ class Dense:
             bound = self._parts[0].bound_for(change)
             self._begun = change, bound.numbers(change.step)
             if self._is_layered and not change.local_steps:
-                self._measure(change)
+                absences = self._absences(self._absent(change), change.step)
+                squares = self._measure(change, absences)
+                given = self._rules, squares, self._sizes, change.step, absences
+                self._segment.factors[:] = factors_of(*given)
         self.begin_parts(range(len(self._parts)))
 
     def update(self, change: Change) -> None:
@@ -107,15 +108,14 @@ class Dense:
         factors = self._segment.factors if is_layered else None
         given, absences = (step, factors, self._numbers(change)), self._absences_in(change)
         if is_layered and not self._is_begun(change):
-            self._measure_wholes(change, absences, self._done())
-        of_parts = self._directions if is_layered else None
+            self._measure(change, absences, self._done())
         calls = [
             partial(
                 part.bound_for(change).apply,
                 part.own(mean, change.clip),
                 *given,
                 absences,
-                None if of_parts is None else of_parts[part.where],
+                self._directions[part.where] if is_layered else None,
             )
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
@@ -239,37 +239,24 @@ class Dense:
             done[part.where][: part.done] = True
         return done
 
-    def _measure(self, change: Change) -> None:
-        """Compute the factors, which the update of every element needs."""
-        mean = self._mean(change)._replace(clip=change.clip)
-        absences = self._absences(self._absent(change), change.step)
+    def _measure(
+        self, change: Change, absences: Absences | None, done: NDArray[np.bool_] | None = None
+    ) -> list[Squares]:
+        """Compute the directions of variables that a MatrixRule sees; return all sums of squares.
+
+        ``done``: what an interrupted update has changed, whose factors are known; None: nothing.
+        """
+        given = self._mean(change)._replace(clip=change.clip), change.step, absences
+        calls = [partial(whole.measure, *given, done) for whole in self._wholes]
+        if done is None:
+            calls += [partial(self._measured.squares, piece, *given) for piece in self._pieces]
         found: dict[int, Squares] = {}
 
         def measure(number: int) -> None:
-            piece = self._pieces[number]
-            found[number] = self._measured.squares(piece, mean, change.step, absences)
+            found[number] = calls[number]()
 
-        self._team.run([partial(measure, number) for number in range(len(self._pieces))])
-        squares = [found[n] for n in sorted(found)]  # in this order, however many threads there are
-        squares += self._measure_wholes(change, absences, None)
-        own, groups = self._update.by_group(), {run.variable: run.group for run in self._runs}
-        rules = [own[groups[variable]].rule for variable in sorted(groups)]
-        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, absences)
-
-    def _measure_wholes(
-        self, change: Change, absences: Absences | None, done: NDArray[np.bool_] | None
-    ) -> list[Squares]:
-        """Compute the directions of the variables that a MatrixRule sees; ``done``: see there."""
-        out, mean = self._directions, self._mean(change)._replace(clip=change.clip)
-        if out is None:
-            return []
-        found: dict[int, Squares] = {}
-
-        def measure(whole: WholeVariable) -> None:
-            found[whole.number] = whole.measure(mean, change.step, absences, out, done)
-
-        self._team.run([partial(measure, whole) for whole in self._wholes])
-        return list(found.values())
+        self._team.run([partial(measure, number) for number in range(len(calls))])
+        return [found[number] for number in sorted(found)]  # however many threads there are
 
     def _absent(self, change: Change) -> list[NDArray[np.uint8]]:
         """Return ABSENT of each gradient of a change, and of the sum if that is part of it."""
@@ -311,14 +298,16 @@ class Dense:
         return Mean.weighted(gradients, change.weight / change.unit, weights)
 
 
-def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
-    """Return the runs of the shard's trained variables, and how many elements each has.
+def runs_of(layout: ShardLayout, update: Update, length: int) -> tuple[Runs, Runs, list[int]]:
+    """Return the runs of the shard's trained variables, pieces, and the variables' sizes.
 
-    The zeros between two slices go with the first; they are not counted.
+    The zeros between two slices go with the first run, and are not counted. Pieces, of up to
+    ``length`` elements, are of variables whose squares are added up. They depend on the variable
+    alone, so that all shards that hold it have the same sums.
     """
     sizes = [0] * len(layout.numbers)
     rules = [each.rule for each in update.by_group()]
-    runs: list[Run] = []
+    runs, pieces = list[Run](), list[Run]()
     for cut, start, stop in layout.runs:
         if cut.variable.kind == "trained":
             number = layout.numbers[cut.variable.name]
@@ -327,18 +316,7 @@ def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
             rule = rules[group]
             is_seen = isinstance(rule, MatrixRule) and rule.sees(shape)
             runs.append(Run(slice(start, stop), number, group, shape if is_seen else None))
-    return runs, sizes
-
-
-def pieces_of(layout: ShardLayout, runs: Runs, update: Update, length: int) -> list[Run]:
-    """Return the pieces of up to ``length`` elements of which the squares are added up, in order.
-
-    They depend on the variable alone, so each shard that holds it has the same sums of squares.
-    """
-    rules = [each.rule for each in update.by_group()]
-    return [
-        run._replace(where=piece)
-        for run, (cut, start, _) in zip(runs, layout.runs, strict=False)  # state is behind
-        if run.shape is None and isinstance(rules[run.group], LayerRule)
-        for piece in blocks(start + cut.size, length, start)
-    ]
+            if isinstance(rule, LayerRule) and not is_seen:
+                parts = blocks(start + cut.size, length, start)
+                pieces += [Run(part, number, group) for part in parts]
+    return runs, pieces, sizes
