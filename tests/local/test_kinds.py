@@ -48,9 +48,8 @@ def run_of(kind: dict[str, Any], **fields: Any) -> tuple[Job, dict[str, Any]]:
 
 
 def test_copies_that_muon_trains_have_the_same_bits_wherever_they_lie(tmp_path: Path) -> None:
-    groups = {"*bias": {"optimizer": LAMB(0.1)}}
-    job = digits_job(policy="sync-replicas", steps=6, groups=groups, partition_nbytes=16)
-    job = job.with_overrides(batch_size=16, optimizer=Muon())
+    job = digits_job(policy="sync-replicas", steps=6, batch_size=16)
+    job = job.with_overrides(optimizer=Muon(), groups={"*bias": {"optimizer": LAMB(0.1)}})
     found = [
         parameters_sha256(zmqtrain.run(each, workers=3, ps=0).parameters)
         for each in (

@@ -68,18 +68,16 @@ class JobActor(Actor):
             DataError, ConfigError: the data is not there, or does not fit the job.
         """
 
-        def load() -> tuple[Dataset, Dataset | None, str]:
-            training, evaluation = given or self.job.load_data()
-            return training, evaluation, describe(training)
+        def load() -> tuple[Dataset, Dataset | None]:
+            data = given or self.job.load_data()
+            self.fingerprint[DATA] = describe(data[0])
+            return data
 
         loading = asyncio.ensure_future(in_daemon(load))
         stopped = asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                return None
-            training, evaluation, self.fingerprint[DATA] = loading.result()
-            return training, evaluation
+            return loading.result() if loading.done() else None
         finally:
             loading.cancel()
             stopped.cancel()

@@ -96,7 +96,20 @@ class LocalRun:
             self._fingerprint[DATA] = await in_daemon(describe, self._training)
         await self.saver.check()
         await self._evaluator.check()
-        self._exchange = await self._begun()
+        path, self.learned_until, generation = await self.saver.newest()
+        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
+        shard = own_shard(self._job, self._layout, device)
+        ledger = Ledger()
+        if path is None:
+            shard.initialize(self._layout.flat_of(self._job.initial_values()))
+        else:
+            manifest = read_manifest(path)
+            shard.restore(path, manifest)
+            shard.learning_rate = restored_rate(self._job, manifest)
+            ledger = Ledger.restored(restored_batches(manifest, self._fingerprint))
+        self.generation = generation + 1
+        await self.saver.note_generation(self.generation)
+        self._exchange = LocalExchange(self._job, shard, ledger, self._between_steps)
 
     async def train(self) -> Summary:
         """Train to the end, once it has begun; return the summary.
@@ -127,23 +140,6 @@ class LocalRun:
         if self._exchange is None:
             raise RuntimeError("the run has not begun")
         return self._exchange
-
-    async def _begun(self) -> LocalExchange:
-        """Restore the newest checkpoint, or initialise the parameters."""
-        path, self.learned_until, generation = await self.saver.newest()
-        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
-        shard = own_shard(self._job, self._layout, device)
-        ledger = Ledger()
-        if path is None:
-            shard.initialize(self._layout.flat_of(self._job.initial_values()))
-        else:
-            manifest = read_manifest(path)
-            shard.restore(path, manifest)
-            shard.learning_rate = restored_rate(self._job, manifest)
-            ledger = Ledger.restored(restored_batches(manifest, self._fingerprint))
-        self.generation = generation + 1
-        await self.saver.note_generation(self.generation)
-        return LocalExchange(self._job, shard, ledger, self._between_steps)
 
     async def progress(self) -> PassFigures:
         found = PassFigures.of(self._running.coordinator)

@@ -63,11 +63,9 @@ class _Daemons(Executor):
 
         def run() -> None:
             try:
-                result = call(*args, **kwargs)
+                future.set_result(call(*args, **kwargs))
             except BaseException as error:
                 future.set_exception(error)
-            else:
-                future.set_result(result)
 
         future.set_running_or_notify_cancel()
         threading.Thread(target=run, name="daemon", daemon=True).start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,20 +33,14 @@ class WholeVariable:
         self._bound, self._l2 = own.bind(self._parameters, self._slots), own.l2
 
     def measure(
-        self,
-        mean: Mean,
-        step: int,
-        absences: Absences | None,
-        done: NDArray[np.bool_] | None = None,
+        self, mean: Mean, step: int, absences: Absences | None, done: NDArray[np.bool_] | None
     ) -> Squares:
         """Set ``out`` to the direction of update ``step`` by a mean of the shard's gradients.
 
         ``done``: which elements of the shard an interrupted update has changed already, whose
         directions are not defined; None: there are none.
         """
-        missed = 0 if absences is None else absences.missed[self.number]
-        rule: Any
-        rule, count = own_count(self._rule, step, missed)
+        rule, count = own_count(self._rule, step, absences.missed[self.number] if absences else 0)
         w, old = self._parameters, tuple(self._slots.values())
         gradient = self._bound.gradient(mean.at(self.where))
         if self._l2:

@@ -93,12 +93,12 @@ class Dense:
 
     def begin(self, change: Change) -> None:
         if change.kind == UPDATE:
-            bound = self._parts[0].bound_for(change)
-            self._begun = change, bound.numbers(change.step)
+            bound, step = self._parts[0].bound_for(change), change.step
+            self._begun = change, bound.numbers(step)
             if self._is_layered and not change.local_steps:
-                absences = self._absences(self._absent(change), change.step)
+                absences = self._absences(self._absent(change), step)
                 squares = self._measure(change, absences)
-                given = self._rules, squares, self._sizes, change.step, absences
+                given = self._rules, squares, self._sizes, step, absences
                 self._segment.factors[:] = factors_of(*given)
         self.begin_parts(range(len(self._parts)))
 
@@ -317,6 +317,5 @@ def runs_of(layout: ShardLayout, update: Update, length: int) -> tuple[Runs, Run
             is_seen = isinstance(rule, MatrixRule) and rule.sees(shape)
             runs.append(Run(slice(start, stop), number, group, shape if is_seen else None))
             if isinstance(rule, LayerRule) and not is_seen:
-                parts = blocks(start + cut.size, length, start)
-                pieces += [Run(part, number, group) for part in parts]
+                pieces += [Run(at, number, group) for at in blocks(start + cut.size, length, start)]
     return runs, pieces, sizes
