@@ -60,20 +60,6 @@ def test_exact_passes_count_every_example_once_as_one_device_with_the_whole_batc
     assert mirrored.summary.examples == 2 * 1438
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-def test_gradients_that_nccl_adds_up_train_as_those_that_meet_on_the_host(devices: int) -> None:
-    """The GPUs and NCCL are stand-ins: what is tested is what towers make of them."""
-    names = ",".join(f"gpu:{index}" for index in range(devices))
-    with installed(devices):
-        by_nccl = zmqtrain.run(job(clip_norm=0.1).with_overrides(devices=names, exchange="nccl"))
-        on_host = zmqtrain.run(job(clip_norm=0.1).with_overrides(devices=names))
-    assert (by_nccl.exchange, on_host.exchange) == ("nccl", "local")
-    if devices == 2:  # a sum of two has one order
-        assert by_nccl.parameters_sha256 == on_host.parameters_sha256
-    for name, value in on_host.parameters.items():
-        np.testing.assert_allclose(by_nccl.parameters[name], value, 1e-3, 1e-5)
-
-
 @pytest.mark.parametrize("ps", [0, 1])
 def test_workers_whose_gpus_use_nccl_exchange_as_auto_does(ps: int) -> None:
     options: dict[str, Any] = {"policy": "sync-replicas", "optimizer": SGD(0.1)}

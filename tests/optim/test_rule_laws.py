@@ -98,16 +98,6 @@ def test_rule_shared_by_threads_gives_the_bits_of_each_alone(rule: Rule) -> None
 
 
 @every_rule
-def test_update_changes_values_and_keeps_dtype_and_shape(rule: Rule) -> None:
-    run = Run(rule, 10)
-    before = run.memory
-    run.steps(2)
-    for array in (run.parameters, *run.slots.values()):
-        assert (array.dtype, array.shape) == (np.float32, (10,))
-    assert all(run.memory[name] != value for name, value in before.items())
-
-
-@every_rule
 def test_non_finite_gradient_stays_in_its_element_and_warns_nobody(rule: Rule) -> None:
     quiet, others = rule if isinstance(rule, Update) else Update(rule), [0, 1, 3, 4]
     clean = Run(quiet, 5).step(0, np.ones(5, np.float32)).parameters[others]
