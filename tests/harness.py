@@ -156,7 +156,7 @@ class Stage:
         self.logdir = directory / "logdir"
         self.segments = directory / "segments"  # where every ps keeps its memory
         self.processes: list[Process] = []
-        self._began_at = time.time() - 1  # the system tells when a process began less exactly
+        self._began_at = time.time() - 5  # the system rounds when a process began
         # TMPDIR of the processes; short, for there are sockets in it.
         self._temporary = Path(tempfile.mkdtemp(prefix="zmqtrain-test-"))
 
