@@ -117,7 +117,7 @@ class OrphanedError(ZmqTrainError):
 
 
 class RunFailedError(ZmqTrainError):
-    """A training or its script failed; ``summary``: of a run here, else None."""
+    """A training or its script failed; ``summary``: that of a run here, else None."""
 
     def __init__(self, text: str, exit_code: int = ExitCode.CRASH, summary: Any = None) -> None:
         super().__init__(text)

@@ -106,5 +106,5 @@ def test_batches_of_other_shapes_are_not_concatenated() -> None:
 
 def test_masked_array_without_masked_values_is_an_array_and_a_ragged_list_is_none() -> None:
     assert type(plain(np.ma.masked_array([1, 2]), "it")) is np.ndarray
-    with pytest.raises(DataError, match=r"it is .* which is no array"):
+    with pytest.raises(DataError, match=r"it is .* which is not an array"):
         plain([[1], [2, 3]], "it")

@@ -311,7 +311,7 @@ async def test_snapshot_is_written_into_no_other_directory_than_that_of_an_attem
     (report,) = ears.reports
     assert isinstance(report, ShardWritten)
     assert (report.directory, report.file) == (str(tmp_path), None)
-    assert "is no directory of a checkpoint" in report.reason
+    assert "is not a directory of a checkpoint" in report.reason
 
 
 async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkOwner(Protocol):
-    """The sender over a link, which also takes messages that are no replies."""
+    """The sender over a link, which also takes messages that are not replies."""
 
     waits: Waits
     metrics: Metrics
@@ -62,7 +62,7 @@ class LinkOwner(Protocol):
         """Return the next heartbeat."""
 
     def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
-        """Handle a message that is no reply."""
+        """Handle a message that is not a reply."""
 
     def abandon_life(self, error: ZmqTrainError) -> None:
         """Give up this incarnation, which the peer does not know."""

@@ -108,7 +108,7 @@ class KerasModel(BaseModel):
 
     @property
     def summed_metrics(self) -> list[SummedMetric]:
-        """The compiled metrics that are no means over examples, such as AUC, weighted metrics, and
+        """The compiled metrics that are not means over examples, such as AUC, weighted metrics, and
         those of outputs with a mask; :meth:`metrics` measures the others."""
         network = self._ready
         return [SummedMetric(one, network) for one in network.measures if network.is_summed(one)]

@@ -79,7 +79,7 @@ class Network:
             variable.assign(whole(weights[name]))
 
     def is_summed(self, measure: CompiledMeasure) -> bool:
-        """Return whether a measure is no mean over all examples."""
+        """Return whether a measure is not a mean over all examples."""
         is_masked = any(axes for axes in self.mask_axes[measure.output : measure.output + 1])
         return measure.is_weighted or is_masked or not is_mean(measure.metric)
 

@@ -97,7 +97,7 @@ class ModelView:
     """
 
     def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
-        """``metrics``: of the job."""
+        """``metrics``: the job's metrics."""
         self.source = as_model(model)
         self._metrics = metrics
         self._copy: Any = None  # a model of Keras with these weights
@@ -376,7 +376,7 @@ def called_by_steps(callbacks: Iterable[Any]) -> list[tuple[Any, int]]:
     """Return the callbacks that are called by steps, and the steps between two calls of each.
 
     Raises:
-        ConfigError: they are no number.
+        ConfigError: they are not numbers.
     """
     some = [one for one in callbacks if CallbackList([one]).has("on_steps")]
     found = [(one, getattr(one, "every_steps", 1)) for one in some]
@@ -395,4 +395,4 @@ def _kind_of(callback: Any) -> list[Any]:
 def _of_numpy(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{value!r:.80} is no plain data, which a callback may keep")
+    raise TypeError(f"{value!r:.80} is not plain data, which a callback may keep")

@@ -86,7 +86,7 @@ class TensorBoard(Callback):
             (writer.add_histogram if array.ndim else writer.add_scalar)(name, array, step)
 
     def _write(self, at: int, *, number: int) -> None:
-        """Write values that are no measures, at this epoch or step; ``number``: of the summary."""
+        """Write values that are not measures at this epoch or step, to summary ``number``."""
         write, now = self._writer("train"), time.monotonic()
         speed = self.model.examples / max(now - self._began_at, 1e-9)
         write.add_scalar("examples_per_second", speed, at)

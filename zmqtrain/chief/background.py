@@ -29,7 +29,7 @@ class BackgroundEvaluations:
     """The evaluations of one job before its end."""
 
     def __init__(self, evaluator: Evaluator, cluster: LinkedJob, *, every: int, steps: int) -> None:
-        """``every``: steps between two. ``steps``: of the job."""
+        """``every``: steps between two evaluations. ``steps``: steps of the job."""
         self._evaluator, self._cluster = evaluator, cluster
         self._every, self._steps = every, steps
         self._generation = cluster.generation

@@ -49,7 +49,7 @@ class Conductor:
     ) -> None:
         """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the set.
 
-        ``name``: of the job for people, if it has a better one than its model.
+        ``name``: name of the job for users, if it has a better one than its model.
         """
         self._job, self._conducted, self._saver = job, conducted, conducted.saver
         self._evaluator, self._evaluate_due = evaluator, evaluate_due
@@ -149,7 +149,7 @@ class Conductor:
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.
 
-        ``patience_s``: how long saving is tried. ``fields``: of the summary, job, ps and workers.
+        ``patience_s``: how long saving is tried. ``fields``: job, ps and workers for the summary.
         """
         self.record.take(status)  # maybe the first; news are what has changed since
         await self._end_steps(status)

@@ -53,7 +53,7 @@ class Epochs:
     def __init__(
         self, job: Job, batches: int, evaluator: Evaluator, conducted: ConductedJob
     ) -> None:
-        """``batches``: of an epoch."""
+        """``batches``: number of batches in an epoch."""
         self.batches, self._count = batches, job.epochs or 1
         self.history = History()
         self.model = ModelView(job.model, job.metrics)

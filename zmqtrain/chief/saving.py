@@ -224,7 +224,7 @@ class Saver:
     async def _save(
         self, logdir: Path, step: int, generation: int, weights: Mapping[str, Any] | None = None
     ) -> Path:
-        """``weights``: of all variables, to be saved in place of the current ones."""
+        """``weights``: values of all variables, to be saved instead of the current ones."""
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
         with _removed_on(temporary, BaseException):  # a cancelled attempt, too
             saved = await self._write_shards(temporary)

@@ -29,7 +29,7 @@ from zmqtrain.observe.logs import FORMATS, setup_logging
     show_default=True,
     envvar="ZMQTRAIN_MAX_RESTARTS",
     show_envvar=True,
-    help="most restarts within --within-s seconds",
+    help="largest number of restarts within --within-s seconds",
 )
 @seconds_option(
     "--within-s",

@@ -90,7 +90,7 @@ def keyed(
 def problem(facts: str, digest: str, cpu: int = 1) -> str:
     """Return the problem of a host with these facts, "" if there is none.
 
-    ``digest``: of the job's file, "" if there is none. ``cpu``: CPUs of the largest task.
+    ``digest``: that of the job's file, "" without one. ``cpu``: CPUs of the largest task.
     """
     lines = facts.splitlines()
     found = dict(line.partition(" ")[::2] for line in lines)

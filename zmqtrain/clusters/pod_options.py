@@ -52,7 +52,7 @@ def templates_in(text: Any) -> Any:
     """Return the templates in files, such as ``pods.yaml,ps=ps.yaml``.
 
     Raises:
-        ValueError: a file is no template, or sets what zmqtrain sets.
+        ValueError: a file is not a template, or sets what zmqtrain sets.
     """
     if not isinstance(text, str):
         return text
@@ -60,7 +60,7 @@ def templates_in(text: Any) -> Any:
     for item in text.split(","):
         role, equals, path = item.rpartition("=")
         if equals and role not in set(Role):
-            raise ValueError(f"{role!r} is no role; expected FILE, or ROLE=FILE with a role")
+            raise ValueError(f"{role!r} is not a role; expected FILE, or ROLE=FILE with a role")
         found.append(PodTemplate(Role(role) if equals else None, _read(path)))
     return tuple(found)
 
@@ -68,7 +68,7 @@ def templates_in(text: Any) -> Any:
 def _read(path: str) -> dict[str, Any]:
     try:
         change = yaml.safe_load(read_file(Path(path)))
-        json.dumps(change)  # a date, for example, is no value of Kubernetes
+        json.dumps(change)  # a date, for example, is not a value of Kubernetes
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(change, dict) or not change or set(change) - {"metadata", "spec"}:

@@ -44,7 +44,7 @@ def nbytes_of(text: Any) -> Any:
     """Return the bytes that a text such as 8Gi, 512Mi or 2G means.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is not a size.
     """
     if not isinstance(text, str):
         return text
@@ -59,7 +59,7 @@ def cpus_of(text: Any) -> Any:
     """Return the CPUs that a text such as 2, 0.5 or 500m means.
 
     Raises:
-        ValueError: it is no number of CPUs.
+        ValueError: it is not a number of CPUs.
     """
     if not isinstance(text, str):
         return text
@@ -84,15 +84,15 @@ class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
         None, description="name of the job there (default: from the job's file, with a random end)"
     )
     ps: int = Field(
-        1, ge=0, le=4096, description="how many parameter servers; 0: each worker hosts a part"
+        1, ge=0, le=4096, description="number of parameter servers; 0: each worker hosts a part"
     )
-    workers: int = Field(2, ge=1, le=MAX_TASKS, description="how many workers")
+    workers: int = Field(2, ge=1, le=MAX_TASKS, description="number of workers")
     max_workers: int | None = Field(
         None,
         ge=1,
         le=MAX_TASKS,
-        description="how many workers zmqtrain scale may start; keys and memory are made for these "
-        "(default: the same as --workers)",
+        description="largest number of workers for zmqtrain scale; keys and memory are made for "
+        "these (default: the same as --workers)",
     )
     cpu: Cpus = Field(
         1.0,

@@ -81,7 +81,7 @@ _script: FitScript | None = None
 
 
 def fit_in_script() -> FitScript | None:
-    """Return the script that zmqtrain runs, None outside of one and while its fit trains."""
+    """Return the script that zmqtrain runs, or None outside a script and while its fit trains."""
     return _script
 
 

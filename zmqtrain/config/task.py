@@ -77,23 +77,23 @@ class SharedConfig(Timing):
     )
     crash_safe: bool = Field(
         True,
-        description="whether a killed ps goes on exactly where it was when it is restarted; makes "
-        "an update some 30 % slower",
+        description="whether a restarted ps continues exactly where it was killed; makes an update "
+        "about 30 % slower",
     )
 
     profile: str | None = Field(
         None,
         min_length=1,
-        description="directory where each worker writes a profile of some steps: a trace of "
-        "PyTorch's operations, or what Python's cProfile writes",
+        description="directory into which each worker writes a profile of some steps: a trace of "
+        "PyTorch's operations, else one of Python's cProfile",
     )
 
     trace: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="share of the pushes of which workers and ps write traces, such as 0.01, to "
-        "the collector of OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)",
+        description="share of the pushes, such as 0.01, of which workers and ps send traces to the "
+        "collector of OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)",
     )
 
     @property
@@ -147,8 +147,8 @@ class TaskConfig(SharedConfig):
     worker_addresses: Annotated[tuple[str, ...], BeforeValidator(parse_workers)] = Field(
         (),
         title="workers",
-        description="how many workers the job expects, or, without ps, the addresses where they "
-        "listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
+        description="number of workers that the job expects, or, without ps, the addresses where "
+        "they listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
     )
     max_workers: int = Field(
         0,
@@ -165,9 +165,9 @@ class TaskConfig(SharedConfig):
     chief_address: str = ""  # where TF_CONFIG has the chief listen
     on_term: Literal["end", "leave"] = Field(
         "end",
-        description="what SIGTERM means to a chief or a ps: that the job ends; or, under an engine "
-        "that takes machines away, that this task leaves: a ps has a checkpoint saved first, and "
-        "the job goes on",
+        description="what SIGTERM does to a chief or a ps; end: it ends the job; leave, for "
+        "engines that take machines away: a ps has a checkpoint saved and exits, and the job goes "
+        "on",
     )
     bind: str | None = Field(
         None,
@@ -183,8 +183,8 @@ class TaskConfig(SharedConfig):
     )
     insecure: bool = Field(
         False,
-        description="whether to connect without keys to anyone: every host and every local user "
-        "that can reach a ps may read, change and stop the job",
+        description="whether to connect without keys: every host and every local user that can "
+        "reach a ps may then read, change and stop the job",
     )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
@@ -208,7 +208,7 @@ class TaskConfig(SharedConfig):
     ended_file: str | None = Field(
         None,
         min_length=1,
-        description="file into which the chief writes, as JSON, how the job ended, beside "
+        description="file into which the chief writes how the job ended, as JSON, in addition to "
         "ended.json in the logdir",
     )
     threads: int | None = Field(

@@ -38,7 +38,7 @@ class OrderDelivery:
         words: memoryview,
         saved: Callable[[], Saved | None] | None = None,
     ) -> None:
-        """``host``: ps 0. ``words``: of the segment of its shard.
+        """``host``: ps 0. ``words``: those of its shard's segment.
 
         ``saved``: the content of a checkpoint after all orders given, if the others need it.
         """

@@ -75,7 +75,7 @@ class Leader:
         on_change: Callable[[], None] = nothing,
         board: RosterHost | None = None,
     ) -> None:
-        """``host``: ps 0. ``segment``: of the journal. ``carry_out``: its executor of orders.
+        """``host``: ps 0. ``segment``: holds the journal. ``carry_out``: executor of orders.
 
         ``on_change`` is called after every event and failure. ``board``: None without rosters.
         """

@@ -59,7 +59,7 @@ class Initial(Protocol):
     """Values of rows that were never trained. Its ``repr`` is part of the job's fingerprint."""
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
-        """Return the rows; ``key``: of the job's seed and the table's name, see :func:`key_of`."""
+        """Return the rows; ``key`` is that of the job's seed and the table, see :func:`key_of`."""
 
 
 @dataclass(frozen=True)

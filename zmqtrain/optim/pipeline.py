@@ -243,9 +243,9 @@ class BoundUpdate:
 
         The gradients have shape (n,) and are only read; they are added up block by block, in one
         pass over memory. An interrupted crash-safe update goes on from its last block.
-        ``factors``: of each variable, for a layered update; None: all is one variable.
-        ``directions``: of shape (n,), for runs that have a shape.
-        ``numbers``: from :meth:`numbers` of this step, if the caller has them. ``absences``: None
+        ``factors``: one for each variable, for a layered update; None: all is one variable.
+        ``directions``: arrays of shape (n,), for runs that have a shape.
+        ``numbers``: result of :meth:`numbers` for this step, if it is there. ``absences``: None
         if all variables have a gradient, and always had.
 
         Raises:
@@ -382,7 +382,7 @@ class BoundUpdate:
 def _operands(
     update: Update, parameters: Flat, slots: Mapping[str, Flat], redo: Redo | None
 ) -> kernels.Operands:
-    """Return what the update of a group changes; ``slots``, and ``redo``: of all groups."""
+    """Return what the update of a group changes; ``slots``, ``redo``: those of all groups."""
     own = {slot.name: slots[slot.name] for slot in update.own_slots}
     return kernels.Operands(
         update.rule,

@@ -35,9 +35,9 @@ MIRRORED_POLICY = "sync-replicas"
 class Plan:
     """The plan that all tasks of a job agree on.
 
-    ``job``: with the policy and the placement that count.
+    ``job``: the job, with the policy and the placement in effect.
     ``ps``: address of the task that holds shard 0, 1, ...
-    ``workers``: number of workers that take part; ``most_workers``: of those that may do so later.
+    ``workers``: number of workers that take part; ``most_workers``: of those that may later.
     ``has_chief``: whether the chief is a task of its own; if not, the first worker hosts it.
     ``exchange``: how gradients become parameters; ``copies``: how many tasks hold each slice.
     ``members``: the workers that take part, if the parameters live on workers: the first ones hold

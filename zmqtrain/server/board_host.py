@@ -41,7 +41,7 @@ class BoardHost:
     """
 
     def __init__(self, state: ShardState, waits: Waits, patience_s: float) -> None:
-        """``waits``: of the ps. ``patience_s``: for a member that left within its update."""
+        """``waits``: those of the ps. ``patience_s``: time for a member that left in its update."""
         self._state = state
         self._board = Board(state.shard.segment)
         self._waits = waits

@@ -48,7 +48,7 @@ class Follower(Decider):
         join: Callable[[], Coroutine[Any, Any, object]],
         order_log: OrderLog | None,
     ) -> None:
-        """``link``: to the leader, which ``join`` joins.
+        """``link``: the link to the leader, which ``join`` joins.
 
         ``order_log``: if others have copies of this shard's part.
         """

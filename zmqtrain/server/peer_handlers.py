@@ -36,7 +36,7 @@ def check_times(beat: Heartbeat) -> None:
     """Check the times and counts of a heartbeat, from which other users' commands compute.
 
     Raises:
-        ProtocolError: one is no number or too large, or there are too few times or too many.
+        ProtocolError: one is not a number or too large, or there are too few times or too many.
     """
     untils = (wait.until_s for wait in beat.waits if wait.until_s is not None)
     counts = beat.progress.batches, beat.progress.nbytes, beat.progress.local_step

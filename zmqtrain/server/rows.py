@@ -34,7 +34,7 @@ class RowAccess:
         executor: Executor,
         compression: Compression | None = None,
     ) -> None:
-        """``place``: which rows the shard holds. ``compression``: of gradients that travel."""
+        """``place``: which rows the shard holds. ``compression``: that of sent gradients."""
         self.tables, self._place, self._compression = tables, place, compression
         self._state, self._peers, self._executor = state, peers, executor
         self._asked: set[ResendId] = set()  # lookups that wait for earlier orders

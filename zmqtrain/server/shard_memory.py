@@ -113,7 +113,7 @@ def open_segment(
 ) -> tuple[Segment, bool]:
     """Return the memory of the ps at ``address``, and whether a killed one has left it.
 
-    ``safe``: whether it survives the process. ``digest``: of the job and its partitioning.
+    ``safe``: whether it survives the process. ``digest``: digest of the job and its partitioning.
     ``is_board``: whether workers exchange gradients in it.
 
     Raises:
@@ -207,7 +207,7 @@ def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
 
 
 def _digest(fingerprint: Mapping[str, str], *numbers: int) -> int:
-    """Return a digest of the job; ``numbers``: of shards, of this one, of the group of workers."""
+    """Return a digest of the job; ``numbers``: count of shards, this shard, group of workers."""
     known = msgpack.packb((sorted(fingerprint.items()), numbers))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 

@@ -22,7 +22,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 class Arena:
     """A sparse file in memory. Pages that were never written are zero, and take no memory.
 
-    ``path``: of the file, None if it is this process's own. Arrays over it stay valid while in use.
+    ``path``: path of the file, None for private memory. Arrays over it stay valid while in use.
     """
 
     def __init__(self, descriptor: int, path: Path | None, *, writable: bool = True) -> None:

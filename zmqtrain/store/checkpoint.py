@@ -60,7 +60,7 @@ def attempt_of(text: str) -> Path:
     """Return the directory of an attempt that a peer names, as :func:`begin` has made it.
 
     Raises:
-        CheckpointError: it is no such directory, so nothing of a checkpoint belongs there.
+        CheckpointError: it is not such a directory, so nothing of a checkpoint belongs there.
     """
     return _named(text, _ATTEMPT, "step-00000010.tmp-0123abcd")
 
@@ -78,7 +78,7 @@ def _named(text: str, name: re.Pattern[str], example: str) -> Path:
     path = Path(text)
     if "\0" in text or path.parent.name != "checkpoints" or not name.fullmatch(path.name):
         raise CheckpointError(
-            f"{text!r:.200} is no directory of a checkpoint; expected one such as "
+            f"{text!r:.200} is not a directory of a checkpoint; expected one such as "
             f"LOGDIR/checkpoints/{example}"
         )
     return path

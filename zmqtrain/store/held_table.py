@@ -183,7 +183,7 @@ class HeldTable:
         """Finish the change of the rows' memory that a killed process left."""
         for store in self._stores:
             store.repair()
-        if self.candidates is not None:  # those that have rows are no candidates any more
+        if self.candidates is not None:  # those that have rows are no longer candidates
             counted = self.candidates.live()
             places, _ = self.store.find(self.candidates.ids(counted))
             self.candidates.erase(counted[places >= 0])

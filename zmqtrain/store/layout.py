@@ -185,7 +185,7 @@ class ShardLayout:
 
     @cached_property
     def owned(self) -> slice:
-        """The elements from the first to the last slice that is no copy."""
+        """The elements from the first to the last slice that is not a copy."""
         return _span([cut for cut in self.slices if not cut.copy])
 
     @cached_property

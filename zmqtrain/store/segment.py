@@ -295,7 +295,7 @@ class _Mapping:
         weakref.finalize(self, os.close, self._descriptor)
         magic, version, slots, nonce, size = _fixed(self._descriptor)
         if magic != MAGIC or version != LAYOUT_VERSION:
-            raise SegmentError(f"{path} is no segment of layout version {LAYOUT_VERSION}")
+            raise SegmentError(f"{path} is not a segment of layout version {LAYOUT_VERSION}")
         _check_layout(str(path), layout, size, slots)
         self.nonce = nonce.hex()
         memory = self._map(layout.gradients_at, 0, mmap.PROT_READ)

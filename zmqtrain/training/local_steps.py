@@ -26,8 +26,8 @@ from zmqtrain.training.own_steps import OwnSteps
 class LocalRounds:
     """The rounds of steps that one worker makes by itself, as a member of the job.
 
-    ``memory``: of the shard, for the code that computes gradients. ``reports``: of the batches that
-    are applied, and not sent. A step may call all methods but :meth:`go_on` in a thread.
+    ``memory``: the shard's, for code that computes gradients. ``reports``: those of batches that
+    are applied, but not sent. A step may call all methods but :meth:`go_on` in a thread.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class Evaluate:
 class Evaluated:
     """Worker to the chief, passed on by the leader: the sums over one part's examples.
 
-    ``weight``: of its batches. ``measures``: of the model. Tensors: of the metrics (float64).
+    ``weight``: sum over its batches. ``measures``: the model's. Tensors: sums of metrics (float64).
     """
 
     evaluation: str
@@ -172,7 +172,7 @@ class Close:
 class Extend:
     """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins.
 
-    ``epoch_batches``: of a whole pass, for the status.
+    ``epoch_batches``: batches in a pass, for the status.
     """
 
     limit: int

@@ -244,7 +244,7 @@ class Parameters:
 
 @dataclass(slots=True)
 class Lookup:
-    """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
+    """Ask for rows of a shard, between two changes. ``counts``: number in each of ``tables``.
 
     ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
     once. ``at``: a version that the shard has kept; 0: the current one. ``compressed``: the job's
@@ -274,9 +274,9 @@ class Heartbeat:
     """Sent over every link once a second.
 
     ``finished``: a worker was sent a stop, and every shard has answered all its pushes.
-    ``saved_step``: of the chief's last checkpoint. ``phases_s``: how long a worker's steps have
+    ``saved_step``: of the chief's last checkpoint. ``phases_s``: seconds that a worker's steps have
     spent in each phase since it started, in the order of :class:`~zmqtrain.observe.metrics.Phases`.
-    ``progress``: of a worker.
+    ``progress``: a worker's.
     """
 
     waits: tuple[Wait, ...] = ()
@@ -318,7 +318,7 @@ class ShardReport:
     ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
     its parameters. ``failure``: why it cannot update them, "" if it can. ``measured``: number of
     the last Measure, 0: none; ``square``: its result, in hexadecimal digits. ``tables``: what it
-    holds of them. ``moves``: of the last round.
+    holds of them. ``moves``: those of the last round.
     """
 
     orders: int

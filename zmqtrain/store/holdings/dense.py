@@ -191,7 +191,7 @@ class Dense:
             self._parts[number].begin()
 
     def update_parts(self, numbers: Iterable[int], change: Change) -> None:
-        """Make, or finish, an update of these parts, which is no noted change.
+        """Make, or finish, an update of these parts, which is not a noted change.
 
         The rule is not layered, and :meth:`check` has passed.
         """
@@ -275,7 +275,7 @@ class Dense:
     def _absences(self, absent: Sequence[NDArray[np.uint8]], step: int) -> Absences | None:
         """Count the variables without a gradient in update ``step``; None if there never were any.
 
-        ``absent``: of all gradients. The counts before stay, for a repair counts again.
+        ``absent``: marks of all gradients. Former counts stay, because a repair counts again.
         """
         segment, rested = self._segment, self._segment.words[RESTED]
         if not absent[0].item(0) and not segment.words[MISSED] and not rested:

@@ -41,7 +41,7 @@ from zmqtrain.store.table_memory import TableMemory
 class Tables:
     """All tables of a shard. It is a Holding.
 
-    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: the rows that it holds.
+    ``updates``: one for each table, with the shard's ``clip_norm``. ``place``: the rows held.
     ``workspace``, ``numbers``: where it changes the tables of these numbers, while other tasks
     change the rest; None: all. ``ahead``: number of further gradients for whose new rows each
     change makes room, as long as there is memory.
