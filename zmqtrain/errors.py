@@ -43,7 +43,7 @@ class ConfigError(ZmqTrainError):
 
 
 class DebuggerLeftError(ConfigError):
-    """The user has left the debugger, or a breakpoint was reached where nobody can answer."""
+    """The user has left the debugger, or a breakpoint was reached without a terminal."""
 
 
 class DataError(ZmqTrainError):

@@ -48,7 +48,7 @@ class _Monitor(Callback):
     def set_model(self, model: Any) -> None:
         """
         Raises:
-            ConfigError: nobody knows whether the measure should be large or small.
+            ConfigError: it is unknown whether the measure should be large or small.
         """
         super().set_model(model)
         self._follow(getattr(model, "directions", {}))

@@ -49,7 +49,7 @@ class BackgroundEvaluations:
     async def ask_again(self) -> None:
         """Have a ps that was restarted keep the step that was asked for, too.
 
-        The others may still keep one of which nobody has told them that its evaluation is over.
+        The others may still keep a version whose evaluation is over, because they were not told.
         """
         self._forget_other_generations()
         if self._next:

@@ -67,7 +67,7 @@ class ConductedJob(Protocol):
     async def settle(self, *, unannounced: bool = False) -> None:
         """Wait until every shard has applied every update that can still come.
 
-        ``unannounced``: wait for those that nobody has announced, too.
+        ``unannounced``: wait for those that were not announced, too.
         """
 
     async def close(self, exit_code: int, reason: str) -> None:

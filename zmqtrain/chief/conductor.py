@@ -231,5 +231,5 @@ class Conductor:
 
 
 def _is_held(at: At) -> bool:
-    """Return whether all batches of the epoch are counted, so that nobody computes."""
+    """Return whether all batches of the epoch are counted, so that no worker computes."""
     return at.limit is not None and at.uncounted >= at.limit

@@ -40,7 +40,7 @@ class Evaluator:
         """``dataset``: the evaluation set; without one nothing is measured.
 
         ``read_parameters`` returns the current parameters or, given True, their moving averages;
-        ``tables`` readers of the current rows. ``workers`` measure parts, too, while nobody trains.
+        ``tables`` readers of the current rows. ``workers`` measure parts, too, while none trains.
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters, self._workers = read_parameters, workers
@@ -104,7 +104,7 @@ class Evaluator:
         """Return the measures of the evaluation set at this step; {} without one.
 
         ``parameters``: of this step, or their moving averages, and readers of tables unless these
-        are current; None: the current ones, which nobody changes.
+        are current; None: the current ones, which do not change.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.

@@ -115,7 +115,7 @@ class Submitted(WithTasks):
 
     @property
     def is_applied_by_others(self) -> bool:
-        """Whether zmqtrain has only printed it; nobody knows here when it is applied."""
+        """Whether zmqtrain has only printed it, so that it is unknown when it is applied."""
         return "--record" in self.words
 
     def claim(self) -> None:

@@ -109,7 +109,7 @@ class Coordinator:
 
     @property
     def is_pass_over(self) -> bool:
-        """Whether every batch of the pass is counted, so that nobody computes."""
+        """Whether every batch of the pass is counted, so that no worker computes."""
         return self.ledger.is_at_limit and not self.finished
 
     def handle(self, event: Event) -> list[Order]:
@@ -355,7 +355,7 @@ class Coordinator:
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
         """Let workers go on with leased batches; return the policy's decisions for the rest.
 
-        Nobody waits for a worker without a batch: to the policy it has left until one comes back.
+        No worker waits for one without a batch: to the policy it has left until a batch comes back.
         """
         leased = self._top_up(workers)
         decisions: list[Decision] = []
@@ -438,7 +438,7 @@ class Coordinator:
         order.cycle = self.arrivals.counted(order.worker, steps, order.among)
 
     def _room(self) -> int:
-        """Return the number of steps up to the next evaluation that nobody makes by itself."""
+        """Return the number of steps up to the next evaluation, which no worker makes alone."""
         return self._up_to_evaluation() - sum(self.arrivals.under_way.values())
 
     def _up_to_evaluation(self) -> int:

@@ -167,7 +167,7 @@ class BoardExchange(ParameterServerExchange):
         return late < 0
 
     async def _shortly(self, seat: Seat, word: int) -> int:
-        """Look for a short time; return whose word is missing then, -1: nobody's."""
+        """Look for a short time; return the member whose word is missing then, or -1."""
         late = seat.missing(word)
         if seat.is_private:  # the others need this event loop
             for _ in range(TURNS):

@@ -243,7 +243,7 @@ class ParameterServerExchange(Exchange):
         return replies[0].expect(kind)
 
     def copy_byte_state(self) -> None:
-        """Copy the state that is carried byte by byte, which nobody changes now."""
+        """Copy the state that is carried byte by byte, which does not change now."""
         for shard, state in self._byte_state.items():
             source = self._sources[shard]
             np.copyto(state, source[len(source) - len(state) :])

@@ -141,7 +141,7 @@ def _by_size(site: Site) -> int:
     """Return how many workers hold shards of ``partition_nbytes`` or more.
 
     A step that needs more workers to agree takes longer, and smaller shards save less than that.
-    Tables are on all of them: nobody knows how large they become.
+    Tables are on all of them, because their size is unknown.
     """
     if site.job.table_variables():
         return site.workers

@@ -47,7 +47,7 @@ class RowSnapshot:
 
     @contextmanager
     def before_a_change(self, places: NDArray[np.int64]) -> Iterator[None]:
-        """Keep the content of these records, and let nobody read them until they have changed."""
+        """Keep the content of these records, which no thread may read until they have changed."""
         with self._lock:
             if not self._is_over:
                 own = places[places < len(self._heads)]

@@ -303,7 +303,7 @@ class Shard:
         return True
 
     def step_of(self, buffers: Sequence[int], weights: Sequence[float], step: int) -> Change:
-        """Return update ``step`` by the gradients in these buffers, which nobody has pushed."""
+        """Return update ``step`` by the gradients in these buffers, which were not pushed."""
         pairs = zip(buffers, weights, strict=True)
         given = tuple(Contribution(buffer, -1, 0, weight) for buffer, weight in pairs)
         change = Change(UPDATE, given, sum(weights), max(weights), step)

@@ -27,7 +27,7 @@ class Keep:
     """Have the shard copy its parameters (or their moving average) at a future version.
 
     The answer, at once, is the current version; one that is not below is too late. ``version`` 0:
-    none is to be copied. Copies of versions up to ``done`` are given up, as nobody reads them.
+    none is to be copied. Copies of versions up to ``done`` are given up: no task reads them.
     """
 
     version: int

@@ -1,6 +1,6 @@
 """Every message that zmqtrain's tasks exchange, declared once, here or in control.py.
 
-A message is a dataclass; its field types are the schema that the codec checks. Nobody changes a
+A message is a dataclass; its field types are the schema that the codec checks. No code changes a
 message; none is declared frozen, because making a frozen one takes five times as long. Requests and
 their replies stand together. Only a ps listens: workers, the chief, the other ps and the command
 line connect to it. ps 0, the *leader*, takes the decisions.
