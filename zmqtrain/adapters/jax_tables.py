@@ -125,7 +125,7 @@ def _described(tree: Tree) -> str:
 
 
 def padded(rows: Rows) -> Rows:
-    """Return rows and zeros behind them, so that steps of many batches have the same shape."""
+    """Return rows followed by zeros, so that the steps of many batches have the same shape."""
     size = _SMALLEST
     while size < len(rows):
         size = size * 5 // 4

@@ -21,7 +21,7 @@ class ConductedJob(Protocol):
 
     ``generation``: the job's. ``learned_until``: the last generation whose updates are in the
     parameters with which it began: its own or, after a restore, that of the checkpoint.
-    ``stopped``: the exit code and the reason of an end that was asked for.
+    ``stopped``: exit code and reason of a requested end.
     """
 
     learned_until: int

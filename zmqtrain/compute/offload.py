@@ -35,7 +35,7 @@ class Offload:
         return await self.run_in_thread(partial(self._timed, work))
 
     async def run_in_thread(self, work: Callable[[], Result]) -> Result:
-        """Do the same in the thread, without measuring the work."""
+        """Return the result of ``work``, run in the thread and not measured."""
         self._in_thread += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)

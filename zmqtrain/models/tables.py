@@ -78,7 +78,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Elements of mean 0 and this standard deviation, as torch's Embedding has them with 1.
+    """Elements of mean 0 and this standard deviation; torch's Embedding uses 1.
 
     Each is the sum of twelve uniform numbers, none further than 6 standard deviations from 0: whole
     numbers are the same on every processor, logarithms are not.

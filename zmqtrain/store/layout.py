@@ -195,7 +195,7 @@ class ShardLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slices that it owns: those of all shards are the model's."""
+        """Bytes of the owned slices, which add up to the model's over all shards."""
         return sum(cut.nbytes for cut in self.slices if not cut.copy)
 
     def gather(self, values: Mapping[str, Any], out: Flat) -> None:

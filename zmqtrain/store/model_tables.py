@@ -124,7 +124,7 @@ def _not_initial(variable: TableVariable, what: str) -> ConfigError:
 
 
 def update_of_rows(name: str, dim: int, update: Update) -> Update:
-    """Return an update of a table's rows, of ``dim`` elements, whose rule is not another update.
+    """Return an update of rows of ``dim`` elements, whose rule contains no other update.
 
     Raises:
         ConfigError: it needs whole variables or too long rows, or keeps a moving average.

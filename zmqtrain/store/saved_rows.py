@@ -42,9 +42,9 @@ class _Part(NamedTuple):
 
 
 class SavedRows:
-    """Rows of a table, of which some are chosen: first all.
+    """A choice of the rows of a table; at first all of them.
 
-    ``ids``: of the chosen ones, sorted. ``stamps``: the update that trained each of them last.
+    ``ids``: sorted ids of the chosen rows. ``stamps``: the update that trained each of them last.
     ``version``: updates that each shard had made at least.
     """
 

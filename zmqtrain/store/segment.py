@@ -145,7 +145,7 @@ class Segment:
 
     @classmethod
     def adopt(cls, layout: SegmentLayout, path: Path) -> Segment | None:
-        """Take over the segment that a dead ps left at ``path``; None if none of this layout is.
+        """Take over the segment of a dead ps at ``path``; return None without one of this layout.
 
         Raises:
             SegmentError: a live process owns it, it may not be opened, or it is not ours alone.
