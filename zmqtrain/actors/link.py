@@ -365,7 +365,7 @@ class Link:
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()
-        log.error("%s sent bytes that are no message: %s", self.peer, error)
+        log.error("%s sent bytes that are not a message: %s", self.peer, error)
         if not self.joined:  # the peer has sent no valid message, and never will
             self.abandon(ProtocolError(f"{self.peer} at {self.endpoint.address}: {error}"))
 
