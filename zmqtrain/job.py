@@ -91,7 +91,7 @@ class Job(BaseModel):
         "cpu:0,cpu:1 share the CPU; every worker needs the same number",
     )
     batch_size: checks.Count = Field(
-        100, ge=1, description="examples in a batch of one worker, or of each of its devices"
+        100, ge=1, description="examples in a batch of one worker; with devices, of each device"
     )
     epochs: checks.Count = Field(
         0,

@@ -91,8 +91,8 @@ class Submission(RayOptions, SshOptions, SlurmOptions, KubernetesOptions):
         None,
         ge=1,
         le=MAX_TASKS,
-        description="largest number of workers for zmqtrain scale; keys and memory are made for "
-        "these (default: the same as --workers)",
+        description="largest number of workers for zmqtrain scale; keys and memory are for these "
+        "(default: the same as --workers)",
     )
     cpu: Cpus = Field(
         1.0,
