@@ -89,11 +89,11 @@ class OptimizerView:
 class ModelView:
     """The model as callbacks see it: its weights between two epochs, and a way to stop.
 
-    ``stop_training``: a callback sets it to end the training. ``weights``: arrays by name, not to
-    be written to; :meth:`set_weights` replaces them. ``step``: the global step of a hook.
-    ``examples``: number of examples of its ``logs``. ``status``: of the cluster then, as ``zmqtrain
-    status`` shows it; None if one worker trains alone. Of a model of Keras there is also what a
-    ``keras.Model`` has for looking at it, such as ``predict`` and ``layers``.
+    ``stop_training``: set it to end the training. ``weights``: arrays by name, which must not be
+    written to; :meth:`set_weights` replaces them. ``step``: the global step of a hook.
+    ``examples``: number of examples of its ``logs``. ``status``: the cluster's status then, as in
+    ``zmqtrain status``; None if one worker trains alone. The view of a Keras model also has its
+    methods and attributes for inspection, such as ``predict`` and ``layers``.
     """
 
     def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
@@ -219,20 +219,20 @@ class ModelView:
 class Callback:
     """A base class for callbacks, with hooks that do nothing.
 
-    ``model`` is a :class:`ModelView`, ``params`` a dict with ``epochs``, ``steps`` (batches of an
-    epoch), ``verbose`` and ``initial_epoch``, which is not 0 where a job goes on. Epochs count from
-    0. ``logs`` hold ``loss`` and other measures over the epoch of what each batch had before its
-    update, and ``val_...`` for each measure of the validation data.
+    ``model`` is a :class:`ModelView`. ``params`` is a dict with ``epochs``, ``steps`` (batches of
+    an epoch), ``verbose`` and ``initial_epoch``, which is above 0 in a resumed job. Epochs count
+    from 0. ``logs`` hold ``loss`` and other measures, as means over the epoch of each batch before
+    its update, and ``val_...`` for each measure of the validation data.
 
-    A job without epochs is one epoch, of its steps. ``on_steps(step, logs)`` is called at the first
-    step that the chief sees at or after each multiple of ``every_steps`` (0: never), with logs of
-    the batches since its last call, or since the epoch began.
+    A job without epochs is one epoch of all its steps. ``on_steps(step, logs)`` is called at the
+    first step that the chief sees at or after each multiple of ``every_steps`` (0: never), with
+    logs of the batches since its last call, or since the epoch began.
 
-    Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Weights
-    may be set in the other hooks alone.
+    Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Set
+    weights only in the other hooks.
 
-    A callback that has them keeps plain data across a resume of the job: ``state()`` returns it,
-    and ``restore(state)`` gets it after ``on_train_begin``. ``keeps_files``: left out of a
+    To keep plain data when the job is resumed, a callback returns it from ``state()`` and gets it
+    in ``restore(state)``, after ``on_train_begin``. ``keeps_files``: left out of a
     ``fast_dev_run``.
     """
 

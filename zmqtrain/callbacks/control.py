@@ -88,12 +88,11 @@ class _Monitor(Callback):
 
 
 class EarlyStopping(_Monitor):
-    """Stops when a measure has not become better for ``patience`` epochs, as in Keras.
+    """Stops when a measure has not improved for ``patience`` epochs, as in Keras.
 
     It never stops after the first epoch, which counts as the best one even if its measure is NaN.
-    ``restore_best``: the training ends with the weights of
-    the best epoch. After a resume only later epochs can be restored. ``baseline``: the waiting ends
-    only with a value that is better than this.
+    ``restore_best``: the training ends with the weights of the best epoch; after a resume only
+    later epochs can be restored. ``baseline``: only a value better than this ends the waiting.
     """
 
     def __init__(

@@ -80,12 +80,12 @@ class Trainer:
         ps: int | None = None,
         **options: Any,
     ) -> None:
-        """``metrics``: measured on validation data and, if they are few numbers, of training; see
-        :mod:`zmqtrain.metrics`. A model of Keras that is compiled brings metrics and optimizer.
+        """``metrics``: measured on validation data and, if they are few numbers, in training; see
+        :mod:`zmqtrain.metrics`. A compiled Keras model brings its own metrics and optimizer.
 
-        ``logdir``: where the job is saved; a later :meth:`fit` with it goes on from there.
-        ``workers``, ``ps``: of a cluster in this process; one worker needs no ps, and several can
-        do without (``ps=0``). ``options``: other fields of :class:`zmqtrain.Job`, such as
+        ``logdir``: where the job is saved; a later :meth:`fit` with the same one resumes it.
+        ``workers``, ``ps``: size of a cluster in this process; one worker needs no ps, and several
+        can train without (``ps=0``). ``options``: other fields of :class:`zmqtrain.Job`, such as
         ``policy``, ``seed``, ``clip_norm``.
 
         Raises:
@@ -132,24 +132,24 @@ class Trainer:
     ) -> History:
         """Train for ``epochs`` passes over ``x``; return the measures after each.
 
-        ``x``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
-        whose evaluation set is the validation data unless that is given; or two arrays,
-        ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
-        arrays, or arrays by name. ``batch_size``: examples in a batch of one worker, 32 by default,
-        as in Keras. ``validation_split``: fraction of the examples, chosen by the
-        job's seed, that is held out as validation data. ``epochs`` counts from the
-        start of the logdir's job. ``steps_per_epoch``: batches of an epoch, in place of those of a
-        pass; the next epoch goes on in it. Without a logdir a second call goes on from the weights,
-        with new optimizer slots. ``class_weight``: weights of classes in the loss, 1 by default.
-        ``sample_weight``: weights of the examples in a tuple of arrays; the tuple may also have
-        them as its third array. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
-        batches, without saving or callbacks that write files, to try everything out. ``unknown``:
-        other arguments of Keras are refused, with their equivalents here, unless their values ask
-        for what is done anyway, such as ``shuffle=True``.
+        ``x``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data, whose
+        evaluation set is the default of ``validation_data``. ``fit(features, labels)`` takes two
+        arrays. A Keras model with several inputs or outputs takes lists of arrays, or arrays by
+        name. ``batch_size``: examples in a batch of one worker, 32 by default, as in Keras.
+        ``validation_split``: fraction of the examples, chosen by the job's seed, that is held out
+        as validation data. ``epochs`` counts from the start of the logdir's job; without a logdir,
+        a second call continues with the weights and new optimizer slots. ``steps_per_epoch``:
+        batches of an epoch, instead of a whole pass; the next epoch continues the pass.
+        ``class_weight``: weights of classes in the loss, 1 by default. ``sample_weight``: weights
+        of the examples in a tuple of arrays, which may also have them as its third array.
+        ``verbose``: show progress. ``fast_dev_run``: try everything out in one epoch of a few
+        batches, without saving or callbacks that write files. ``unknown``: other arguments of
+        Keras are refused, with their equivalents here, unless their values ask for what is done
+        anyway, such as ``shuffle=True``.
 
         If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
-        task until the training ends. Every task returns the same measures, arrays left out;
-        the weights are where the chief is, and in the logdir.
+        task until the training ends. Every task returns the same measures, but without arrays; the
+        weights are in the chief's process and in the logdir.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.
