@@ -1,4 +1,4 @@
-"""Built-in data sources, readers of the data people have, and batches of any data set."""
+"""Built-in data sources, readers of common formats, and batches of any data set."""
 
 from zmqtrain.data.arrays import ArrayDataset, split
 from zmqtrain.data.batches import BatchPlan

@@ -36,7 +36,7 @@ class Arrays:
     """Data of a job: ``train`` and ``evaluation`` examples; None: nothing is evaluated.
 
     Each is a Dataset, or a tuple or dict of arrays that share their first axis, usually (features,
-    labels). Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
+    labels). A ``.npy`` file may take the place of an array; it is mapped into memory, not read.
     """
 
     train: Any

@@ -237,7 +237,7 @@ WHERE = "the data set"
 class HuggingFace:
     """Examples in a data set of Hugging Face's ``datasets`` that has a length.
 
-    ``collator``: makes a batch of any kind of a list of dicts, as ``DataCollatorWithPadding`` of
+    ``collator``: makes a batch of any kind from a list of dicts, as ``DataCollatorWithPadding`` of
     ``transformers`` does; they have the columns ``inputs``, all without them. Nothing is read
     ahead then, and its random numbers are seeded as those of :class:`zmqtrain.data.TorchDataset`.
     """
