@@ -60,9 +60,9 @@ class Job(BaseModel):
     )
     policy: checks.PolicySpec = Field(
         "hogwild",
-        description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
-        "worker's own steps, whereas the reported staleness counts updates by all workers; without "
-        "ps the default is sync-replicas",
+        description=f"policy for updates, such as hogwild or sync-replicas: {policies.FORMS}; "
+        "the S of bounded-staleness counts a worker's own steps, and the reported staleness counts "
+        "updates by all workers; without ps the default is sync-replicas",
     )
     strategy: Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"] = Field(
         "auto",

@@ -29,7 +29,7 @@ class Waits:
     """The waits of one task; times are of the monotonic clock.
 
     ``hosts``: the task that hosts a peer, by the peer's name; a peer may be a task of its own.
-    ``halts``: functions by a peer's name that return why it cannot answer; "": unknown.
+    ``halts``: by a peer's name, a function that returns why it cannot answer; "": unknown.
     """
 
     def __init__(self, owner: str) -> None:

@@ -277,7 +277,7 @@ def _not_ours(pid: int) -> str:
             return _ENDED
         except psutil.Error:
             pass
-    return "{} is no Python process of this user"
+    return "{} is not a Python process of this user"
 
 
 def _is_back(done: CarriedOut, task: TaskStatus) -> bool:

@@ -1,4 +1,4 @@
-"""A shard's state at one version, for an evaluation while later updates change the shard."""
+"""What a shard owns at one version, read while later updates change it: for an evaluation."""
 
 from __future__ import annotations
 
