@@ -528,7 +528,7 @@ def test_random_loss_that_adds_up_is_refused_in_parts() -> None:
     def step(net: Any, batch: Any) -> Any:
         return F.cross_entropy(net(batch[0] + torch.randn(6)), batch[1], reduction="sum")
 
-    with pytest.raises(ConfigError, match="no mean over examples"):
+    with pytest.raises(ConfigError, match="not a mean over examples"):
         zmqtrain.run(job(line, None, training_step=step, micro_batches=2))
 
 
