@@ -24,7 +24,7 @@ class WholeVariable:
     def __init__(
         self, update: Update, run: Run, parameters: Flat, slots: Mapping[str, Flat]
     ) -> None:
-        """``parameters``, ``slots``: those of the whole shard."""
+        """``parameters``, ``slots``: of the whole shard."""
         own = replace(update.by_group()[run.group], fused=False, moving_average=None)
         self._shape, self._rule = run.shape or (), own.rule
         start = run.where.start
